@@ -1,0 +1,241 @@
+"""Write docs/reference/ from the code: modules from their docstrings and signatures, verbs from the command line itself.
+
+    python docs/generate.py            write the pages
+    python docs/generate.py --check    write nothing; say which pages are stale, exit 1 if any is
+
+An example under a verb is the first console block of a handwritten page that uses it; the tests run
+those pages, so an example that stops working fails there. It refuses to hold prose of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import typer.main
+from typer.core import TyperGroup
+
+import kilburn
+from kilburn.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by docs/generate.py from the code; edit the code, then run `python3 run.py reference`. -->\n\n"
+NOUNS = ("errors", "message", "page", "budget", "move", "effect", "event", "policy", "store", "model")
+SECTION = re.compile(r"^(Args|Arguments|Raises|Returns|Yields|Attributes):\s*(.*)$")
+ITEM = re.compile(r"^( {4}|\t)([\w.*, `]+?):\s+(.*)$")
+
+
+def markdown(text: str) -> str:
+    """A docstring as Markdown: its `Args:` and `Raises:` become lists, the rest stays as it is."""
+    out: list[str] = []
+    section = ""
+    for line in text.splitlines():
+        opened = SECTION.match(line)
+        if opened:
+            section = opened[1]
+            out += ["", f"**{section}.** {opened[2]}".rstrip(), ""]
+        elif section and line.startswith("    "):
+            item = ITEM.match(line) if not line.startswith("     ") else None
+            out.append(
+                f"- `{item[2]}`: {item[3]}"
+                if item
+                else f"  {line.strip()}"
+                if out and out[-1].startswith(("- ", "  "))
+                else line.strip()
+            )
+        else:
+            section = section if not line.strip() else ""
+            out.append(line.rstrip())
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(out)).strip()
+
+
+def signature(thing: object) -> str:
+    """What a call takes, as Python writes it, or nothing where that says nothing."""
+    if isinstance(thing, type) and issubclass(thing, enum.Enum | BaseException):
+        return ""
+    try:
+        text = str(inspect.signature(thing))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+    return "" if text in ("(*args, **kwargs)", "(*args: Any, **kwargs: Any) -> None") else re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def methods(owner: type) -> Iterator[str]:
+    """Lines on the public methods and properties that a class defines itself."""
+    for name, value in vars(owner).items():
+        if name.startswith("_"):
+            continue
+        doc = inspect.getdoc(value) if isinstance(value, property) or inspect.isroutine(value) else None
+        if isinstance(value, property):
+            yield f"#### `{name}`\n\n{markdown(doc or '')}\n"
+        elif inspect.isfunction(value) or isinstance(value, classmethod | staticmethod):
+            yield f"#### `{name}{signature(getattr(owner, name))}`\n\n{markdown(doc or '')}\n"
+
+
+def member(module: ModuleType, name: str) -> str:
+    """A section on one exported name."""
+    thing = getattr(module, name)
+    home = getattr(thing, "__module__", module.__name__)
+    if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+        return f"### `{name}`\n\n`{name} = {str(thing)[:200]}`\n"
+    if home != module.__name__ and home.startswith("kilburn"):
+        return f"### `{name}`\n\n{summary(inspect.getdoc(thing))} Defined in `{home}`.\n"
+    parts = [f"### `{name}{signature(thing)}`\n\n{markdown(inspect.getdoc(thing) or '')}\n"]
+    if isinstance(thing, type) and issubclass(thing, enum.Enum):
+        parts.append("\n".join(f"- `{item.name}` = `{item.value!r}`" for item in thing) + "\n")
+    elif isinstance(thing, type):
+        parts += methods(thing)
+    return "\n".join(parts)
+
+
+def summary(doc: str | None) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((doc or "").strip().split("\n\n")[0].split())
+
+
+def module_section(name: str) -> str:
+    """A section on one module: its docstring, then its exported names."""
+    module = importlib.import_module(name)
+    body = [f"## `{name}`\n\n{markdown(inspect.getdoc(module) or '')}\n"]
+    body += [member(module, exported) for exported in getattr(module, "__all__", ())]
+    return "\n".join(body)
+
+
+def exporting(prefix: str) -> list[str]:
+    """The modules under a package that export something, the package itself first."""
+    package = importlib.import_module(prefix)
+    names = [
+        prefix,
+        *sorted(
+            info.name for info in pkgutil.walk_packages(package.__path__, prefix + ".") if not info.name.endswith("__main__")
+        ),
+    ]
+    return [name for name in names if getattr(importlib.import_module(name), "__all__", None)]
+
+
+def examples() -> dict[str, list[str]]:
+    """Console commands shown in the handwritten pages, with the page: {page: ["kilburn ps agent.db", ...]}."""
+    found: dict[str, list[str]] = {}
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        if REFERENCE in page.parents:
+            continue
+        for block in re.findall(r"^```console[^\n]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            joined = block.replace("\\\n", " ")
+            commands = [" ".join(line[2:].split("  #")[0].split()) for line in joined.splitlines() if line.startswith("$ ")]
+            found.setdefault(page.relative_to(ROOT).as_posix(), []).extend(commands)
+    return found
+
+
+def verb_section(verb: str, command: typer.core.TyperCommand, shown: dict[str, list[str]]) -> str:
+    """A section on one verb: what it does, how it is called, an example that the tests run."""
+    arguments = [item for item in command.params if item.param_type_name == "argument"]
+    options = [item for item in command.params if item.param_type_name == "option" and not getattr(item, "hidden", False)]
+    usage = " ".join(["kilburn", verb, *map(metavar, arguments)])
+    parts = [
+        f"## `kilburn {verb}`\n\n{markdown(inspect.cleandoc(command.help or ''))}\n",
+        f"```text\n{usage}{' [OPTIONS]' if options else ''}\n```\n",
+    ]
+    lines = [f"- `{metavar(item)}`: {getattr(item, 'help', None) or 'see above'}" for item in arguments]
+    lines += [option_line(item) for item in options if "--help" not in item.opts]
+    if lines:
+        parts.append("\n".join(lines) + "\n")
+    for page, commands in shown.items():
+        match = next((text for text in commands if text == f"kilburn {verb}" or text.startswith(f"kilburn {verb} ")), None)
+        if match:
+            parts.append(f"From [{page}]({os.path.relpath(page, 'docs/reference')}):\n\n```text\n$ {match}\n```\n")
+            break
+    return "\n".join(parts)
+
+
+def metavar(argument: object) -> str:
+    """How an argument is written in the usage line."""
+    name = str(getattr(argument, "metavar", None) or getattr(argument, "name", "")).upper().strip("[]")
+    return name if getattr(argument, "required", True) else f"[{name}]"
+
+
+def option_line(option: object) -> str:
+    """One option: its spellings, what it means, its default where there is one."""
+    opts = [*getattr(option, "opts", ()), *getattr(option, "secondary_opts", ())]
+    default = getattr(option, "default", None)
+    plain = isinstance(default, str | int | float) and not isinstance(default, bool) and default != ""
+    text = " ".join((getattr(option, "help", None) or "").split())
+    return "- " + ", ".join(f"`{name}`" for name in opts) + f": {text}" + (f" Default: `{default}`." if plain else "")
+
+
+def command_line() -> str:
+    """The page on the command line."""
+    shown = examples()
+    parts = [
+        "# The command line\n\nEvery verb of `kilburn`, in the order of the alphabet. `kilburn VERB --help` says the same.\n"
+    ]
+
+    def walk(prefix: str, command: object) -> None:
+        if isinstance(command, TyperGroup):
+            for name, inner in sorted(command.commands.items()):
+                walk(f"{prefix} {name}".strip(), inner)
+        elif isinstance(command, typer.core.TyperCommand):
+            parts.append(verb_section(prefix, command, shown))
+
+    walk("", typer.main.get_command(app))
+    return "\n".join(parts)
+
+
+def pages() -> dict[str, str]:
+    """The whole reference: file name -> text."""
+    out = {"cli.md": command_line(), "kilburn.md": "# `kilburn`\n\n" + module_section("kilburn")}
+    out["nouns.md"] = "# The nouns\n\n" + "\n".join(module_section(f"kilburn.{name}") for name in NOUNS)
+    packages = sorted(info.name for info in pkgutil.iter_modules(kilburn.__path__) if info.ispkg and info.name != "cli")
+    for name in packages:
+        sections = [module_section(module) for module in exporting(f"kilburn.{name}")]
+        out[f"{name}.md"] = f"# `kilburn.{name}`\n\n" + (
+            "\n".join(sections) or inspect.getdoc(importlib.import_module(f"kilburn.{name}")) or ""
+        )
+    titles = ["kilburn", "cli", "nouns", *packages]
+    about = {"cli": "Every verb of the command line.", "nouns": "The small data types and seams that everything else speaks."}
+    lines = [
+        f"- [{title}]({title}.md): {about.get(title) or summary(importlib.import_module(dotted(title)).__doc__)}"
+        for title in titles
+    ]
+    out["index.md"] = "# Reference\n\nWritten from the code; what it says is what the installed version does.\n\n" + "\n".join(
+        lines
+    )
+    return {name: NOTE + text.rstrip() + "\n" for name, text in sorted(out.items())}
+
+
+def dotted(title: str) -> str:
+    """The module of a page's title."""
+    return "kilburn" if title == "kilburn" else f"kilburn.{title}"
+
+
+def main() -> int:
+    fresh = pages()
+    stale = [
+        name
+        for name, text in fresh.items()
+        if not (path := REFERENCE / name).exists() or path.read_text(encoding="utf-8") != text
+    ]
+    stale += [path.name for path in REFERENCE.glob("*.md") if path.name not in fresh]
+    if "--check" in sys.argv[1:]:
+        print("\n".join(f"stale: docs/reference/{name}" for name in stale) or "the reference is as the code says")
+        return int(bool(stale))
+    REFERENCE.mkdir(exist_ok=True)
+    for path in REFERENCE.glob("*.md"):
+        if path.name not in fresh:
+            path.unlink()
+    for name, text in fresh.items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")
+    print(f"{len(fresh)} pages, {len(stale)} of them new or changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Kilburn: a one-level store for LLM agents.
+
+An agent addresses its whole past as if it were in its context. Kilburn keeps the working set in the
+window and everything else, exactly, below it.
+
+    import kilburn
+
+    with kilburn.open("agent.db", window=8000) as store:
+        p = store.process("session-1")
+        address = p.append({"role": "user", "content": "Find the bug in parser.py"})
+        prompt = p.render()            # a list of messages, never over the window
+        p.recall(address)              # the exact text, whatever left the window
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kilburn.budget import Budget
+from kilburn.errors import KilburnError
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import HitRateWarning, Process
+from kilburn.kernel.resolve import locate
+from kilburn.message import Message, Part, Role
+
+__all__ = ["Budget", "Hierarchy", "HitRateWarning", "KilburnError", "Message", "Part", "Process", "Role", "open"]
+
+__version__ = "0.1.0"
+
+
+def open(
+    path: str = "agent.db",
+    *,
+    window: int = 8000,
+    policy: Any = "hybrid",
+    tenant: str = "default",
+    tokenizer: Any = "auto",
+    reserve: int = 0,
+    model: Any = None,
+    readonly: bool = False,
+) -> Hierarchy:
+    """Open a store for one tenant, creating the file where it does not exist.
+
+    Args:
+        path: an SQLite file, or ":memory:".
+        window: tokens that a prompt (and the `reserve` for its reply) may take.
+        policy: what decides at the window: a spec such as "hybrid", "lru", "chain(mask(keep=3), fifo)",
+            "your.module:Policy", or an object with `plan(view)`.
+        tenant: the partition; nothing of one tenant is ever seen by another.
+        tokenizer: "auto" (the model's own; else a safe over-estimate), a model's name, or "chars/4".
+        reserve: tokens of the window that are kept free for the reply.
+        model: who answers when a policy asks for words: a spec such as "local" or an object; None for nobody.
+        readonly: for reading beside a writer; nothing is recorded.
+
+    Raises:
+        InvalidBudget, SpecError: the arguments do not fit. StoreError: the file does not.
+    """
+    budget = Budget(window, reserve)
+    store = locate("stores", "sqlite")(path, tenant=tenant, readonly=readonly)
+    try:
+        return Hierarchy(store, budget, policy, tokenizer=tokenizer, model=model)
+    except BaseException:
+        store.close()
+        raise

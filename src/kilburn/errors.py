@@ -1,0 +1,212 @@
+"""Every error that Kilburn raises on purpose, as one tree.
+
+    KilburnError
+    ├── WireError              foreign JSON -> pages
+    │   ├── InvalidMessage       not a message of any known form
+    │   ├── OrphanResult         a tool result whose call was never admitted
+    │   └── DuplicateCall        a call id that this process has used before
+    ├── KernelError            a move, an address or a budget
+    │   ├── LawBroken            a move that one of the ten laws forbids (carries `.law`)
+    │   │   └── PinsExceedWindow   the pinned pages alone do not fit
+    │   ├── UnknownAddress       no such page, or not an address
+    │   ├── Forgotten            the page was dropped on purpose
+    │   └── InvalidBudget        a window or reserve that cannot be
+    ├── StoreError             disk
+    │   ├── StoreBusy            another writer held the file for too long
+    │   ├── StoreStale           another writer moved this process on
+    │   ├── StoreCorrupt         bytes that do not match their digest, or no database
+    │   ├── StoreFull            no space left
+    │   ├── StoreReadOnly        opened for reading, or a read-only file or folder
+    │   └── StoreVersion         a file or an SQLite that this version cannot use
+    ├── ModelError             a language model
+    │   ├── Refused              the provider will not answer this request (4xx, policy, key)
+    │   ├── Overlong             prompt and reply exceed the model's context
+    │   ├── RateLimited          too many requests (carries `.retry_after`, seconds)
+    │   └── Unavailable          time-out, connection, 5xx, or a model that is not loaded
+    ├── ToolError              a tool of an agent
+    ├── BudgetSpent            an agent used up its steps, tokens, seconds or money
+    ├── SpecError              a name that resolves to nothing, or arguments that do not fit
+    └── MissingExtra           an optional dependency that is not installed
+
+Each message names the boundary that was crossed and what to do next. After an error the state is
+the state before it. This module refuses to be a list of codes: catch the class.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetSpent",
+    "DuplicateCall",
+    "Forgotten",
+    "InvalidBudget",
+    "InvalidMessage",
+    "KernelError",
+    "KilburnError",
+    "LawBroken",
+    "MissingExtra",
+    "ModelError",
+    "OrphanResult",
+    "Overlong",
+    "PinsExceedWindow",
+    "RateLimited",
+    "Refused",
+    "SpecError",
+    "StoreBusy",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFull",
+    "StoreReadOnly",
+    "StoreStale",
+    "StoreVersion",
+    "ToolError",
+    "Unavailable",
+    "UnknownAddress",
+    "WireError",
+]
+
+
+class KilburnError(Exception):
+    """Base of all errors raised on purpose. `boundary` is where it happened, `advice` what to do."""
+
+    boundary = "kilburn"
+
+    def __init__(self, what: str, *, advice: str = "") -> None:
+        self.what = what
+        self.advice = advice
+        super().__init__(f"{self.boundary}: {what}" + (f" ({advice})" if advice else ""))
+
+
+class WireError(KilburnError):
+    """A message from outside could not become pages."""
+
+    boundary = "wire"
+
+
+class InvalidMessage(WireError):
+    """Not a message of any known form: unknown role, wrong type, invalid JSON, lone surrogate."""
+
+
+class OrphanResult(WireError):
+    """A tool result whose call was never admitted to this process."""
+
+
+class DuplicateCall(WireError):
+    """A call id that this process has already used."""
+
+
+class KernelError(KilburnError):
+    """A move, an address or a budget that the kernel refuses."""
+
+    boundary = "kernel"
+
+
+class LawBroken(KernelError):
+    """A move that breaks one of the ten laws (`law`, 1 to 10; see docs/design/architecture.md)."""
+
+    def __init__(self, law: int, what: str, *, advice: str = "") -> None:
+        self.law = law
+        super().__init__(f"law {law}: {what}", advice=advice)
+
+
+class PinsExceedWindow(LawBroken):
+    """The pinned pages alone would not fit the window (law 2 against law 3)."""
+
+    def __init__(self, what: str, *, advice: str = "unpin something, or open a larger window") -> None:
+        super().__init__(2, what, advice=advice)
+
+
+class UnknownAddress(KernelError):
+    """Not an address (`p17`, `p17-p42`, `f3`), or no such page in this process."""
+
+
+class Forgotten(KernelError):
+    """The page was dropped by an explicit forget; nothing of it is kept."""
+
+
+class InvalidBudget(KernelError):
+    """A window or reserve that cannot be."""
+
+
+class StoreError(KilburnError):
+    """The store could not do what was asked; what was acknowledged before is intact."""
+
+    boundary = "store"
+
+
+class StoreBusy(StoreError):
+    """Another writer held the file for longer than the time-out."""
+
+
+class StoreStale(StoreError):
+    """Another writer appended to this process since it was opened here."""
+
+
+class StoreCorrupt(StoreError):
+    """Bytes that do not match their digest, or a file that is no Kilburn store."""
+
+
+class StoreFull(StoreError):
+    """No space left on the device."""
+
+
+class StoreReadOnly(StoreError):
+    """A write to a store that was opened for reading, or to a read-only file or folder."""
+
+
+class StoreVersion(StoreError):
+    """The file was written by a newer Kilburn, or SQLite is too old to be trusted."""
+
+
+class ModelError(KilburnError):
+    """A language model did not give a usable reply."""
+
+    boundary = "model"
+
+
+class Refused(ModelError):
+    """The provider will not answer this request: key, permission, content policy, malformed request."""
+
+
+class Overlong(ModelError):
+    """Prompt and reply together exceed the model's context."""
+
+
+class RateLimited(ModelError):
+    """Too many requests. `retry_after` is in seconds, or None where the provider did not say."""
+
+    def __init__(self, what: str, *, advice: str = "", retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        super().__init__(what, advice=advice)
+
+
+class Unavailable(ModelError):
+    """Time-out, broken connection, a 5xx, or a model that is not loaded."""
+
+
+class ToolError(KilburnError):
+    """A tool of an agent failed, or was called with arguments that do not fit its types."""
+
+    boundary = "tool"
+
+
+class BudgetSpent(KilburnError):
+    """An agent used up its steps, tokens, seconds or money. `what` names which."""
+
+    boundary = "agent"
+
+
+class SpecError(KilburnError):
+    """A name that resolves to nothing, or arguments that do not fit what it names."""
+
+    boundary = "resolve"
+
+
+class MissingExtra(KilburnError):
+    """An optional dependency is not installed; the advice names the extra."""
+
+    boundary = "install"
+
+    def __init__(self, module: str, extra: str) -> None:
+        self.module = module
+        self.extra = extra
+        super().__init__(f"{module} is not installed", advice=f'pip install "kilburn[{extra}]"')

@@ -1,0 +1,76 @@
+"""Events: what the ledger remembers.
+
+One event is one thing that happened at a boundary: what, when, why, by which policy, at what cost.
+Events carry addresses, digests and numbers, never a page's text, so that forgetting a page need
+not search the log for its words.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+__all__ = ["Act", "Event"]
+
+
+class Act(StrEnum):
+    """What happened. The first block changes state and is replayed; the second only observes."""
+
+    ADMIT = "admit"
+    LOAD = "load"
+    EVICT = "evict"
+    FOLD = "fold"
+    RETIRE = "retire"
+    DROP = "drop"
+    PIN = "pin"
+    UNPIN = "unpin"
+    REMEMBER = "remember"
+
+    FAULT = "fault"
+    """A page was recalled by address."""
+    SEARCH = "search"
+    SHIP = "ship"
+    """A prompt was rendered: tokens shipped, tokens whose prefix had changed."""
+    ASK = "ask"
+    """A policy asked a model; `data` holds the outcome."""
+    REFUSE = "refuse"
+    """Moves of a policy were rejected; nothing changed."""
+    USAGE = "usage"
+    """A provider reported what a prompt really cost."""
+    NOTE = "note"
+
+
+STATE = frozenset({Act.ADMIT, Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP, Act.PIN, Act.UNPIN, Act.REMEMBER})
+"""Acts that change state: replaying exactly these, in order, rebuilds it (law 8)."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the ledger of one process.
+
+    Args:
+        number: position in the process's ledger, from 1, without holes.
+        act: what happened.
+        time: seconds since the epoch.
+        turn: number of the last admitted message when it happened.
+        pages: ids of the pages it happened to.
+        boundary: "window" unless another level's boundary.
+        policy: the policy's name, "kernel" for the kernel's own moves, "user" for calls from outside.
+        cause: "admit", "pressure", "fault", "idle", "tail" or "user".
+        why: in the policy's words.
+        tokens: use of the window after the event.
+        data: what is particular to the act, as plain JSON.
+    """
+
+    number: int
+    act: Act
+    time: float
+    turn: int = 0
+    pages: tuple[int, ...] = ()
+    boundary: str = "window"
+    policy: str = ""
+    cause: str = ""
+    why: str = ""
+    tokens: int = 0
+    data: dict[str, Any] = {}

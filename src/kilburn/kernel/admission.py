@@ -1,0 +1,192 @@
+"""From messages to pages: what each part costs, what belongs together, what is pinned on arrival.
+
+Everything is checked before anything changes: an error here leaves the process as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kilburn.budget import Counter
+from kilburn.errors import DuplicateCall, InvalidMessage, LawBroken, OrphanResult
+from kilburn.kernel.tier import Tier
+from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
+from kilburn.page import Page, digest_of
+from kilburn.tokens.images import cost_of_image
+
+__all__ = ["Admitted", "cost_of", "pages_of", "pins_on_arrival", "text_cost"]
+
+LABEL = 60
+
+
+class Admitted(msgspec.Struct, kw_only=True):
+    """New pages with the texts of their digests."""
+
+    pages: list[Page]
+    texts: dict[str, str]
+    contents: dict[int, str]
+
+
+def text_cost(counter: Counter, text: str) -> int:
+    """What a text costs as a message of its own, in tokens."""
+    return counter.count(text) + counter.envelope
+
+
+def cost_of(counter: Counter, kind: Kind, text: str, call: str | None, name: str | None) -> int:
+    """What one part costs in a prompt, in tokens, its message's envelope included."""
+    if kind is Kind.IMAGE:
+        return cost_of_image(counter, text) + counter.envelope
+    named = counter.count(name or "") + counter.count(call or "") if kind in (Kind.CALL, Kind.RESULT) else 0
+    return counter.count(text) + named + counter.envelope
+
+
+def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: float) -> Admitted:
+    """The pages of these messages, numbered on from the tier's last.
+
+    Raises:
+        OrphanResult, DuplicateCall, InvalidMessage, LawBroken: nothing was admitted.
+    """
+    drafts = Admitted(pages=[], texts={}, contents={})
+    calls: dict[str, Page] = {}
+    answered: set[str] = set()
+    for offset, message in enumerate(messages):
+        if not message.parts:
+            raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
+        trust = _trust(message, tier)
+        bundle = any(part.kind is Kind.REASONING for part in message.parts)
+        first = tier.last + len(drafts.pages) + 1
+        for position, part in enumerate(message.parts):
+            number = tier.last + len(drafts.pages) + 1
+            _check_call(part, tier, calls, answered)
+            page = Page(
+                id=number,
+                digest=digest_of(part.text),
+                kind=part.kind,
+                role=message.role,
+                message=tier.turn + offset + 1,
+                tokens=cost_of(counter, part.kind, part.text, part.call, part.name),
+                time=now,
+                trust=trust,
+                group=_group(part, tier, calls, first if bundle else number),
+                call=part.call,
+                name=part.name,
+                sources=message.sources,
+                place=_place(number, part, tier, calls, drafts.pages),
+                label=_label(part, tier, calls),
+            )
+            page = _with_extra(page, part, message, position, drafts)
+            if part.kind is Kind.CALL and part.call is not None:
+                calls[part.call] = page
+            drafts.pages.append(page)
+            drafts.texts[page.digest] = part.text
+            drafts.contents[page.id] = part.text
+    return drafts
+
+
+def _trust(message: Message, tier: Tier) -> Trust:
+    own = TRUST_OF_ROLE[message.role]
+    if message.trust is not None and message.trust > own:
+        raise LawBroken(7, f"a {message.role} message cannot have trust {message.trust.name}", advice="leave trust out, or lower it")
+    lowest = own if message.trust is None else message.trust
+    unknown = [source for source in message.sources if source not in tier.pages]
+    if unknown:
+        raise InvalidMessage(f"sources {unknown[:3]} are no pages of this process", advice="cite pages that were recalled here")
+    return min([lowest, *(tier.pages[source].trust for source in message.sources)])
+
+
+def _check_call(part: Part, tier: Tier, calls: dict[str, Page], answered: set[str]) -> None:
+    if part.kind is Kind.CALL:
+        if not part.call:
+            raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")
+        if part.call in tier.calls or part.call in calls:
+            raise DuplicateCall(f"call id {part.call!r} was used before in this process", advice="give every call an id of its own")
+    elif part.kind is Kind.RESULT:
+        if part.call not in tier.calls and part.call not in calls:
+            raise OrphanResult(f"no call with id {part.call!r} in this process", advice="append the assistant message with the call first")
+        known = tier.calls.get(part.call or "")
+        if known is not None and tier.at(known) == "dropped":
+            raise OrphanResult(f"call {part.call!r} was forgotten", advice="its result has no place; leave it out")
+        if part.call in answered or (part.call in tier.calls and part.call not in tier.open_calls):
+            raise OrphanResult(f"call {part.call!r} has its result already", advice="append one result a call")
+        answered.add(part.call or "")
+
+
+def _group(part: Part, tier: Tier, calls: dict[str, Page], first: int) -> int:
+    """A call, its result and images inside it share the call's group; a thinking message is one group."""
+    if part.kind is Kind.CALL or part.kind is Kind.REASONING:
+        return first
+    if part.call is None:
+        return 0
+    made = calls.get(part.call)
+    if made is not None:
+        return made.group
+    known = tier.calls.get(part.call)
+    return tier.pages[known].group if known is not None else 0
+
+
+def _place(number: int, part: Part, tier: Tier, calls: dict[str, Page], before: list[Page]) -> tuple[int, int]:
+    """A result that comes after other messages stands behind its call all the same (law 6)."""
+    if part.call is None or part.kind is Kind.CALL:
+        return number, 0
+    call = calls.get(part.call) or tier.pages[tier.calls[part.call]]
+    previous = before[-1] if before else tier.pages[tier.last]
+    if previous.role is Role.TOOL or previous.message == call.message:
+        return number, 0
+    end = max(page for page in range(call.id, tier.last + 1) if tier.pages[page].message == call.message) if call.id <= tier.last else call.id
+    return end, number
+
+
+def _with_extra(page: Page, part: Part, message: Message, position: int, drafts: Admitted) -> Page:
+    """Leftovers of the wire form become content of their own, hashed like any."""
+    kept = {"part": part.extra, "message": message.extra if position == 0 else None}
+    if not any(kept.values()):
+        return page
+    text = msgspec.json.encode({key: value for key, value in kept.items() if value}).decode()
+    digest = digest_of(text)
+    drafts.texts[digest] = text
+    return msgspec.structs.replace(page, extra=digest)
+
+
+def _label(part: Part, tier: Tier, calls: dict[str, Page]) -> str:
+    """One line on what the part is, for its handle."""
+    if part.kind is Kind.CALL:
+        return _line(f"{part.name}({part.text.strip().strip('{}')})")
+    if part.kind is Kind.RESULT and part.call is not None:
+        made = calls.get(part.call)
+        if made is not None:
+            return made.label
+        known = tier.calls.get(part.call)
+        return tier.pages[known].label if known is not None else ""
+    if part.kind in (Kind.TEXT, Kind.REASONING):
+        return _line(part.text)
+    return str(part.kind)
+
+
+def _line(text: str) -> str:
+    line = " ".join(text[: 4 * LABEL].split())
+    return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
+
+
+def pins_on_arrival(drafts: Admitted, tier: Tier, capacity: int) -> dict[int, str]:
+    """Which new pages law 3 pins by themselves: system messages, and the task.
+
+    Leading system messages always; later ones while all pins take less than half the window; the
+    task is the first user message, where it takes at most a quarter of the window.
+    """
+    pinned: dict[int, str] = {}
+    held = sum(tier.cost(page) for page in tier.pins)
+    seen = {page.role for page in tier.pages.values()} if tier.turn < 64 else {Role.USER, Role.ASSISTANT, Role.TOOL}
+    for page in drafts.pages:
+        leading = not seen - {Role.SYSTEM}
+        task = page.role is Role.USER and not seen - {Role.SYSTEM} and page.kind is Kind.TEXT
+        seen = seen | {page.role}
+        if page.role is Role.SYSTEM and (leading or held + page.tokens <= capacity // 2):
+            pinned[page.id] = "system"
+        elif task and page.tokens <= capacity // 4 and held + page.tokens <= capacity // 2:
+            pinned[page.id] = "task"
+        else:
+            continue
+        held += page.tokens
+    return pinned

@@ -1,0 +1,115 @@
+"""Makes derived pages: the page that a fold puts in place of its sources.
+
+Whatever a policy proposes, trust, depth, sources and the kept spans are set here, from the sources
+themselves (laws 4 and 7). Kept spans are cut from the original, so they are byte-identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kilburn.budget import Counter
+from kilburn.errors import KernelError, LawBroken
+from kilburn.kernel.admission import cost_of, text_cost
+from kilburn.kernel.laws import Change
+from kilburn.kernel.tier import Tier
+from kilburn.message import Kind, Role
+from kilburn.move import Fold
+from kilburn.page import Page, Span, digest_of, span_of
+
+__all__ = ["OMITTED", "cut", "derived_page", "runs_of"]
+
+OMITTED = "[...]"
+"""Stands between kept spans, on a line of its own."""
+
+
+def cut(text: str, keep: Sequence[Span]) -> str:
+    """The kept spans of a text with a mark wherever something is missing between or around them.
+
+    Raises:
+        KernelError: spans that are empty, overlap, run backwards or lie outside of the text.
+    """
+    pieces: list[str] = []
+    end = 0
+    for start, stop in keep:
+        if not end <= start < stop <= len(text):
+            raise KernelError(f"span {start}:{stop} is not one of {len(text)} characters after {end}", advice="give sorted, disjoint spans of the source")
+        if start > end or (start and not pieces):
+            pieces.append(_mark(pieces))
+        pieces.append(text[start:stop])
+        end = stop
+    if end < len(text):
+        pieces.append(_mark(pieces))
+    return "".join(pieces)
+
+
+def _mark(pieces: list[str]) -> str:
+    """The omission mark, on a line of its own whatever stands before it."""
+    return ("" if not pieces or pieces[-1].endswith("\n") else "\n") + OMITTED + "\n"
+
+
+def runs_of(pages: Sequence[int]) -> str:
+    """Addresses of a set of pages in short: `p3-p9 p12 f2`."""
+    runs: list[str] = []
+    originals = sorted(page for page in pages if page > 0)
+    start = 0
+    for index, page in enumerate(originals):
+        if index + 1 == len(originals) or originals[index + 1] != page + 1:
+            runs.append(span_of(originals[start], page))
+            start = index + 1
+    return " ".join([*runs, *(f"f{-page}" for page in sorted(pages, reverse=True) if page < 0)])
+
+
+def derived_page(move: Fold, change: Change, tier: Tier, counter: Counter, now: float, source_text: str) -> tuple[Page, str]:
+    """The page that a checked fold makes, and its text, its heading included.
+
+    Args:
+        source_text: the text of the one source of an excerpt, or "".
+    """
+    sources = [tier.pages[page] for page in move.pages]
+    single = sources[0] if len(sources) == 1 else None
+    in_place = single is not None and change.place is not None
+    kind = Kind.EXCERPT if move.keep else Kind.FOLD
+    body = cut(source_text, move.keep) if move.keep else (move.text or "")
+    heading = _heading(kind, sources, in_place)
+    text = f"{heading}\n{body}" if heading else body
+    stands_for = single if in_place and single is not None else None
+    call = stands_for.call if stands_for else None
+    page = Page(
+        id=tier.last_derived - 1,
+        digest=digest_of(text),
+        kind=kind,
+        role=stands_for.role if stands_for else Role.USER,
+        message=stands_for.message if stands_for else 0,
+        tokens=cost_of(counter, Kind.RESULT, text, call, stands_for.name) if stands_for else text_cost(counter, text),
+        time=now,
+        trust=min(page.trust for page in sources),
+        group=stands_for.group if stands_for else 0,
+        call=call,
+        name=stands_for.name if stands_for else None,
+        sources=move.pages,
+        spans=tuple(move.keep),
+        depth=1 + max(page.depth for page in sources),
+        place=change.place or (tier.last, 1 - tier.last_derived),
+        label=heading[:80],
+    )
+    _check_progress(page, change, tier)
+    return page, text
+
+
+def _heading(kind: Kind, sources: Sequence[Page], in_place: bool) -> str:
+    addresses = runs_of([page.id for page in sources])
+    if kind is Kind.EXCERPT:
+        source = sources[0]
+        label = f" {source.label}" if source.label and not in_place else ""
+        return f"[{addresses}, parts of {source.tokens} tokens:{label}]"
+    return f"[{addresses} in short:]"
+
+
+def _check_progress(page: Page, change: Change, tier: Tier) -> None:
+    """A summary that costs what it replaces, or more, would make the window worse."""
+    if page.kind is not Kind.FOLD or change.place is None:
+        return
+    freed = sum(tier.stubs.get(member, tier.cost(member)) for member, at in change.at.items() if at not in ("in", "stub") and tier.is_visible(member))
+    if page.tokens >= freed:
+        raise LawBroken(2, f"no progress: a fold of {page.tokens} tokens for {freed}", advice="fold more, or write less")

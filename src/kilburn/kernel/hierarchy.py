@@ -1,0 +1,118 @@
+"""The levels of one tenant: a store, a budget, a policy, and the processes that live there.
+
+Made by `kilburn.open`. It wires parts together by name and refuses to do anything itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from kilburn.budget import Budget
+from kilburn.errors import KilburnError, SpecError, StoreReadOnly
+from kilburn.kernel.drive import answerer
+from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.planning import Planner
+from kilburn.kernel.process import Process
+from kilburn.kernel.resolve import resolve
+from kilburn.kernel.search import Found, found
+from kilburn.policy import Policy
+from kilburn.store import ProcessInfo, Store
+from kilburn.tokens.choice import counter_for
+
+__all__ = ["Hierarchy"]
+
+
+class Hierarchy:
+    """A one-level store for the agents of one tenant.
+
+    Args:
+        store: an open store; it serves exactly one tenant.
+        budget: what each process's window may hold.
+        policy: a spec such as "hybrid" or "summarize(keep=4)", or an object with `plan`.
+        tokenizer: "auto", a model's name, "chars/4", or a `Counter`.
+        model: who answers when a policy asks: a spec, a model, or None for nobody.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, store: Store, budget: Budget, policy: Any = "hybrid", *, tokenizer: Any = "auto", model: Any = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.store, self.budget, self.clock = store, budget, clock
+        self.policy_name = policy if isinstance(policy, str) else type(policy).__name__.lower()
+        self.policy: Policy = resolve("policies", policy)
+        if not isinstance(self.policy, Policy):
+            raise SpecError(f"{policy!r} has no plan(view)", advice="see docs/howto/write-a-policy.md")
+        self.model = resolve("models", model) if model != "none" else None
+        if tokenizer == "auto" and self.model is not None:
+            tokenizer = self.model.tokenizer
+        self.counter = counter_for(tokenizer)
+        self._processes: dict[str, Process] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that this store serves."""
+        return self.store.tenant
+
+    def process(self, name: str) -> Process:
+        """The process of that name: created, or reopened where it was left.
+
+        Raises:
+            StoreReadOnly: it does not exist, and the store was opened for reading.
+        """
+        if not isinstance(name, str) or not name.strip():
+            raise SpecError(f"{name!r} is no session name", advice="give a non-empty string")
+        with self._lock:
+            if name not in self._processes:
+                info = self.store.process(name, time=self.clock(), create=not self.store.readonly)
+                if info is None:
+                    raise StoreReadOnly(f"no session {name!r} here, and this store was opened for reading", advice="see kilburn ps")
+                self._processes[name] = self._open(info)
+            return self._processes[name]
+
+    def _open(self, info: ProcessInfo) -> Process:
+        kernel = Kernel(self.store, info, self.counter, self.budget, self.clock)
+        planner = Planner(kernel, self.policy, self.policy_name)
+        made = Process(kernel, planner, answerer(self.model))
+        if not self.store.readonly:
+            planner.reopen()
+        return made
+
+    def processes(self) -> list[ProcessInfo]:
+        """All sessions of this tenant, oldest first."""
+        return list(self.store.processes())
+
+    def search(self, query: str, tokens: int = 1000, limit: int = 20) -> list[Found]:
+        """Passages of all sessions of this tenant that match, best first, within a token budget."""
+        passages = self.store.search(query, limit=limit)
+        names = {info.number: info.name for info in self.store.processes()} if passages else {}
+        opened = {number: self.process(names[number]) for number in {passage.process for passage in passages}}
+        return found(passages, opened, self.counter, tokens, self.clock())
+
+    def close(self) -> None:
+        """Write what was only observed, and release the file; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for process in self._processes.values():
+                if not self.store.readonly:
+                    process.kernel.flush()
+        finally:
+            self.store.close()
+
+    def __enter__(self) -> Hierarchy:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except KilburnError:
+            # An error that is already on its way says more than the one it caused here.
+            if error is None:
+                raise

@@ -1,0 +1,376 @@
+"""The kernel of one process: the only code that changes where pages are.
+
+Every operation is one batch: checked, enacted on the tier, written to the store in one transaction;
+if anything fails, tier and store are as they were. Policies propose (`planning`), the laws check
+(`laws`), this moves. It refuses to choose.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kilburn.budget import Budget, Counter
+from kilburn.errors import Forgotten, LawBroken, PinsExceedWindow, StoreCorrupt, StoreReadOnly, UnknownAddress
+from kilburn.event import Act, Event
+from kilburn.kernel.admission import pages_of, pins_on_arrival, text_cost
+from kilburn.kernel.folding import derived_page
+from kilburn.kernel.laws import Change, check_drop, check_evict, check_fold, check_load, check_retire, closure_of_drop
+from kilburn.kernel.ledger import Ledger, apply
+from kilburn.kernel.render import PENDING
+from kilburn.kernel.tier import OUT, Tier
+from kilburn.message import Kind, Message
+from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
+from kilburn.page import Page, address_of, parse_address
+from kilburn.policy import Use
+from kilburn.store import Batch, ProcessInfo, Store
+
+__all__ = ["Kernel"]
+
+INDEXED = frozenset({Kind.TEXT, Kind.RESULT, Kind.CALL, Kind.REASONING})
+GATHERED = 256
+"""Observations that wait for a commit at most."""
+
+CACHE = 8_000_000
+"""Characters of non-resident text that are kept at hand for recalls."""
+
+
+class Savepoint(NamedTuple):
+    """A point inside a batch: how far the journal, the events, the new pages and the un-indexing had come."""
+
+    mark: int
+    events: int
+    new: int
+    unindex: frozenset[int]
+
+
+START = Savepoint(0, 0, 0, frozenset())
+
+
+class Kernel:
+    """Pages, tier, ledger and store of one process, moved together.
+
+    Args:
+        clock: seconds since the epoch; the only clock there is.
+    """
+
+    def __init__(self, store: Store, info: ProcessInfo, counter: Counter, budget: Budget, clock: Callable[[], float]) -> None:
+        self.store, self.info, self.counter, self.budget, self.clock = store, info, counter, budget, clock
+        self.lock = threading.RLock()
+        self.tier = Tier(lambda line: text_cost(counter, line))
+        self.ledger = Ledger()
+        self.uses: dict[int, Use] = {}
+        self._texts: dict[str, str] = {}
+        self._cached = 0
+        self._limit = CACHE
+        self._head = 0
+        self._clear()
+        self._restore()
+
+    # --- what it knows -------------------------------------------------------------------------
+
+    @property
+    def use(self) -> int:
+        """Tokens that the prompt takes now."""
+        tier = self.tier
+        waiting = sum(1 for call in tier.open_calls.values() if tier.is_visible(call))
+        return tier.use + (waiting * text_cost(self.counter, PENDING) if waiting else 0)
+
+    @property
+    def excess(self) -> int:
+        """Tokens over the capacity, or 0."""
+        return max(0, self.use - self.budget.capacity)
+
+    def text(self, page: int) -> str:
+        """The exact text of a page.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        known = self.tier.pages.get(page)
+        if known is None:
+            raise UnknownAddress(f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows")
+        if self.tier.at(page) == "dropped":
+            raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
+        return self.content(known.digest)
+
+    def resolve(self, address: str) -> list[int]:
+        """The page ids that an address names, retired ones included.
+
+        Raises:
+            UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was dropped.
+        """
+        first, last = parse_address(address)
+        tier = self.tier
+        if first not in tier.pages or last not in tier.pages:
+            known = f"this process has p1-p{tier.last}" if tier.last else "this process has no pages yet"
+            raise UnknownAddress(f"{address} does not exist in {self.info.name!r}", advice=known)
+        found = [page for page in range(first, last + 1) if tier.at(page) != "dropped"]
+        if not found:
+            raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
+        return found
+
+    def closure(self, pages: Sequence[int]) -> list[int]:
+        """All that a forget of these pages would forget, in order."""
+        return sorted(closure_of_drop(self.tier, pages), key=abs)
+
+    def forget_texts(self) -> None:
+        """Let go of all texts at hand; what is still wanted is read again."""
+        self._texts.clear()
+        self._cached = 0
+
+    def content(self, digest: str) -> str:
+        """The text of a digest; "" for none."""
+        if not digest:
+            return ""
+        if digest not in self._texts:
+            self.fetch([digest])
+        return self._texts[digest]
+
+    def fetch(self, digests: Iterable[str]) -> None:
+        """Bring texts to hand in one read."""
+        missing = [digest for digest in digests if digest and digest not in self._texts]
+        for digest, text in self.store.texts(missing).items() if missing else ():
+            self._keep(digest, text)
+
+    def _keep(self, digest: str, text: str) -> None:
+        self._texts[digest] = text
+        self._cached += len(text)
+        if self._cached > self._limit:
+            needed = {page.digest for page in self.tier.resident()} | {page.extra for page in self.tier.resident()} | {digest}
+            needed |= set(self._new_texts)
+            self._texts = {key: value for key, value in self._texts.items() if key in needed}
+            self._cached = sum(map(len, self._texts.values()))
+            self._limit = max(CACHE, 2 * self._cached)
+
+    # --- batches -------------------------------------------------------------------------------
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """All that happens inside is written together at the end, or undone."""
+        with self.lock:
+            try:
+                yield
+                self.flush()
+            except BaseException:
+                self.undo()
+                raise
+
+    def savepoint(self) -> Savepoint:
+        """A point inside a batch for `undo`."""
+        return Savepoint(self.tier.mark(), len(self._events), len(self._new), frozenset(self._unindex))
+
+    def undo(self, point: Savepoint = START) -> None:
+        """Undo the batch, back to a savepoint or whole; what was only observed stays noted."""
+        mark, events, new, self._unindex = point.mark, point.events, point.new, set(point.unindex)
+        self.tier.rollback(mark)
+        for page in self._new[new:]:
+            self.uses.pop(page.id, None)
+        observed = [event for event in self._events[events:] if event.act not in self.ledger.changing]
+        del self._events[events:], self._new[new:]
+        for event in observed:
+            self._events.append(msgspec.structs.replace(event, number=self._head + len(self._events) + 1))
+
+    def flush(self) -> None:
+        """Write the batch: one transaction."""
+        if not self._events:
+            self.tier.begin()
+            return
+        if self.store.readonly:
+            raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
+        states = {page: self.tier.states[page] for page in self._touched if page in self.tier.states}
+        index = [page.id for page in self._new if page.id > 0 and page.kind in INDEXED and not page.sources]
+        erase = [page for event in self._events if event.act is Act.DROP for page in event.pages]
+        digests = {digest for page in self._new for digest in (page.digest, page.extra) if digest}
+        self.store.commit(
+            self.info.number,
+            Batch(
+                head=self._head,
+                events=self._events,
+                pages=self._new,
+                texts={digest: self._new_texts[digest] for digest in digests},
+                states=states,
+                index=index,
+                unindex=sorted(self._unindex),
+                erase=erase,
+            ),
+        )
+        self._head += len(self._events)
+        for event in self._events:
+            self.ledger.note(event, self.tier)
+        self._clear()
+        self.tier.begin()
+
+    def _clear(self) -> None:
+        self._events: list[Event] = []
+        self._new: list[Page] = []
+        self._new_texts: dict[str, str] = {}
+        self._touched: set[int] = set()
+        self._unindex: set[int] = set()
+
+    def _restore(self) -> None:
+        """Rebuild tier and ledger by replaying the log (law 8)."""
+        pages = {page.id: page for page, _ in self.store.pages(self.info.number)}
+        for event in self.store.events(self.info.number):
+            if event.number != self._head + 1:
+                raise StoreCorrupt(f"event {self._head + 1} of {self.info.name!r} is missing", advice="run kilburn fsck")
+            self._head = event.number
+            apply(event, pages, self.tier)
+            self.ledger.note(event, self.tier)
+            self.note_use(event)
+        self.tier.begin()
+
+    def note(self, act: Act, pages: Sequence[int] = (), *, policy: str = "kernel", cause: str = "", why: str = "", **data: Any) -> None:
+        """Write an event into the batch. Observations may wait for the next commit; moves never do."""
+        event = Event(
+            number=self._head + len(self._events) + 1,
+            act=act,
+            time=self.clock(),
+            turn=self.tier.turn,
+            pages=tuple(pages),
+            policy=policy,
+            cause=cause,
+            why=why,
+            tokens=self.use,
+            data=data,
+        )
+        self._events.append(event)
+        self.note_use(event)
+
+    def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
+        """Note what changed nothing; it is written with the next batch, or when many have gathered."""
+        self.note(act, pages, policy=policy, cause=cause, **data)
+        if len(self._events) >= GATHERED and self.tier.mark() == 0:
+            self.flush()
+
+    def note_use(self, event: Event) -> None:
+        """Count how pages are used."""
+        if event.act is Act.ADMIT:
+            for page in event.pages:
+                self.uses[page] = Use(0, event.turn, event.time)
+        elif event.act in (Act.FAULT, Act.LOAD, Act.FOLD):
+            for page in event.pages:
+                before = self.uses.get(page)
+                self.uses[page] = Use((before.count if before else 0) + (event.act is not Act.FOLD), event.turn, event.time)
+
+    # --- moving --------------------------------------------------------------------------------
+
+    def take_in(self, messages: Sequence[Message]) -> tuple[int, int]:
+        """Admit messages into the window; returns the first and last page id.
+
+        Raises:
+            WireError, LawBroken, PinsExceedWindow: nothing was admitted.
+        """
+        drafts = pages_of(messages, self.tier, self.counter, self.clock())
+        pinned = pins_on_arrival(drafts, self.tier, self.budget.capacity)
+        for page in drafts.pages:
+            self._add(page, drafts.texts)
+            self.tier.set(page.id, msgspec.structs.replace(OUT, at="in", pinned=page.id in pinned))
+        self.note(Act.ADMIT, [page.id for page in drafts.pages], to={"in": [page.id for page in drafts.pages]})
+        for page, why in pinned.items():
+            self.note(Act.PIN, [page], why=why)
+        self.check_pins()
+        return drafts.pages[0].id, drafts.pages[-1].id
+
+    def _add(self, page: Page, texts: dict[str, str]) -> None:
+        for digest in (page.digest, page.extra):
+            if digest:
+                self._new_texts[digest] = texts[digest]
+                self._keep(digest, texts[digest])
+        self._new.append(page)
+        self._touched.add(page.id)
+        self.tier.add(page, OUT if page.id < 0 else msgspec.structs.replace(OUT, at="folded"))
+
+    def check_pins(self) -> None:
+        """Law 2 against law 3: the pins, and one handle for the rest, must fit."""
+        held = sum(self.tier.cost(page) for page in self.tier.pins)
+        least = held + (text_cost(self.counter, PENDING) if len(self.tier.pins) < len(self.tier.pages) else 0)
+        if self.tier.pins and least > self.budget.capacity:
+            raise PinsExceedWindow(f"pinned pages take {least} of {self.budget.capacity} tokens")
+
+    def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1) -> int | None:
+        """Carry out one move inside the current batch; returns the id of a derived page, or None.
+
+        Raises:
+            LawBroken, KernelError: the move is illegal; the caller undoes to its savepoint.
+        """
+        made: int | None = None
+        match move:
+            case Load():
+                change, act = check_load(self.tier, move), Act.LOAD
+            case Evict():
+                change, act = check_evict(self.tier, move), Act.EVICT
+            case Retire():
+                change, act = check_retire(self.tier, move), Act.RETIRE
+                self._unindex.update(page for page in move.pages if page > 0)
+            case Fold():
+                change, act = check_fold(self.tier, move, depth), Act.FOLD
+                made = self._derive(move, change)
+            case Drop():
+                if policy != "user":
+                    raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
+                gone = sorted(closure_of_drop(self.tier, move.pages), key=abs)
+                move = Drop(pages=tuple(gone), why=move.why)
+                change, act = check_drop(self.tier, set(gone)), Act.DROP
+        self.enact(change, made)
+        data: dict[str, Any] = {"to": _by_place(change.at)}
+        if made is not None:
+            data |= {"fold": made, "cover": change.cover}
+        if change.uncover:
+            data["uncover"] = change.uncover
+        if isinstance(move, Retire) and move.by:
+            data["by"] = move.by
+        self.note(act, move.pages, policy=policy, cause=cause, why=move.why, **data)
+        return made
+
+    def enact(self, change: Change, fold: int | None = None) -> None:
+        """Put pages where a checked change says."""
+        for source in change.uncover:
+            self.tier.set_cover(source, None)
+        for page, at in change.at.items():
+            gone = at == "dropped"
+            state = msgspec.structs.replace(self.tier.states[page], at=at)
+            self.tier.set(page, msgspec.structs.replace(state, pinned=False, mark=0.0) if gone else state)
+            self._touched.add(page)
+        if fold is not None:
+            for source in change.cover:
+                self.tier.set_cover(source, fold)
+            self.tier.set(fold, msgspec.structs.replace(self.tier.states[fold], at="in"))
+
+    def _derive(self, move: Fold, change: Change) -> int:
+        source = self.text(move.pages[0]) if move.keep else ""
+        page, text = derived_page(move, change, self.tier, self.counter, self.clock(), source)
+        self._add(page, {page.digest: text})
+        return page.id
+
+    def mark(self, pages: Sequence[int], *, pinned: bool | None = None, importance: float | None = None, why: str = "") -> None:
+        """Pin, unpin or mark pages inside the current batch.
+
+        Raises:
+            PinsExceedWindow: the pins would not fit; the caller undoes.
+        """
+        for page in pages:
+            self.text(page)
+            state = self.tier.states[page]
+            if pinned is not None:
+                state = msgspec.structs.replace(state, pinned=pinned)
+            if importance is not None:
+                state = msgspec.structs.replace(state, mark=importance)
+            self.tier.set(page, state)
+            self._touched.add(page)
+        if importance is not None:
+            self.note(Act.REMEMBER, pages, policy="user", cause="user", why=why, mark=importance)
+        if pinned is not None:
+            self.note(Act.PIN if pinned else Act.UNPIN, pages, policy="user", cause="user", why=why)
+        self.check_pins()
+
+
+def _by_place(at: dict[int, str]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for page, where in at.items():
+        places.setdefault(where, []).append(page)
+    return places

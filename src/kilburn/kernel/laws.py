@@ -1,0 +1,246 @@
+"""The laws of moves, checked at run time: from a move to the changes it means, or a typed error.
+
+Every function here reads the tier and returns a `Change`; none mutates. The numbers in the errors
+are those of docs/design/architecture.md. Laws 1, 5 and 8 are kept by the kernel's batches, 2 by its
+planning, 10 by the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
+from kilburn.kernel.tier import Tier
+from kilburn.message import Kind
+from kilburn.move import Evict, Fold, Load, Retire
+from kilburn.page import Page, address_of
+
+__all__ = ["Change", "check_drop", "check_evict", "check_fold", "check_load", "check_retire", "closure_of_drop"]
+
+DERIVED = (Kind.FOLD, Kind.EXCERPT)
+
+
+class Change(msgspec.Struct, kw_only=True):
+    """What a legal move does: pages' new places, and for a fold what it stands for and where."""
+
+    at: dict[int, str] = {}
+    uncover: list[int] = []
+    cover: list[int] = []
+    place: tuple[int, int] | None = None
+
+
+def known(tier: Tier, pages: Sequence[int]) -> list[Page]:
+    """The pages of these ids.
+
+    Raises:
+        UnknownAddress, Forgotten, KernelError: no such page, a dropped one, none or one twice.
+    """
+    if not pages:
+        raise KernelError("a move of no pages", advice="return no move at all")
+    if len(set(pages)) != len(pages):
+        raise KernelError("a move that names a page twice", advice="name each page once")
+    found = []
+    for page in pages:
+        if page not in tier.pages:
+            raise UnknownAddress(f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows")
+        if tier.at(page) == "dropped":
+            raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
+        found.append(tier.pages[page])
+    return found
+
+
+def _unpinned(tier: Tier, pages: Iterable[int]) -> None:
+    for page in pages:
+        if page in tier.pins:
+            raise LawBroken(3, f"{address_of(page)} is pinned", advice="unpin it first")
+
+
+def _rest(tier: Tier, page: int) -> str:
+    """Where a page goes when it leaves: behind the fold that stands for it, or out."""
+    fold = tier.cover.get(page)
+    return "folded" if fold is not None and tier.is_visible(fold) else "out"
+
+
+def _acts_as(tier: Tier, page: Page) -> Kind:
+    """An excerpt or summary of one call or result stands in its place in the transcript."""
+    if page.kind in DERIVED and len(page.sources) == 1 and page.call is not None:
+        return tier.pages[page.sources[0]].kind
+    return page.kind
+
+
+def _call_stays(tier: Tier, page: Page, leaving: set[int]) -> bool:
+    call = tier.calls.get(page.call) if page.call is not None else None
+    if call is None:
+        return False
+    standing = call if tier.is_visible(call) else tier.cover.get(call)
+    return standing is not None and standing not in leaving and tier.is_visible(standing)
+
+
+def check_load(tier: Tier, move: Load) -> Change:
+    """A load brings whole groups, never a retired page (law 9)."""
+    change = Change(at={})
+    for page in known(tier, move.pages):
+        for member in tier.group(page.id) if page.id > 0 else (page.id,):
+            at = tier.at(member)
+            if at == "retired" and member in move.pages:
+                raise LawBroken(9, f"{address_of(member)} is retired", advice="recall it by address; it stays readable as history")
+            if at in ("out", "stub", "folded") and (member > 0 or member in move.pages):
+                change.at[member] = "in"
+    return change
+
+
+def check_evict(tier: Tier, move: Evict) -> Change:
+    """An evicted call takes its results along; a result whose call stays becomes a handle in place."""
+    pages = known(tier, move.pages)
+    leaving = {page.id for page in pages}
+    _unpinned(tier, leaving)
+    for page in pages:
+        if not tier.is_visible(page.id):
+            raise KernelError(f"{page.address} is not in the window", advice="evict pages of view.pages only")
+        leaving.update(_followers(tier, page, leaving))
+    return Change(at=_departures(tier, leaving), uncover=_uncovered(tier, leaving))
+
+
+def _followers(tier: Tier, page: Page, leaving: set[int]) -> list[int]:
+    """Handles in place that must leave with a call; everything else the move has to name itself."""
+    acts_as = _acts_as(tier, page)
+    if acts_as is Kind.CALL and page.call in tier.open_calls:
+        raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
+    if acts_as not in (Kind.CALL, Kind.REASONING):
+        return []
+    stubs = []
+    for member in tier.group(page.id):
+        if member in leaving or not tier.is_visible(member):
+            continue
+        if member not in tier.stubs:
+            raise LawBroken(6, f"{page.address} would leave {address_of(member)} behind", advice="move the whole group (view.group)")
+        stubs.append(member)
+    return stubs
+
+
+def _departures(tier: Tier, leaving: set[int]) -> dict[int, str]:
+    at: dict[int, str] = {}
+    for member in leaving:
+        page = tier.pages[member]
+        if page.kind in DERIVED:
+            at[member] = "out"
+            for source in _covered_by(tier, member):
+                if tier.at(source) == "folded":
+                    stub = tier.pages[source].kind is Kind.RESULT and _call_stays(tier, tier.pages[source], leaving)
+                    at[source] = "stub" if stub else "out"
+        elif page.kind in (Kind.RESULT, Kind.IMAGE) and _call_stays(tier, page, leaving):
+            at[member] = "stub"
+        else:
+            rest = _rest(tier, member)
+            at[member] = "out" if tier.cover.get(member) in leaving else rest
+    return {page: where for page, where in at.items() if tier.at(page) != where}
+
+
+def _covered_by(tier: Tier, fold: int) -> list[int]:
+    return [source for source in tier.pages[fold].sources if tier.cover.get(source) == fold]
+
+
+def _uncovered(tier: Tier, leaving: Iterable[int]) -> list[int]:
+    return [source for fold in leaving if fold < 0 for source in _covered_by(tier, fold)]
+
+
+def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
+    """A fold cites originals (unless `depth` allows more), keeps the transcript valid, adds words.
+
+    `place` is where it stands: that of the first source that leaves, or None for the window's end.
+    """
+    sources = known(tier, move.pages)
+    if (move.text is None) == (not move.keep):
+        raise KernelError("a fold needs either text or spans to keep", advice="give exactly one of text and keep")
+    if move.text is not None and not move.text.strip():
+        raise LawBroken(5, "an empty summary replaces nothing", advice="return no move when the model said nothing")
+    if move.keep and len(sources) != 1:
+        raise KernelError("an excerpt has exactly one source", advice="return one fold a page")
+    if max(page.depth for page in sources) >= depth:
+        raise LawBroken(4, "a fold of a fold", advice="fold from originals, or set max_depth on the policy")
+    chosen = {page.id for page in sources}
+    subsumed = _subsumed(tier, chosen)
+    leaving = {page for page in chosen if tier.is_visible(page)} | subsumed
+    for page in sources:
+        if tier.at(page.id) == "retired":
+            raise LawBroken(9, f"{page.address} is retired", advice="fold what supersedes it")
+    if not leaving:
+        if tier.open_calls:
+            raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
+        return Change()
+    _unpinned(tier, leaving)
+    if not (len(sources) == 1 and (move.keep or sources[0].kind is Kind.RESULT)):
+        _whole_groups(tier, sources, chosen | leaving)
+    at = {page.id: "folded" for page in sources if page.id > 0 and tier.at(page.id) != "folded"}
+    at.update({page: "out" for page in leaving if page < 0})
+    covered = [page for page in chosen if page > 0]
+    covered += [source for page in chosen if page < 0 for source in _covered_by(tier, page) if source not in chosen]
+    return Change(at=at, uncover=_uncovered(tier, subsumed), cover=covered, place=min(tier.pages[page].place for page in leaving))
+
+
+def _subsumed(tier: Tier, chosen: set[int]) -> set[int]:
+    """Resident folds that the new one replaces whole; a partial overlap would show a page twice."""
+    folds = {tier.cover[page] for page in chosen if page in tier.cover and tier.is_visible(tier.cover[page])}
+    for fold in folds - chosen:
+        left = set(_covered_by(tier, fold)) - chosen
+        if left:
+            raise LawBroken(4, f"overlaps {address_of(fold)}, which also stands for {address_of(min(left))}", advice="fold all of its sources, or none")
+    return folds
+
+
+def _whole_groups(tier: Tier, sources: Sequence[Page], chosen: set[int]) -> None:
+    for page in sources:
+        if page.kind is Kind.CALL and page.call in tier.open_calls:
+            raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
+        for member in tier.group(page.id):
+            if member not in chosen and tier.is_visible(member):
+                raise LawBroken(6, f"folding {page.address} would leave {address_of(member)} behind", advice="fold the whole group")
+
+
+def check_retire(tier: Tier, move: Retire) -> Change:
+    """A retired page leaves the window, and so does every fold that quotes it (law 9)."""
+    pages = known(tier, move.pages)
+    chosen = {page.id for page in pages}
+    leaving = {page for page in chosen if tier.is_visible(page)}
+    leaving |= {fold for fold in tier.folds_over(list(chosen)) if tier.is_visible(fold)}
+    leaving |= {page.id for page in tier.resident() if page.kind in DERIVED and chosen & set(page.sources)}
+    _unpinned(tier, leaving | chosen)
+    for page in pages:
+        leaving.update(_followers(tier, page, leaving))
+    at = _departures(tier, leaving) | dict.fromkeys(chosen, "retired")
+    # A retired result whose call stays would leave an orphan call: the call goes too.
+    for page in pages:
+        if page.kind is Kind.RESULT and _call_stays(tier, page, leaving):
+            rest = {member for member in tier.group(page.id) if tier.is_visible(member)} - leaving
+            _unpinned(tier, rest)
+            at = _departures(tier, leaving | rest) | dict.fromkeys(chosen, "retired")
+    return Change(at={page: where for page, where in at.items() if tier.at(page) != where}, uncover=_uncovered(tier, leaving))
+
+
+def closure_of_drop(tier: Tier, pages: Sequence[int]) -> set[int]:
+    """These pages and all that was derived or recalled from them, transitively (law 1)."""
+    gone = {page.id for page in known(tier, pages)}
+    grown = True
+    while grown:
+        more = {page.id for page in tier.pages.values() if page.id not in gone and gone & set(page.sources) and tier.at(page.id) != "dropped"}
+        gone |= more
+        grown = bool(more)
+    return gone
+
+
+def check_drop(tier: Tier, gone: set[int]) -> Change:
+    """Where the rest goes when `gone` is forgotten: partners of a dropped call or result leave the window."""
+    leaving = {page for page in gone if tier.is_visible(page)}
+    for page in gone:
+        partners = {member for member in tier.group(page) if tier.is_visible(member) and member not in gone}
+        if not any(member in tier.pins for member in partners):
+            leaving |= partners
+    at = {page: where for page, where in _departures(tier, leaving).items() if page not in gone}
+    for fold in gone:
+        if fold < 0:
+            at.update({source: "out" for source in _covered_by(tier, fold) if source not in gone and tier.at(source) == "folded"})
+    at.update(dict.fromkeys(gone, "dropped"))
+    uncover = _uncovered(tier, leaving | gone) + [page for page in gone if page in tier.cover]
+    return Change(at=at, uncover=sorted(set(uncover)))

@@ -1,0 +1,242 @@
+"""Consults the policy and keeps the budget: what happens between admitting pages and the commit.
+
+The policy is asked once for every admission and again while the window is over its capacity and it
+makes progress; moves that break a law are undone and recorded. What is then still over capacity the
+kernel settles itself, oldest first, so that law 2 never depends on a policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from types import MappingProxyType
+
+from kilburn.effect import Answer, Ask, Effect, Find, Hit
+from kilburn.errors import KernelError, PinsExceedWindow
+from kilburn.event import Act
+from kilburn.kernel.admission import text_cost
+from kilburn.kernel.gaps import handle_of
+from kilburn.kernel.kernel import Kernel
+from kilburn.message import Kind, Role
+from kilburn.move import Evict, Fold, Load, Move
+from kilburn.page import Page, Span
+from kilburn.policy import Cause, Policy, View
+
+__all__ = ["Planner"]
+
+ROUNDS = 4
+"""Times a policy is asked for one admission, at most."""
+
+
+class Planner:
+    """One policy at one process's window."""
+
+    def __init__(self, kernel: Kernel, policy: Policy, name: str) -> None:
+        self.kernel, self.policy, self.name = kernel, policy, name
+        self.depth = int(getattr(policy, "max_depth", 1))
+        self._handle = text_cost(kernel.counter, handle_of((1000, 2000, 1001, 1_000_000)))
+
+    def settle(self, cause: Cause, wanted: tuple[int, ...]) -> Generator[Ask, Answer, None]:
+        """Bring the window under its capacity, and let the policy use the occasion.
+
+        Raises:
+            PinsExceedWindow: nothing unpinned is left to move.
+        """
+        self._page_oversized(wanted)
+        kernel = self.kernel
+        if self._closed():
+            yield from self._consult(cause, wanted)
+        rounds, before = 0, -1
+        while kernel.excess and rounds < ROUNDS and kernel.use != before:
+            before = kernel.use
+            yield from self._consult(Cause.PRESSURE, wanted)
+            rounds += 1
+        if kernel.excess:
+            self._fall_back()
+
+    def bring(self, pages: Sequence[int]) -> None:
+        """Bring pages into the window whole, before they are pinned."""
+        below = tuple(page for page in pages if self.kernel.tier.at(page) in ("out", "stub", "folded"))
+        if below:
+            self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.FAULT)
+
+    def enforce(self) -> None:
+        """Settle the budget without asking the policy."""
+        if self.kernel.excess:
+            self._fall_back()
+
+    def reopen(self) -> None:
+        """Fit a reopened process to this budget and counter.
+
+        Raises:
+            PinsExceedWindow: the pins need a larger window.
+        """
+        kernel = self.kernel
+        with kernel.batch():
+            kernel.check_pins()
+            if kernel.excess:
+                self._fall_back()
+
+    def view(self, cause: Cause, wanted: tuple[int, ...]) -> View:
+        """The frozen view for one plan."""
+        kernel, tier = self.kernel, self.kernel.tier
+        return View(
+            cause=cause,
+            pages=tier.resident(),
+            budget=kernel.budget,
+            use=kernel.use,
+            wanted=wanted,
+            turn=tier.turn,
+            now=kernel.clock(),
+            pins=frozenset(tier.pins),
+            stubs=frozenset(tier.stubs),
+            marks=MappingProxyType(tier.marks),
+            uses=MappingProxyType(kernel.uses),
+            page=tier.pages.__getitem__,
+            text=kernel.text,
+            group=tier.group,
+            count=kernel.counter.count,
+            handle=self._handle,
+            task=self._task(),
+        )
+
+    def _closed(self) -> bool:
+        tier = self.kernel.tier
+        return not any(tier.is_visible(call) for call in tier.open_calls.values())
+
+    def _task(self) -> str:
+        tier = self.kernel.tier
+        return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != "dropped" else ""
+
+    # --- the policy's turn ---------------------------------------------------------------------
+
+    def _consult(self, cause: Cause, wanted: tuple[int, ...]) -> Generator[Ask, Answer, None]:
+        plan = self.policy.plan(self.view(cause, wanted))
+        moves: Sequence[Move] = (yield from self._answers(plan, cause)) if isinstance(plan, Generator) else plan
+        if not moves:
+            return
+        point = self.kernel.savepoint()
+        try:
+            for move in moves:
+                self.kernel.carry(move, policy=self.name, cause=cause, depth=self.depth)
+        except KernelError as error:
+            self.kernel.undo(point)
+            self.kernel.note(Act.REFUSE, policy=self.name, cause=cause, why=str(error), moves=len(moves))
+
+    def _answers(self, plan: Generator[Effect, Answer, Sequence[Move]], cause: Cause) -> Generator[Ask, Answer, Sequence[Move]]:
+        try:
+            effect = next(plan)
+            while True:
+                if isinstance(effect, Find):
+                    effect = plan.send(self._find(effect))
+                else:
+                    effect = plan.send((yield from self._ask(effect, cause)))
+        except StopIteration as stop:
+            moves: Sequence[Move] = stop.value or ()
+            return moves
+        finally:
+            plan.close()
+
+    def _ask(self, ask: Ask, cause: Cause) -> Generator[Ask, Answer, Answer]:
+        """Yield the question to whoever drives us; what was admitted is durable before the model speaks."""
+        kernel = self.kernel
+        kernel.flush()
+        kernel.lock.release()
+        try:
+            answer = yield ask
+        finally:
+            kernel.lock.acquire()
+        kernel.note(Act.ASK, policy=self.name, cause=cause, why=ask.purpose, outcome=answer.outcome, detail=answer.detail[:300])
+        return answer
+
+    def _find(self, find: Find) -> Answer:
+        kernel, tier = self.kernel, self.kernel.tier
+        passages = kernel.store.search(find.query, process=kernel.info.number, limit=4 * find.limit)
+        wanted = [passage for passage in passages if passage.page in tier.pages and tier.at(passage.page) in ("out", "stub", "folded")]
+        kernel.fetch(tier.pages[passage.page].digest for passage in wanted[: find.limit])
+        hits = tuple(
+            Hit(page=passage.page, span=passage.span, text=kernel.text(passage.page)[slice(*passage.span)], score=passage.score)
+            for passage in wanted[: find.limit]
+        )
+        return Answer(outcome="done" if hits else "empty", hits=hits)
+
+    # --- what the kernel does itself -------------------------------------------------------------
+
+    def _page_oversized(self, wanted: tuple[int, ...]) -> None:
+        """A message that cannot fit is itself paged: head, tail and handle stay."""
+        kernel = self.kernel
+        pinned = sum(kernel.tier.cost(page) for page in kernel.tier.pins)
+        room = kernel.budget.capacity - pinned - self._handle
+        for number in wanted:
+            page = kernel.tier.pages[number]
+            if number not in kernel.tier.pins and kernel.tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
+                self._shorten(page, room // 2)
+
+    def _shorten(self, page: Page, tokens: int) -> bool:
+        """Put head and tail in the place of a page; False where not even those would help."""
+        text = self.kernel.text(page.id)
+        point = self.kernel.savepoint()
+        for share in (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.05):
+            budget = int(tokens * share)
+            keep = _head_and_tail(text, int(len(text) * budget / max(1, page.tokens)))
+            if not keep or budget < 2 * self._handle:
+                return False
+            try:
+                made = self.kernel.carry(Fold(pages=(page.id,), keep=keep, why="larger than the window"), policy="kernel", cause=Cause.PRESSURE)
+            except KernelError:
+                self.kernel.undo(point)
+                return False
+            if made is not None and self.kernel.tier.cost(made) <= tokens:
+                return True
+            self.kernel.undo(point)
+        return False
+
+    def _fall_back(self) -> None:
+        """Evict the oldest unpinned groups; then shorten or evict even the latest message."""
+        kernel = self.kernel
+        view = self.view(Cause.PRESSURE, ())
+        older = [page for page in view.pages if not view.is_latest(page)]
+        for candidates in (older, list(view.pages)):
+            for page in candidates:
+                if not kernel.excess:
+                    return
+                if kernel.tier.at(page.id) != "in":
+                    continue
+                if view.is_latest(page) and self._shorten(page, page.tokens - kernel.excess - self._handle):
+                    continue
+                self._evict(self.view(Cause.PRESSURE, ()), page)
+        self._merge_handles()
+        if kernel.excess:
+            raise PinsExceedWindow(f"{kernel.use} of {kernel.budget.capacity} tokens are pinned or wait for a result")
+
+    def _evict(self, view: View, page: Page) -> None:
+        chosen = view.free([page], 1)
+        if not chosen:
+            return
+        point = self.kernel.savepoint()
+        try:
+            self.kernel.carry(Evict(pages=chosen, why="over capacity"), policy="kernel", cause=Cause.PRESSURE)
+        except KernelError as error:
+            self.kernel.undo(point)
+            self.kernel.note(Act.REFUSE, cause=Cause.PRESSURE, why=str(error), moves=1)
+
+    def _merge_handles(self) -> None:
+        """Stubs whose calls nothing else keeps alive go with their calls."""
+        kernel = self.kernel
+        for number in list(kernel.tier.stubs):
+            if kernel.excess and number in kernel.tier.stubs:
+                call = kernel.tier.pages[number].call
+                standing = kernel.tier.calls.get(call or "")
+                if standing is not None and kernel.tier.at(standing) == "in":
+                    self._evict(self.view(Cause.PRESSURE, ()), kernel.tier.pages[standing])
+
+
+def _head_and_tail(text: str, size: int) -> tuple[Span, ...]:
+    """Spans of about `size` characters: two thirds from the head, one third from the tail, at line ends where near."""
+    if size < 8 or len(text) <= size:
+        return ((0, min(len(text), max(size, 1))),) if text else ()
+    head, tail = size * 2 // 3, len(text) - size // 3
+    line = text.rfind("\n", head // 2, head)
+    head = line + 1 if line >= 0 else head
+    line = text.find("\n", tail, tail + size // 6)
+    tail = line + 1 if 0 <= line < len(text) - 1 else tail
+    return ((0, head), (tail, len(text)))

@@ -1,0 +1,76 @@
+"""What a search gives back: passages with where they are from, how old they are, and at what cost.
+
+Found text is data with an origin, never a bare string (law 7): retired and forgotten pages are not
+among the hits, and the token budget is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kilburn.budget import Counter
+from kilburn.message import Kind
+from kilburn.store import Passage
+
+if TYPE_CHECKING:
+    from kilburn.kernel.process import Process
+
+__all__ = ["Found", "found"]
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One hit.
+
+    Args:
+        session: the process's name; `address` is the page there, `span` the characters of its text.
+        text: the passage, exactly.
+        score: how well it matched; higher is better, comparable within one search.
+        age: seconds since it was admitted.
+        origin: who said it: "system", "user", "assistant", or "tool NAME".
+        where: "in" (in the window now) or below ("out", "folded", "stub").
+        tokens: what the text costs.
+    """
+
+    session: str
+    address: str
+    span: tuple[int, int]
+    text: str
+    score: float
+    age: float
+    origin: str
+    where: str
+    tokens: int
+
+
+def found(passages: Sequence[Passage], processes: Mapping[int, Process], counter: Counter, tokens: int, now: float) -> list[Found]:
+    """The hits for passages, best first, as many as fit into `tokens`."""
+    hits: list[Found] = []
+    left = tokens
+    for passage in passages:
+        kernel = processes[passage.process].kernel
+        page = kernel.tier.pages.get(passage.page)
+        if page is None or kernel.tier.at(page.id) in ("dropped", "retired"):
+            continue
+        text = kernel.text(page.id)[slice(*passage.span)]
+        cost = counter.count(text)
+        if cost > left:
+            continue
+        left -= cost
+        tool = kernel.tier.pages[kernel.tier.calls[page.call]].name if page.kind is Kind.RESULT and page.call in kernel.tier.calls else None
+        hits.append(
+            Found(
+                session=kernel.info.name,
+                address=page.address,
+                span=passage.span,
+                text=text,
+                score=passage.score,
+                age=max(0.0, now - page.time),
+                origin=f"tool {tool}" if tool else str(page.role),
+                where=kernel.tier.at(page.id),
+                tokens=cost,
+            )
+        )
+    return hits

@@ -1,0 +1,226 @@
+"""The window's tier: which page is where, in what order, at what cost.
+
+All changes go through `set`, which keeps the order, the gaps and the use in step, and through a
+journal, so that a failed batch leaves the state before it. The tier checks no law and does no I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from kilburn.kernel.gaps import Gaps
+from kilburn.message import Kind, Role
+from kilburn.page import Page
+from kilburn.store import State
+
+__all__ = ["OUT", "Tier", "stub_of"]
+
+OUT = State()
+Key = tuple[int, int, int]
+"""Order in the window: the page's place, then its id."""
+
+VISIBLE = frozenset({"in", "stub"})
+
+
+def stub_of(page: Page) -> str:
+    """The line that stands in place of a result that left while its call stayed."""
+    label = f": {page.label}" if page.label else ""
+    return f"[{page.address} out: {page.tokens} tokens{label}]"
+
+
+class Tier:
+    """State of one process's window.
+
+    Args:
+        count: what a line of handle costs in the prompt, in tokens, envelope included.
+    """
+
+    def __init__(self, count: Callable[[str], int]) -> None:
+        self._count = count
+        self.pages: dict[int, Page] = {}
+        self.states: dict[int, State] = {}
+        self.costs: dict[int, int] = {}
+        self.cover: dict[int, int] = {}
+        self.groups: dict[int, tuple[int, ...]] = {}
+        self.pins: set[int] = set()
+        self.marks: dict[int, float] = {}
+        self.open_calls: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+        self.last = 0
+        self.last_derived = 0
+        self.turn = 0
+        self.task = 0
+        self._order: list[Key] = []
+        self._stubs: dict[int, int] = {}
+        self._held = 0
+        self._gaps = Gaps(count)
+        self._journal: list[Callable[[], None]] = []
+        self._kept: tuple[Page, ...] | None = None
+
+    # --- reading -------------------------------------------------------------------------------
+
+    @property
+    def use(self) -> int:
+        """Tokens that the prompt takes now: resident pages, stubs and the handles of all gaps."""
+        return self._held + self._gaps.cost
+
+    @property
+    def gaps(self) -> Gaps:
+        """The stretches that are out."""
+        return self._gaps
+
+    @property
+    def stubs(self) -> Mapping[int, int]:
+        """Results that stand as a handle in place, with what the handle costs."""
+        return self._stubs
+
+    def at(self, page: int) -> str:
+        """Where a page is: "in", "stub", "out", "folded", "retired" or "dropped"."""
+        return self.states[page].at
+
+    def cost(self, page: int) -> int:
+        """What a page costs when it is resident and whole, in tokens of this process's counter."""
+        return self.costs.get(page) or self.pages[page].tokens
+
+    def resident(self) -> tuple[Page, ...]:
+        """The pages that are in, in window order, with this tier's costs."""
+        if self._kept is None:
+            self._kept = tuple(self._priced(key[2]) for key in self._order if key[2] not in self._stubs)
+        return self._kept
+
+    def visible(self) -> Iterator[Page]:
+        """Resident pages and stubs, in window order."""
+        return (self.pages[key[2]] for key in self._order)
+
+    def group(self, page: int) -> tuple[int, ...]:
+        """All pages that move together with this one, itself included."""
+        return self.groups.get(self.pages[page].group, (page,)) if self.pages[page].group else (page,)
+
+    def is_visible(self, page: int) -> bool:
+        """Whether a page, or its handle in place, stands in the prompt."""
+        return self.states[page].at in VISIBLE
+
+    def folds_over(self, pages: Sequence[int]) -> set[int]:
+        """The resident folds that stand for any of these pages."""
+        return {self.cover[page] for page in pages if page in self.cover}
+
+    def _priced(self, page: int) -> Page:
+        known = self.pages[page]
+        cost = self.cost(page)
+        return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def add(self, page: Page, state: State) -> None:
+        """Take in a new page."""
+        before = (self.last, self.last_derived, self.turn, self.task)
+        self.pages[page.id] = page
+        if page.id > 0:
+            self.last = max(self.last, page.id)
+            self.turn = max(self.turn, page.message)
+            if page.role is Role.USER and page.kind is Kind.TEXT:
+                self.task = page.id
+        else:
+            self.last_derived = min(self.last_derived, page.id)
+        self._journal.append(lambda: self._forget(page, before))
+        if page.group:
+            members = self.groups.get(page.group, ())
+            self.groups[page.group] = (*members, page.id)
+            self._journal.append(lambda: self._regroup(page.group, members))
+        if page.call is not None and page.id > 0:
+            self._note_call(page, page.call)
+        self.states[page.id] = OUT if page.id < 0 else State(at="folded")
+        self.set(page.id, state)
+
+    def set(self, page: int, state: State) -> None:
+        """Change a page's state, keeping order, gaps and use in step."""
+        before = self.states[page]
+        if before == state:
+            return
+        self._journal.append(lambda: self._swap(page, state, before))
+        self._swap(page, before, state)
+
+    def set_cover(self, page: int, fold: int | None) -> None:
+        """Note that a fold stands for a page, or that none does."""
+        before = self.cover.get(page)
+        self._journal.append(lambda: self._put_cover(page, before))
+        self._put_cover(page, fold)
+
+    def reprice(self, costs: dict[int, int]) -> None:
+        """Take other costs per page (another tokenizer), outside any batch."""
+        states = dict(self.states)
+        for page in states:
+            self._swap(page, self.states[page], State(at="folded"))
+        self.costs = costs
+        for page, state in states.items():
+            self._swap(page, State(at="folded"), state)
+
+    def begin(self) -> None:
+        """Start a batch: forget the journal."""
+        self._journal.clear()
+
+    def mark(self) -> int:
+        """A point in the batch that `rollback` can return to."""
+        return len(self._journal)
+
+    def rollback(self, mark: int = 0) -> None:
+        """Undo the batch back to a mark."""
+        while len(self._journal) > mark:
+            self._journal.pop()()
+
+    def _swap(self, page: int, before: State, after: State) -> None:
+        self.states[page] = after
+        if before.pinned != after.pinned:
+            (self.pins.add if after.pinned else self.pins.discard)(page)
+        if after.mark:
+            self.marks[page] = after.mark
+        else:
+            self.marks.pop(page, None)
+        if before.at == after.at:
+            return
+        key = (*self.pages[page].place, page)
+        appended = self._kept is not None and after.at == "in" and before.at not in VISIBLE and (not self._order or key > self._order[-1])
+        self._kept = (*self._kept, self._priced(page)) if appended and self._kept is not None else None
+        if before.at in VISIBLE:
+            self._held -= self._stubs.pop(page) if before.at == "stub" else self.cost(page)
+            if after.at not in VISIBLE:
+                del self._order[bisect_left(self._order, key)]
+        elif before.at == "out" and page > 0:
+            self._gaps.remove(page, self.cost(page), self.cost)
+        if after.at in VISIBLE:
+            if before.at not in VISIBLE:
+                insort(self._order, key)
+            if after.at == "stub":
+                self._stubs[page] = self._count(stub_of(self.pages[page]))
+            self._held += self._stubs[page] if after.at == "stub" else self.cost(page)
+        elif after.at == "out" and page > 0:
+            self._gaps.add(page, self.cost(page))
+
+    def _note_call(self, page: Page, call: str) -> None:
+        if page.kind is Kind.CALL:
+            self.calls[call] = page.id
+            self.open_calls[call] = page.id
+            self._journal.append(lambda: (self.calls.pop(call), self.open_calls.pop(call, None), None)[2])
+        elif page.kind is Kind.RESULT and call in self.open_calls:
+            was = self.open_calls.pop(call)
+            self._journal.append(lambda: self.open_calls.__setitem__(call, was))
+
+    def _put_cover(self, page: int, fold: int | None) -> None:
+        if fold is None:
+            self.cover.pop(page, None)
+        else:
+            self.cover[page] = fold
+
+    def _regroup(self, group: int, members: tuple[int, ...]) -> None:
+        if members:
+            self.groups[group] = members
+        else:
+            self.groups.pop(group, None)
+
+    def _forget(self, page: Page, before: tuple[int, int, int, int]) -> None:
+        self._swap(page.id, self.states[page.id], State(at="folded"))
+        del self.pages[page.id], self.states[page.id]
+        self.last, self.last_derived, self.turn, self.task = before

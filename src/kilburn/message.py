@@ -1,0 +1,96 @@
+"""Messages as Kilburn sees them: a role and parts, one neutral form for every provider's JSON.
+
+A part is the unit that becomes a page. It refuses to know any wire form (see `kilburn.wire`) and
+any store: it is plain, frozen data.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+__all__ = ["Kind", "Message", "Part", "Role", "Trust"]
+
+
+class Role(StrEnum):
+    """Who speaks. A `developer` message is SYSTEM here; the wire form remembers the difference."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Kind(StrEnum):
+    """What a part or page is."""
+
+    TEXT = "text"
+    IMAGE = "image"
+    CALL = "call"
+    RESULT = "result"
+    REASONING = "reasoning"
+    OPAQUE = "opaque"
+    """A block of a provider that Kilburn carries without reading it."""
+    FOLD = "fold"
+    """A derived text that stands for its sources: a summary, a memento."""
+    EXCERPT = "excerpt"
+    """A derived page whose text is verbatim spans of its source."""
+
+
+class Trust(IntEnum):
+    """How far a text may be believed, lowest first. A derived page has its sources' lowest."""
+
+    TOOL = 0
+    """Output of tools, web pages, files: data for ever, never instructions."""
+    AGENT = 1
+    USER = 2
+    OPERATOR = 3
+
+
+TRUST_OF_ROLE = {
+    Role.SYSTEM: Trust.OPERATOR,
+    Role.USER: Trust.USER,
+    Role.ASSISTANT: Trust.AGENT,
+    Role.TOOL: Trust.TOOL,
+}
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a message, in the form that is hashed, counted, searched and recalled.
+
+    Args:
+        kind: TEXT, IMAGE, CALL, RESULT, REASONING or OPAQUE.
+        text: the exact content. TEXT and REASONING: the text. CALL: the arguments exactly as the
+            model wrote them (a JSON string). RESULT: the output as text. IMAGE: an URL, or a
+            `data:` URL with the bytes in base64. OPAQUE: the block as JSON.
+        call: CALL and RESULT: the call's id; an IMAGE inside a tool result: the id of that call.
+        name: CALL: the tool's name.
+        extra: what the wire form carried beyond this, as a JSON object; None where nothing.
+    """
+
+    kind: Kind
+    text: str
+    call: str | None = None
+    name: str | None = None
+    extra: str | None = None
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message: a role and its parts, in order.
+
+    Args:
+        role: who speaks. Tool results are TOOL, also where a provider puts them into a user message.
+        parts: at least one; an empty message is one empty TEXT part.
+        extra: what the wire form carried beside role and content, as a JSON object (its key
+            `form` names the wire form, so that the original can be rebuilt exactly), or None.
+        trust: None for the role's own; a lower one is kept, a higher one is refused.
+        sources: page ids that this message's text was recalled from; such a message is not indexed
+            or extracted again as if it were new.
+    """
+
+    role: Role
+    parts: tuple[Part, ...]
+    extra: str | None = None
+    trust: Trust | None = None
+    sources: tuple[int, ...] = ()

@@ -1,0 +1,123 @@
+"""What a language model is to Kilburn: one verb, `stream`.
+
+A request holds messages in the wire form that the model asks for; a stream yields pieces of text as
+they come and ends with the whole `Reply`. Models are synchronous generators; async callers drive
+them in a thread (`kilburn.kernel.drive`), so no model is written twice. Closing the generator early
+closes the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from kilburn.message import Message, Part
+
+__all__ = ["Delta", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete"]
+
+
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as a model sees it: name, one-paragraph description, JSON schema of its arguments."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider says a reply cost, in tokens; `cached` and `written` are parts of `prompt` that
+    were read from, or written to, its prompt cache."""
+
+    prompt: int = 0
+    reply: int = 0
+    cached: int = 0
+    written: int = 0
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a model.
+
+    Args:
+        messages: in the model's own `form`, as `Process.render` gives them.
+        system: for the "messages" form, where the system prompt is not a message; None elsewhere.
+        tools: the tools it may call.
+        max_tokens: cap of the reply.
+        temperature: 0 for greedy decoding.
+        schema: JSON schema that the reply must follow, where the model can be held to it.
+        timeout: seconds for the whole reply, or None.
+        seed: for sampling, or None.
+        options: passed through to the provider untouched.
+    """
+
+    messages: Sequence[dict[str, Any]]
+    system: Any = None
+    tools: tuple[ToolSpec, ...] = ()
+    max_tokens: int = 1024
+    temperature: float | None = None
+    schema: dict[str, Any] | None = None
+    timeout: float | None = None
+    seed: int | None = None
+    options: dict[str, Any] = {}
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A piece of the reply's text as it came; `reasoning` marks a piece of its thinking."""
+
+    text: str
+    reasoning: bool = False
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole reply.
+
+    Args:
+        message: an ASSISTANT message whose parts are texts, calls and reasoning, in order.
+        finish: "stop", "length" (cut at its cap), "calls" (it wants tools run) or "refused".
+        usage: what the provider counted, or None.
+    """
+
+    message: Message
+    finish: str = "stop"
+    usage: Tokens | None = None
+
+    @property
+    def text(self) -> str:
+        """The reply's text parts, joined."""
+        return "".join(part.text for part in self.message.parts if part.kind == "text")
+
+    @property
+    def calls(self) -> tuple[Part, ...]:
+        """The tool calls, in order."""
+        return tuple(part for part in self.message.parts if part.kind == "call")
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A language model. `form` is "chat" or "messages"; `context` its whole window in tokens, or None
+    where unknown; `tokenizer` a name for `kilburn.tokens` that counts as it does, or an own counter.
+
+    `kilburn.testing.check_model` holds an implementation to this contract.
+    """
+
+    name: str
+    form: str
+    context: int | None
+    tokenizer: Any
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        """Deltas as they come, then exactly one `Reply`, last.
+
+        Raises:
+            Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
+        """
+        ...
+
+
+def complete(model: Model, request: Request) -> Reply:
+    """The whole reply of a model, without the pieces."""
+    for piece in model.stream(request):
+        if isinstance(piece, Reply):
+            return piece
+    raise AssertionError(f"model {model.name} ended its stream without a reply")

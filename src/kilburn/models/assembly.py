@@ -1,0 +1,120 @@
+"""Chunks of a chat completion, put together into one reply.
+
+Both the in-process model and HTTP endpoints stream this form. Tool calls come in pieces, and not
+every server numbers them; reasoning comes under two names. It refuses to read a network.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from kilburn.errors import Unavailable, WireError
+from kilburn.message import Kind
+from kilburn.model import Delta, Reply, Request, Tokens
+from kilburn.wire import chat
+from kilburn.wire.plain import plain
+
+__all__ = ["Assembly", "arguments", "tokens_of"]
+
+_FINISH = {"stop": "stop", "length": "length", "tool_calls": "calls", "function_call": "calls", "content_filter": "refused"}
+_THOUGHTS = ("reasoning_content", "reasoning")
+
+
+class Assembly:
+    """Takes chunks in order and ends with a reply. `who` is the model's name, for errors."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._texts: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
+        self._calls: list[dict[str, Any]] = []
+        self._slots: dict[int, int] = {}
+        self._finish: str | None = None
+        self._usage: Tokens | None = None
+
+    def feed(self, chunk: dict[str, Any]) -> Iterator[Delta]:
+        """The pieces of text that a chunk brings."""
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self._usage = tokens_of(usage)
+        for choice in chunk.get("choices") or ():
+            if choice.get("index"):
+                continue
+            self._finish = choice.get("finish_reason") or self._finish
+            delta = choice.get("delta") or {}
+            for key, texts in self._texts.items():
+                text = delta.get(key)
+                # Some servers send the same thought under both names.
+                if isinstance(text, str) and text and not (key == "reasoning" and delta.get("reasoning_content")):
+                    texts.append(text)
+                    yield Delta(text, key in _THOUGHTS)
+            for piece in delta.get("tool_calls") or ():
+                self._feed_call(piece)
+
+    def _feed_call(self, piece: dict[str, Any]) -> None:
+        index, given = piece.get("index"), piece.get("id")
+        function = piece.get("function") or {}
+        at = self._slots.get(index) if isinstance(index, int) else (len(self._calls) - 1 if self._calls and not given else None)
+        if at is None or (given and self._calls[at]["id"] not in ("", given)):
+            self._calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+            at = len(self._calls) - 1
+            if isinstance(index, int):
+                self._slots[index] = at
+        call = self._calls[at]
+        call["id"] = given or call["id"]
+        call["function"]["name"] += function.get("name") or ""
+        call["function"]["arguments"] += function.get("arguments") or ""
+
+    def reply(self) -> Reply:
+        """The whole reply.
+
+        Raises:
+            Unavailable: the stream ended before the reply did, or it is no message.
+        """
+        if self._finish is None:
+            raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
+        source: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts["content"])}
+        for key in ("reasoning_content", "reasoning", "refusal"):
+            if self._texts[key]:
+                source[key] = "".join(self._texts[key])
+        for call in self._calls:
+            # An id is what ties a result to its call; a server that gives none still needs one, unlike any before.
+            call["id"] = call["id"] or f"call_{uuid.uuid4().hex[:24]}"
+        if self._calls:
+            source["tool_calls"] = self._calls
+        try:
+            message = chat.read(plain(source, "reply"), "reply")
+        except WireError as error:
+            raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
+        finish = _FINISH.get(self._finish, "stop")
+        if finish == "stop" and any(part.kind is Kind.CALL for part in message.parts):
+            finish = "calls"
+        if finish == "stop" and self._texts["refusal"]:
+            finish = "refused"
+        return Reply(message=message, finish=finish, usage=self._usage)
+
+
+def tokens_of(usage: dict[str, Any]) -> Tokens:
+    """What a chat completion's `usage` says."""
+    details = usage.get("prompt_tokens_details") or {}
+    return Tokens(
+        prompt=usage.get("prompt_tokens") or 0,
+        reply=usage.get("completion_tokens") or 0,
+        cached=details.get("cached_tokens") or 0,
+    )
+
+
+def arguments(request: Request) -> dict[str, Any]:
+    """What a request says beside its messages and cap, in the chat form."""
+    given: dict[str, Any] = {}
+    if request.tools:
+        given["tools"] = chat.tools(request.tools)
+    if request.temperature is not None:
+        given["temperature"] = request.temperature
+    if request.seed is not None:
+        given["seed"] = request.seed
+    if request.schema is not None:
+        held = {"name": "reply", "schema": request.schema, "strict": True}
+        given["response_format"] = {"type": "json_schema", "json_schema": held}
+    return given

@@ -1,0 +1,201 @@
+"""One download: bytes that are nobody's until they are whole.
+
+The bytes arrive in `<file>.partial` beside the target, under a lock, with a journal of what is known
+to be good. `commit` hashes all of it, records the digest in `<file>.sha256` (the format of
+`sha256sum`) and renames it into place, so a file under its own name is a whole file. This module
+refuses to know where bytes come from: that is `wheels` and `hub`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from kilburn.errors import Unavailable
+
+__all__ = ["Download", "Progress", "digest", "disk", "folder", "recorded"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with a name, the bytes done and the bytes in all (0 where nobody said how many)."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def folder() -> Path:
+    """The folder of this user's weights; it need not exist yet.
+
+    `$KILBURN_HOME/models`, else `$XDG_CACHE_HOME/kilburn/models`, else `~/.cache/kilburn/models`.
+    Raises `Unavailable` where none of the three can be told.
+    """
+    if home := os.environ.get("KILBURN_HOME"):
+        return Path(os.path.abspath(os.path.expanduser(home))) / "models"
+    # The XDG specification says that a relative path is to be ignored.
+    if (cache := os.environ.get("XDG_CACHE_HOME", "")) and os.path.isabs(cache):
+        return Path(cache) / "kilburn" / "models"
+    try:
+        return Path.home() / ".cache" / "kilburn" / "models"
+    except RuntimeError as error:
+        raise Unavailable(f"no home folder for weights: {error}", advice="set KILBURN_HOME to a folder") from error
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    with disk(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def recorded(path: Path) -> tuple[str, int] | None:
+    """The sha256 and size in bytes that were recorded beside a file when it came, or None."""
+    try:
+        lines = _beside(path, ".sha256").read_text("ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if len(lines) != 2 or not lines[1].startswith("# bytes ") or not lines[1][8:].isdigit():
+        return None
+    return lines[0].partition(" ")[0], int(lines[1][8:])
+
+
+@contextmanager
+def disk(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about a disk into `Unavailable` with an advice."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            what, advice = "no space left", "free some, or set KILBURN_HOME to a larger disk; a pull continues where it stopped"
+        elif error.errno in _CLOSED:
+            what, advice = "not permitted", "set KILBURN_HOME to a folder that you may write"
+        else:
+            what, advice = error.strerror or str(error), "set KILBURN_HOME to another folder"
+        raise Unavailable(f"{path}: {what}", advice=advice) from error
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+class Download:
+    """The one download of a target at a time, on this machine; others wait in `with`.
+
+    Leaving the block without `commit` keeps what the journal vouches for, so that the next download
+    continues; with an empty journal nothing is kept. All methods raise `Unavailable` for disk errors.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.partial = _beside(target, ".partial")
+        self.scratch = _beside(target, ".scratch")
+        """A folder for wheels; emptied at both ends."""
+        self._journal = _beside(target, ".partial.journal")
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Download:
+        try:
+            with disk(self.target.parent):
+                self.target.parent.mkdir(parents=True, exist_ok=True)
+                # The system drops the lock when this process ends, however it ends. The file stays: with
+                # it removed, a third process could lock a new file while a second holds the old one.
+                lock = self._closing.enter_context(_beside(self.target, ".lock").open("ab"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._sweep()
+                self.scratch.mkdir(exist_ok=True)
+        except BaseException:
+            self._closing.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._closing, disk(self.scratch):
+            self._sweep()
+            if not self.journal():
+                self.discard()
+
+    def _sweep(self) -> None:
+        # A child of a killed pull may still be writing there; what it leaves goes at the next pull.
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def room(self, size: int) -> None:
+        """Refuse early where `size` more bytes cannot fit the disk."""
+        with disk(self.target.parent):
+            free = shutil.disk_usage(self.target.parent).free
+        if free < size:
+            raise Unavailable(
+                f"{self.target.parent}: {size:,} bytes needed, {free:,} free",
+                advice="free some, or set KILBURN_HOME to a larger disk",
+            )
+
+    def journal(self) -> tuple[str, ...]:
+        """The lines noted so far; none where there is no partial file, and no line that a crash tore."""
+        if not self.partial.is_file():
+            return ()
+        try:
+            text = self._journal.read_text("utf-8", errors="replace")
+        except FileNotFoundError:
+            return ()
+        return tuple(text.split("\n")[:-1])
+
+    def note(self, line: str) -> None:
+        """Vouch for bytes of the partial file that have reached the disk."""
+        with disk(self._journal), self._journal.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def discard(self) -> None:
+        """Remove the partial file and its journal; the next download starts at zero."""
+        with disk(self.partial):
+            self.partial.unlink(missing_ok=True)
+            self._journal.unlink(missing_ok=True)
+
+    def commit(self, size: int, sha256: str = "") -> Path:
+        """Make the partial file the target, if it has this size, this digest and the magic of GGUF.
+
+        An empty `sha256` is taken from the bytes and recorded. Raises `Unavailable`, and removes the
+        partial file, where anything differs.
+        """
+        with disk(self.partial):
+            found = self.partial.stat().st_size
+            with self.partial.open("rb") as file:
+                magic = file.read(4)
+        actual = digest(self.partial)
+        wrong = ""
+        if size and found != size:
+            wrong = f"{found:,} bytes instead of {size:,}"
+        elif sha256 and actual != sha256:
+            wrong = f"sha256 {actual} instead of {sha256}"
+        elif magic != b"GGUF":
+            wrong = f"no GGUF file: it begins with {magic!r}"
+        if wrong:
+            self.discard()
+            raise Unavailable(f"{self.target.name}: {wrong}", advice="the bad file was removed; pull again, or get it elsewhere")
+        self.record(actual, found)
+        with disk(self.target):
+            with self.partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            self.partial.replace(self.target)
+            self._journal.unlink(missing_ok=True)
+            entry = os.open(self.target.parent, os.O_RDONLY)
+            try:
+                os.fsync(entry)
+            finally:
+                os.close(entry)
+        return self.target
+
+    def record(self, sha256: str, size: int) -> None:
+        """Write `<file>.sha256`; `sha256sum -c` reads it, and skips the line with the size."""
+        beside = _beside(self.target, ".sha256")
+        fresh = _beside(beside, ".partial")
+        with disk(beside):
+            with fresh.open("w", encoding="ascii") as file:
+                file.write(f"{sha256}  {self.target.name}\n# bytes {size}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(beside)

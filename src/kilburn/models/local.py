@@ -1,0 +1,195 @@
+"""The embedded model: a GGUF file, run in this process by llama.cpp.
+
+Its tokenizer is the model's own, so counts are exact for it. It refuses tools where the model's chat
+template has no place for them, instead of dropping them silently.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from kilburn.errors import Refused, Unavailable
+from kilburn.model import Delta, Reply, Request, ToolSpec
+from kilburn.models.assembly import Assembly, arguments
+from kilburn.models.llama import Engine, engine
+from kilburn.models.weights import find
+from kilburn.wire import chat
+
+__all__ = ["Local", "Vocabulary"]
+
+_CONTEXT = 8192
+"""Window where none is asked for: its cache takes 190 MB for SmolLM2-135M and 235 MB for Qwen2.5-1.5B."""
+
+
+class Vocabulary:
+    """Counts tokens as the loaded model does.
+
+    Attributes:
+        name: "local:" and the model's name.
+        envelope: what one message costs beside its text in the model's chat template.
+        overhead: what a prompt costs before its first message and after its last one: the default
+            system prompt that some templates add, and the opening of the reply.
+    """
+
+    def __init__(self, name: str, loaded: Engine) -> None:
+        self.name = f"local:{name}"
+        self._engine: Engine | None = loaded
+        one, three = self._measure(loaded, 1), self._measure(loaded, 3)
+        self.envelope = -(-(three - one) // 2)
+        self.overhead = max(one - self.envelope, 0)
+
+    def count(self, text: str) -> int:
+        """Tokens of `text` alone.
+
+        Raises:
+            Unavailable: the model was closed.
+        """
+        if not text:
+            return 0
+        if self._engine is None:
+            raise Unavailable(f"{self.name} was closed", advice="make a new one")
+        # Special tokens are read as such, because the prompt's are: what looks like one counts as one.
+        body = {"content": text, "add_special": False, "parse_special": True}
+        return len(self._engine.ask("POST", "/tokenize", body)["tokens"])
+
+    def close(self) -> None:
+        """Let go of the model; counting then raises."""
+        self._engine = None
+
+    def _measure(self, loaded: Engine, turns: int) -> int:
+        """Tokens of a prompt of so many turns, less their texts. Templates want users and assistants in turn."""
+        said = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(turns)]
+        return prompt_tokens(loaded, said, ()) - turns * self.count("a")
+
+
+class Local:
+    """A model on this machine.
+
+    Args:
+        model: the path of a GGUF file, or a name that `kilburn models pull` knows.
+        context: window in tokens, 8,192 or what the model was trained for where that is less.
+        threads: for llama.cpp; None takes one a core.
+        timeout: seconds for a reply whose request names none, or None.
+
+    Two objects for one file, window and number of threads share what is loaded.
+
+    Raises:
+        MissingExtra: the extra `local` is not installed.
+        Unavailable: no such model here.
+    """
+
+    form = "chat"
+
+    def __init__(
+        self,
+        model: str | Path = "smollm2",
+        context: int | None = None,
+        threads: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        path = find(str(model))
+        self.name = path.stem if path == Path(model) else str(model)
+        loaded = engine(path, context or _CONTEXT, threads or os.cpu_count() or 1)
+        self._engine: Engine | None = loaded
+        self._timeout = timeout
+        self.context: int | None = loaded.context
+        self.tokenizer: Any = Vocabulary(self.name, loaded)
+        self.takes_tools = "tools" in loaded.template
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        """The reply as it is decoded. One reply is decoded at a time; others wait for their turn.
+
+        Raises:
+            Refused: no messages, a schema that cannot be held, or tools that the template cannot show.
+            Overlong: the prompt does not fit the window.
+            Unavailable: the time was up, or the model was closed.
+        """
+        loaded = self._check(request)
+        body = {
+            **arguments(request),
+            "messages": list(request.messages),
+            "max_tokens": request.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **request.options,
+        }
+        assembly = Assembly(self.name)
+        timeout = self._timeout if request.timeout is None else request.timeout
+        with closing(loaded.stream(body, timeout)) as chunks:
+            for chunk in chunks:
+                yield from assembly.feed(chunk)
+        yield assembly.reply()
+
+    def prompt_tokens(self, messages: Sequence[dict[str, Any]], tools: tuple[ToolSpec, ...] = ()) -> int:
+        """Tokens that the prompt of these messages has, exactly: template applied, reply opened."""
+        return prompt_tokens(self._loaded(), messages, tools)
+
+    def save(self, path: str | Path) -> int:
+        """Write the state of the last prompt and reply (the KV cache) to a file; its tokens.
+
+        A prompt that begins like it is not read again after `restore`, also in another process.
+
+        Raises:
+            Refused, Unavailable: llama.cpp could not write it.
+        """
+        tokens: int = self._slot("save", Path(path))["n_saved"]
+        return tokens
+
+    def restore(self, path: str | Path) -> int:
+        """Read back what `save` wrote for the same model and window; its tokens.
+
+        Raises:
+            Refused, Unavailable: no such file, or of another model.
+        """
+        if not Path(path).is_file():
+            raise Unavailable(f"no saved state at {path}", advice="save one first")
+        tokens: int = self._slot("restore", Path(path))["n_restored"]
+        return tokens
+
+    def close(self) -> None:
+        """Let go of the loaded model; it is freed when no other object shares it. May be called twice."""
+        self._engine = None
+        self.tokenizer.close()
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _loaded(self) -> Engine:
+        if self._engine is None:
+            raise Unavailable(f"{self.name} was closed", advice="make a new one")
+        return self._engine
+
+    def _check(self, request: Request) -> Engine:
+        if not request.messages:
+            raise Refused("a request without messages", advice="send at least one message")
+        if request.tools and not self.takes_tools:
+            raise Refused(f"the chat template of {self.name} has no place for tools", advice="use a model trained for tools")
+        return self._loaded()
+
+    def _slot(self, action: str, path: Path) -> Any:
+        """llama.cpp takes a bare file name in a folder set at load; a link leads from there to the path."""
+        loaded = self._loaded()
+        link = loaded.slots / secrets.token_hex(8)
+        link.symlink_to(path.absolute())
+        try:
+            return loaded.ask("POST", f"/slots/0?action={action}", {"filename": link.name})
+        finally:
+            link.unlink()
+
+
+def prompt_tokens(loaded: Engine, messages: Sequence[dict[str, Any]], tools: tuple[ToolSpec, ...]) -> int:
+    """Tokens of a whole prompt, as llama.cpp will read it."""
+    body: dict[str, Any] = {"messages": list(messages)}
+    if tools:
+        body["tools"] = chat.tools(tools)
+    tokens: int = loaded.ask("POST", "/v1/chat/completions/input_tokens", body)["input_tokens"]
+    return tokens

@@ -1,0 +1,253 @@
+"""Anthropic's messages endpoint, and servers that speak its form.
+
+It goes through the official `anthropic` SDK, whose own retries are switched off so that there is one
+policy (see `kilburn.models.retry`). Arguments of tool calls stay the exact text that the model wrote.
+It refuses to decide what is worth caching beyond one switch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import MissingExtra, ModelError, Refused, Unavailable, WireError
+from kilburn.message import Kind, Message
+from kilburn.model import Delta, Reply, Request, Tokens
+from kilburn.models.deadline import Deadline
+from kilburn.models.faults import fault
+from kilburn.models.retry import Retry
+from kilburn.wire import messages as wire
+from kilburn.wire.plain import plain
+
+__all__ = ["Messages"]
+
+_FINISH = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "calls",
+    "refusal": "refused",
+}
+_PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_BREAKPOINT = {"type": "ephemeral"}
+
+
+class Messages:
+    """A model behind a messages endpoint.
+
+    Args:
+        model: its name there.
+        base_url: of the endpoint, without its version; None is Anthropic, or what ANTHROPIC_BASE_URL says.
+        api_key: None takes what the SDK finds (ANTHROPIC_API_KEY); a `base_url` that needs none may go without.
+        context: its window in tokens, or None where unknown.
+        tokenizer: a name for `kilburn.tokens`, or a counter; None takes the model's name.
+        cache: mark the system prompt and the end of the last message for the provider's prompt cache.
+        timeout: seconds of silence before a call is given up; `Request.timeout` bounds the whole reply.
+        retry: how failed calls are made again.
+
+    Raises:
+        MissingExtra: the extra `anthropic` is not installed.
+    """
+
+    form = "messages"
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        context: int | None = None,
+        tokenizer: Any = None,
+        cache: bool = False,
+        timeout: float = 300.0,
+        retry: Retry | None = None,
+    ) -> None:
+        try:
+            self._sdk = importlib.import_module("anthropic")
+            self._wire_errors = importlib.import_module("httpx2").HTTPError
+        except ModuleNotFoundError as error:
+            raise MissingExtra("anthropic", "anthropic") from error
+        self.name = model
+        self.context = context
+        self.tokenizer: Any = model if tokenizer is None else tokenizer
+        self._cache = cache
+        self._timeout = timeout
+        self._retry = retry or Retry()
+        self._client = self._sdk.Anthropic(base_url=base_url, api_key=api_key, max_retries=0)
+        if base_url is not None and not (self._client.api_key or self._client.auth_token):
+            # Servers at home ask for no key, but the SDK insists on one.
+            self._client = self._sdk.Anthropic(base_url=base_url, api_key="none", max_retries=0)
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        """The reply as it comes. Failures before the first piece are tried again.
+
+        Raises:
+            Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
+        """
+        if not request.messages:
+            raise Refused("a request without messages", advice="send at least one message")
+        yield from self._retry.stream(lambda left: self._once(request, left), request.timeout)
+
+    def close(self) -> None:
+        """Close the connections that are kept open."""
+        self._client.close()
+
+    def __enter__(self) -> Messages:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _once(self, request: Request, left: float | None) -> Generator[Delta | Reply, None, None]:
+        """One try, within `left` seconds."""
+        silence = self._timeout if left is None else min(left, self._timeout)
+        blocks = _Blocks(self.name)
+        passed = False
+        try:
+            with self._open(request, silence) as events, Deadline(left, events.response) as deadline:
+                try:
+                    for event in events:
+                        yield from blocks.feed(event.to_dict())
+                finally:
+                    passed = deadline.passed
+        except (self._sdk.APIError, self._wire_errors) as error:
+            raise self._fault(error, passed) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unavailable(f"{self.name} sent what is no message: {error!r}", advice="check the base URL") from error
+        if passed:
+            raise self._late()
+        yield blocks.reply()
+
+    def _open(self, request: Request, silence: float) -> Any:
+        try:
+            return self._client.messages.create(stream=True, timeout=silence, **_arguments(self.name, request, self._cache))
+        except TypeError as error:
+            raise Refused(f"{self.name}: {error}", advice="set ANTHROPIC_API_KEY, or give api_key") from error
+
+    def _fault(self, error: Any, passed: bool) -> ModelError:
+        silent = any(base.__name__ == "TimeoutException" for base in type(error).__mro__)
+        if passed or silent or isinstance(error, self._sdk.APITimeoutError):
+            return self._late()
+        if isinstance(error, self._wire_errors | self._sdk.APIConnectionError):
+            reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+            return Unavailable(f"{self.name}: {reason}", advice=f"is anything listening at {self._client.base_url}?")
+        status = getattr(error, "status_code", None)
+        headers = error.response.headers if isinstance(error, self._sdk.APIStatusError) else None
+        # An error inside a stream carries the stream's own status, which says nothing.
+        return fault(self.name, None if status == 200 else status, error.body, str(error), headers)
+
+    def _late(self) -> Unavailable:
+        return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")
+
+
+class _Blocks:
+    """Takes a stream's events in order and ends with a reply."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._arguments: dict[int, str] = {}
+        self._usage: dict[str, int] = {}
+        self._stop: str | None = None
+
+    def feed(self, event: dict[str, Any]) -> Iterator[Delta]:
+        kind = event["type"]
+        if kind == "message_start":
+            self._count(event["message"].get("usage"))
+        elif kind == "message_delta":
+            self._stop = event["delta"].get("stop_reason") or self._stop
+            self._count(event.get("usage"))
+        elif kind == "content_block_start":
+            block = self._blocks[event["index"]] = dict(event["content_block"])
+            text = block.get(block["type"]) if block["type"] in ("text", "thinking") else None
+            if text:
+                yield Delta(text, block["type"] == "thinking")
+        elif kind == "content_block_delta":
+            yield from self._extend(event["index"], event["delta"])
+
+    def _extend(self, index: int, delta: dict[str, Any]) -> Iterator[Delta]:
+        block, kind = self._blocks[index], delta["type"]
+        if kind == "input_json_delta":
+            self._arguments[index] = self._arguments.get(index, "") + delta["partial_json"]
+        elif kind == "citations_delta":
+            block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+        elif kind in _PIECES:
+            key = _PIECES[kind]
+            block[key] = (block.get(key) or "") + delta[key]
+            if key != "signature" and delta[key]:
+                yield Delta(delta[key], key == "thinking")
+
+    def _count(self, usage: dict[str, Any] | None) -> None:
+        self._usage.update({key: value for key, value in (usage or {}).items() if isinstance(value, int)})
+
+    def reply(self) -> Reply:
+        if self._stop is None:
+            raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
+        written: list[str] = []
+        for index, block in self._blocks.items():
+            if block["type"] == "tool_use":
+                written.append(self._arguments.get(index) or json.dumps(block.get("input") or {}))
+                block["input"] = {}
+            elif index in self._arguments:
+                block["input"] = json.loads(self._arguments[index] or "{}")
+        try:
+            source = {"role": "assistant", "content": list(self._blocks.values())}
+            message = _with_arguments(wire.read(plain(source, "reply"), "reply")[0], written)
+        except WireError as error:
+            raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
+        cached, stored = self._usage.get("cache_read_input_tokens", 0), self._usage.get("cache_creation_input_tokens", 0)
+        usage = Tokens(
+            prompt=self._usage.get("input_tokens", 0) + cached + stored,
+            reply=self._usage.get("output_tokens", 0),
+            cached=cached,
+            written=stored,
+        )
+        return Reply(message=message, finish=_FINISH.get(self._stop, "stop"), usage=usage if self._usage else None)
+
+
+def _with_arguments(message: Message, written: Sequence[str]) -> Message:
+    """The message with each call's arguments as they were streamed; the wire form holds them decoded."""
+    left = iter(written)
+    parts = tuple(
+        msgspec.structs.replace(part, text=next(left)) if part.kind is Kind.CALL else part for part in message.parts
+    )
+    return msgspec.structs.replace(message, parts=parts)
+
+
+def _arguments(model: str, request: Request, cache: bool) -> dict[str, Any]:
+    messages, system = list(request.messages), request.system
+    if cache:
+        messages[-1] = {**messages[-1], "content": _marked(messages[-1]["content"])}
+        system = system and _marked(system)
+    given: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": request.max_tokens}
+    if system:
+        given["system"] = system
+    if request.tools:
+        given["tools"] = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.parameters} for tool in request.tools
+        ]
+    if request.schema is not None:
+        given["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
+    if request.temperature is not None:
+        given["extra_body"] = {"temperature": request.temperature}
+    if request.options:
+        given["extra_body"] = {**given.get("extra_body", {}), **request.options}
+    return given
+
+
+def _marked(content: Any) -> Any:
+    """Content whose last block that may be cached carries a breakpoint; what is given stays as it is."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    for index in range(len(blocks) - 1, -1, -1):
+        empty = blocks[index].get("type") == "text" and not blocks[index].get("text")
+        if not empty and blocks[index].get("type") not in ("thinking", "redacted_thinking"):
+            blocks[index] = {"cache_control": _BREAKPOINT, **blocks[index]}
+            return blocks
+    return content

@@ -1,0 +1,101 @@
+"""When a failed call is made again: exponential back-off with full jitter, and the provider's word.
+
+It refuses to repeat a reply of which a piece was already handed on: nobody wants the first half
+twice. The clock, the sleep and the dice are arguments, so a test needs no patience.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+from kilburn.errors import RateLimited, Unavailable
+
+__all__ = ["Retry", "seconds_to_wait"]
+
+Piece = TypeVar("Piece")
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often, and how long apart.
+
+    Args:
+        attempts: calls in all, the first included; 1 never repeats.
+        first: upper bound of the first pause, in seconds; it doubles each time.
+        cap: no pause is longer, in seconds. A provider that asks for more is not asked again: its
+            error goes to the caller, with `retry_after`.
+        sleep: waits so many seconds.
+        dice: a number in [0, 1).
+        clock: seconds, monotonic.
+    """
+
+    attempts: int = 4
+    first: float = 0.5
+    cap: float = 30.0
+    sleep: Callable[[float], None] = time.sleep
+    dice: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.monotonic
+
+    def pause(self, failed: int, error: RateLimited | Unavailable) -> float | None:
+        """Seconds to wait after the `failed`-th failure in a row (from 1), or None to give up."""
+        if failed >= self.attempts:
+            return None
+        asked = error.retry_after if isinstance(error, RateLimited) else None
+        if asked is not None:
+            return asked if asked <= self.cap else None
+        ceiling: float = min(self.cap, self.first * 2 ** (failed - 1))
+        return ceiling * self.dice()
+
+    def stream(
+        self, call: Callable[[float | None], Generator[Piece, None, None]], timeout: float | None
+    ) -> Iterator[Piece]:
+        """The pieces of a call that is made again while it fails before its first piece.
+
+        Args:
+            call: given the seconds left, or None, starts one try.
+            timeout: seconds for all tries and pauses together, or None.
+
+        Raises:
+            RateLimited, Unavailable: the last try's error.
+        """
+        end = None if timeout is None else self.clock() + timeout
+        failed = 0
+        while True:
+            begun = False
+            left = None if end is None else max(end - self.clock(), 0.001)
+            try:
+                with closing(call(left)) as pieces:
+                    for piece in pieces:
+                        begun = True
+                        yield piece
+                return
+            except (RateLimited, Unavailable) as error:
+                failed += 1
+                wait = None if begun else self.pause(failed, error)
+                if wait is None or (end is not None and self.clock() + wait >= end):
+                    raise
+            self.sleep(wait)
+
+
+def seconds_to_wait(asked: str | None, milliseconds: str | None, now: float) -> float | None:
+    """What the headers `retry-after` (seconds or an HTTP date) and `retry-after-ms` ask for, in seconds.
+
+    `now` is the time since the epoch, to which a date is compared. None where they say nothing that
+    can be read.
+    """
+    try:
+        if milliseconds is not None:
+            return max(float(milliseconds) / 1000, 0.0)
+        if asked is None:
+            return None
+        if asked.strip().replace(".", "", 1).isdigit():
+            return float(asked)
+        return max(parsedate_to_datetime(asked).timestamp() - now, 0.0)
+    except ValueError:
+        return None

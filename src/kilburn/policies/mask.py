@@ -1,0 +1,54 @@
+"""Observation masking: old tool outputs become handles, the calls and the talk stay.
+
+After Anthropic's `clear_tool_uses_20250919` and "The Complexity Trap" (arXiv 2508.21433), where plain
+masking matched summarising at half its cost. What was masked stays below, by address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kilburn.message import Kind, Role
+from kilburn.move import Evict, Move
+from kilburn.page import Page
+from kilburn.policy import View
+
+__all__ = ["Mask"]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Turn tool outputs into handles, oldest first.
+
+    Args:
+        keep: the last so many outputs stay whole.
+        least: tokens that one masking must free, else it waits (every masking edits the prefix).
+        trigger: tokens in the window from which on it acts; None for the capacity.
+        exclude: names of tools whose outputs are never masked.
+    """
+
+    keep: int = 3
+    least: int = 0
+    trigger: int | None = None
+    exclude: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.keep < 0 or self.least < 0:
+            raise ValueError(f"keep={self.keep} and least={self.least} must be 0 or more")
+
+    def plan(self, view: View) -> Sequence[Move]:
+        """Evict the results whose calls stay; nothing where it would free less than `least`."""
+        trigger = view.budget.capacity if self.trigger is None else self.trigger
+        if view.use <= trigger:
+            return []
+        names = {page.call: page.name for page in view.pages if page.kind is Kind.CALL}
+        outputs = [page for page in view.pages if self._is_output(page, names)]
+        old = [page for page in outputs[: max(0, len(outputs) - self.keep)] if page.id not in view.pins and page.tokens > view.handle]
+        freed = sum(page.tokens - view.handle for page in old)
+        if not old or freed < self.least:
+            return []
+        return [Evict(pages=tuple(page.id for page in old), why=f"all but the last {self.keep} tool outputs")]
+
+    def _is_output(self, page: Page, names: dict[str | None, str | None]) -> bool:
+        return page.role is Role.TOOL and page.kind is not Kind.IMAGE and names.get(page.call) not in self.exclude

@@ -1,0 +1,55 @@
+"""Condenses a long tool output on its way in: the original goes below, the telling lines stay.
+
+What stays is cut from the original, line by line and byte-identical (head, tail, errors, test
+states, definitions, what the call asked for); the removed spans are recorded, and the handle says
+how to get the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kilburn.message import Kind, Role
+from kilburn.move import Fold, Move
+from kilburn.page import Page
+from kilburn.policies.text.condense import condense
+from kilburn.policy import Cause, View
+
+__all__ = ["Preprocess"]
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Put an excerpt in the place of every newly admitted tool output that is too long.
+
+    Args:
+        limit: tokens from which on an output counts as long; None for a quarter of the capacity.
+        to: tokens of the excerpt; None for half of the limit.
+        exclude: names of tools whose outputs are never touched.
+    """
+
+    limit: int | None = None
+    to: int | None = None
+    exclude: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.to is not None and self.to >= self.limit:
+            raise ValueError(f"to={self.to} must be less than limit={self.limit}")
+
+    def plan(self, view: View) -> Sequence[Move]:
+        """One excerpt for each long output among the pages that just came."""
+        if view.cause is not Cause.ADMIT:
+            return []
+        limit = max(1, view.budget.capacity // 4) if self.limit is None else self.limit
+        to = max(1, limit // 2) if self.to is None else self.to
+        wanted = set(view.wanted)
+        names = {page.call: page.name for page in view.pages if page.kind is Kind.CALL}
+        long = [page for page in view.pages if page.id in wanted and page.kind is Kind.RESULT and page.tokens > limit and page.id not in view.pins]
+        folds = [self._condensed(view, page, to) for page in long if page.role is Role.TOOL and names.get(page.call) not in self.exclude]
+        return [fold for fold in folds if fold is not None]
+
+    @staticmethod
+    def _condensed(view: View, page: Page, to: int) -> Fold | None:
+        spans = condense(view.text(page.id), to, view.count, query=page.label)
+        return Fold(pages=(page.id,), keep=spans, why=f"{page.tokens} tokens condensed on the way in") if spans else None

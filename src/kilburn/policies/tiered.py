@@ -1,0 +1,59 @@
+"""Three tiers in the window's budget: core, recent, archive.
+
+Core holds what was marked or said by the user, recent the newest pages, and all else is archive: out
+of the window, behind handles, found by address or search. After MemGPT's main context (arXiv
+2310.08560); unlike it, nothing is rewritten on the way down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kilburn.message import Kind, Role
+from kilburn.move import Evict, Move
+from kilburn.page import Page
+from kilburn.policy import View
+
+__all__ = ["Tiered"]
+
+
+@dataclass(frozen=True)
+class Tiered:
+    """Keep a core and the recent pages when the window is over capacity; evict the rest.
+
+    Args:
+        core: tokens for pages that were marked as important or spoken by the user, newest first;
+            None for a quarter of the capacity. Pinned pages are not counted.
+        spare: tokens to free beyond the excess; None for an eighth of the capacity.
+    """
+
+    core: int | None = None
+    spare: int | None = None
+
+    def plan(self, view: View) -> Sequence[Move]:
+        """One eviction: the oldest pages outside of the core, then the core's own oldest."""
+        if not view.excess:
+            return []
+        capacity = view.budget.capacity
+        core = self.members(view, capacity // 4 if self.core is None else self.core)
+        older = [page for page in view.pages if not view.is_latest(page)]
+        outside = [page for page in older if page.id not in core]
+        inside = [page for page in older if page.id in core]
+        spare = capacity // 8 if self.spare is None else self.spare
+        chosen = view.free([*outside, *inside], view.excess + spare + view.handle)
+        return [Evict(pages=chosen, why="archived")] if chosen else []
+
+    def members(self, view: View, tokens: int) -> set[int]:
+        """The pages of the core: marked ones by their mark, then the user's words, newest first."""
+        ranked = sorted((page for page in view.pages if self._is_core(view, page)), key=lambda page: (-view.marks.get(page.id, 0.0), -page.id))
+        chosen: set[int] = set()
+        for page in ranked:
+            if page.id not in view.pins and page.tokens <= tokens:
+                tokens -= page.tokens
+                chosen.add(page.id)
+        return chosen
+
+    @staticmethod
+    def _is_core(view: View, page: Page) -> bool:
+        return page.id in view.marks or (page.role is Role.USER and page.kind is Kind.TEXT)

@@ -1,0 +1,138 @@
+"""What a policy is, and all that it may see.
+
+A policy is a pure plan over a frozen view: no I/O, no clock, no data of its own. It returns moves,
+or is a generator that yields effects (`Ask`, `Find`), receives answers, and returns moves. The same
+view gives the same plan; whatever it needs to know about the past is in the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from kilburn.budget import Budget
+from kilburn.effect import Answer, Effect
+from kilburn.message import Kind
+from kilburn.move import Move
+from kilburn.page import Page
+
+__all__ = ["Cause", "Plan", "Policy", "Use", "View"]
+
+
+class Cause(StrEnum):
+    """Why a policy is asked."""
+
+    ADMIT = "admit"
+    """Messages were just appended (`wanted` are their pages); no tool call is open."""
+    PRESSURE = "pressure"
+    """The window is over its capacity."""
+    FAULT = "fault"
+    """Pages (`wanted`) were recalled by address."""
+    IDLE = "idle"
+    """Nothing happens; a good moment for work that may wait."""
+
+
+class Use(msgspec.Struct, frozen=True):
+    """How a page was used since it was admitted: times, and when last (turn, seconds)."""
+
+    count: int
+    turn: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The frozen state of one boundary, valid while the plan runs.
+
+    Args:
+        cause: why the policy is asked.
+        pages: the resident pages in the order of the prompt, pinned ones included.
+        budget: what the level may hold; `use` is what it holds now, handles included, in tokens.
+        wanted: the pages that the cause is about.
+        turn: number of the last admitted message; `now` is the kernel's time in seconds.
+        pins: ids that no move may touch.
+        stubs: results that stand as a handle in place.
+        marks: explicit importance ("remember this"), 0 to 1, by page id.
+        uses: how pages were used, by page id; a page never recalled has its admission only.
+        page: the page of an id, whatever its level.
+        text: the exact text of a page, whatever its level.
+        group: all pages that must move with a page, itself included, whatever their level.
+        count: tokens of a text, by the process's counter.
+        handle: what a handle costs at most, in tokens.
+        task: the text of the last user message, or "".
+    """
+
+    cause: Cause
+    pages: Sequence[Page]
+    budget: Budget
+    use: int
+    wanted: tuple[int, ...]
+    turn: int
+    now: float
+    pins: Set[int]
+    stubs: Set[int]
+    marks: Mapping[int, float]
+    uses: Mapping[int, Use]
+    page: Callable[[int], Page]
+    text: Callable[[int], str]
+    group: Callable[[int], tuple[int, ...]]
+    count: Callable[[str], int]
+    handle: int
+    task: str = ""
+    boundary: str = "window"
+
+    @property
+    def excess(self) -> int:
+        """Tokens over the capacity, or 0."""
+        return max(0, self.use - self.budget.capacity)
+
+    def free(self, candidates: Iterable[Page], tokens: int) -> tuple[int, ...]:
+        """Whole groups from `candidates`, in that order, until `tokens` would be freed.
+
+        Pinned pages and their groups are passed over. Returns the ids of resident pages; they may
+        free less than asked where the candidates run out.
+        """
+        resident = {page.id: page for page in self.pages}
+        chosen: dict[int, None] = {}
+        freed = 0
+        for page in candidates:
+            if freed >= tokens:
+                break
+            if page.id in chosen or page.id in self.pins:
+                continue
+            together = self.group(page.id)
+            if any(member in self.pins for member in together):
+                continue
+            for member in together:
+                if member in resident and member not in chosen:
+                    chosen[member] = None
+                    freed += resident[member].tokens
+        return tuple(chosen)
+
+    def originals(self, page: Page) -> tuple[int, ...]:
+        """What a fold must cite to stand for this page: itself, or the originals of a derived page (law 4)."""
+        return page.sources if page.depth else (page.id,)
+
+    def is_latest(self, page: Page) -> bool:
+        """Whether the page belongs to the message that was admitted last."""
+        return page.message == self.turn and page.kind not in (Kind.FOLD, Kind.EXCERPT)
+
+
+Plan = Sequence[Move] | Generator[Effect, Answer, Sequence[Move]]
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Decides at one boundary. Implementations are dataclasses: comparable, made from a spec string.
+
+    It is asked again after its moves while the window is over capacity and its moves made progress;
+    what it leaves undone the kernel does by evicting the oldest pages.
+    """
+
+    def plan(self, view: View) -> Plan:
+        """Moves for this view; an empty sequence for none."""
+        ...

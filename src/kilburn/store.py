@@ -1,0 +1,124 @@
+"""What a store is: the durable levels below the window.
+
+Few verbs, each all-or-nothing. A store keeps pages by content, the ledger, the state of the window
+and an index for text search, all four in one transaction. It refuses to decide anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from kilburn.event import Event
+from kilburn.page import Page, Span
+
+__all__ = ["Batch", "Passage", "ProcessInfo", "State", "Store"]
+
+
+class State(msgspec.Struct, frozen=True):
+    """Where a page is: "in" (the window), "stub" (a handle in place), "out" (below, behind a handle),
+    "folded" (a resident fold stands for it), "retired", or "dropped"; whether it is pinned; its mark."""
+
+    at: str = "out"
+    pinned: bool = False
+    mark: float = 0.0
+
+
+class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a tenant: its number in the store, name, time of creation, ledger length."""
+
+    number: int
+    name: str
+    created: float
+    head: int = 0
+    pages: int = 0
+    tokens: int = 0
+    used: float = 0.0
+
+
+class Passage(msgspec.Struct, frozen=True, kw_only=True):
+    """A found passage: which process and page, which span of its text, how well it matched."""
+
+    process: int
+    page: int
+    span: Span
+    score: float
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """One transaction of one process.
+
+    Args:
+        head: number of the last event that the writer knows; a store refuses a batch whose head is
+            not its own (another writer was faster).
+        events: to append, numbered head + 1 onwards.
+        pages: new pages.
+        texts: digest -> text, for every digest of `pages` (extras too); known ones are not rewritten.
+        states: page id -> state after the batch.
+        index: ids of new pages whose text becomes searchable.
+        unindex: ids that search must no longer find.
+        erase: ids to forget: row scrubbed, index entry gone, content gone unless another page of
+            the tenant has the same.
+    """
+
+    head: int
+    events: Sequence[Event] = ()
+    pages: Sequence[Page] = ()
+    texts: Mapping[str, str] = {}
+    states: Mapping[int, State] = {}
+    index: Sequence[int] = ()
+    unindex: Sequence[int] = ()
+    erase: Sequence[int] = ()
+
+
+@runtime_checkable
+class Store(Protocol):
+    """The verbs of a store. One object serves one tenant: the tenant is a partition, not a filter.
+
+    All raise `StoreError`s; `kilburn.testing.check_store` holds an implementation to this contract.
+    """
+
+    tenant: str
+    readonly: bool
+
+    def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
+        """The process of that name, created at `time` where it does not exist and `create` is set."""
+        ...
+
+    def processes(self) -> Sequence[ProcessInfo]:
+        """All processes of the tenant, oldest first."""
+        ...
+
+    def commit(self, process: int, batch: Batch) -> None:
+        """Do the whole batch durably, or raise and do nothing.
+
+        Raises:
+            StoreStale: the process's ledger has moved on. StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def pages(self, process: int) -> Iterable[tuple[Page, State]]:
+        """All pages of a process with their states, originals first, in order of id."""
+        ...
+
+    def events(self, process: int, after: int = 0) -> Iterator[Event]:
+        """The ledger from event `after` + 1 on."""
+        ...
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        """The texts of these digests, verified.
+
+        Raises:
+            StoreCorrupt: a text does not match its digest, or is missing.
+        """
+        ...
+
+    def search(self, query: str, *, process: int | None = None, limit: int = 20) -> list[Passage]:
+        """Passages that match the query's words, best first; of one process, or of all."""
+        ...
+
+    def close(self) -> None:
+        """Release the file; idempotent."""
+        ...

@@ -1,0 +1,92 @@
+"""How a content's bytes lie on disk: as they are, or as one zstd frame where that is smaller.
+
+It refuses to trust what it reads: the length is capped by the recorded size and the SHA-256 is
+checked on every read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+from kilburn.errors import StoreCorrupt, StoreError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = ["PLAIN", "ZSTD", "encoded", "key_of", "pack", "unpack"]
+
+PLAIN = 0
+ZSTD = 1
+
+WORTHWHILE = 200
+"""Bytes; below this a frame's header eats what it saves."""
+
+
+def encoded(text: str, digest: str) -> bytes:
+    """The text in UTF-8, after checking that it has this digest.
+
+    Raises:
+        StoreError: another digest, or a lone surrogate, which UTF-8 cannot hold.
+    """
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise StoreError(f"a text has a lone surrogate at character {error.start}", advice="replace it before storing") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest:
+        raise StoreError(f"a text with digest {found} was given under the digest {digest}", advice="use page.digest_of")
+    return data
+
+
+def key_of(digest: str) -> bytes:
+    """The 32 bytes of a digest.
+
+    Raises:
+        StoreError: not the hex form of a SHA-256.
+    """
+    try:
+        key = bytes.fromhex(digest)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise StoreError(f"{digest[:80]!r} is no digest", advice="use page.digest_of")
+    return key
+
+
+def pack(data: bytes) -> tuple[int, bytes]:
+    """Codec and bytes to store."""
+    if len(data) >= WORTHWHILE:
+        frame = zstd.compress(data, 3)
+        if len(frame) < len(data):
+            return ZSTD, frame
+    return PLAIN, data
+
+
+def unpack(codec: int, stored: bytes, size: int, digest: bytes) -> str:
+    """The text of a stored content, verified.
+
+    Raises:
+        StoreCorrupt: not what was stored under this digest.
+    """
+    data = stored
+    if codec == ZSTD:
+        unpacker = zstd.ZstdDecompressor()
+        try:
+            # One byte more than recorded tells "too long" without inflating a bomb.
+            data = unpacker.decompress(stored, max_length=size + 1)
+        except zstd.ZstdError as error:
+            raise _corrupt(digest, "its compressed form is broken") from error
+    elif codec != PLAIN:
+        raise _corrupt(digest, f"its codec {codec} is unknown")
+    if len(data) != size:
+        raise _corrupt(digest, f"its length is not the recorded {size} bytes")
+    if hashlib.sha256(data).digest() != digest:
+        raise _corrupt(digest, "its SHA-256 is another")
+    return data.decode("utf-8")
+
+
+def _corrupt(digest: bytes, why: str) -> StoreCorrupt:
+    return StoreCorrupt(f"content {digest.hex()}: {why}", advice="run `kilburn fsck`; restore the file from a copy if it says so")

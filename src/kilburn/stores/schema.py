@@ -1,0 +1,182 @@
+"""The SQLite file: its identity, its tables, and how an older one becomes a newer one.
+
+Migrations are ordered functions; `user_version` counts those done. A file of a newer Kilburn and a
+file that is not Kilburn's are refused, never guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import apsw
+
+from kilburn.errors import StoreCorrupt, StoreVersion
+from kilburn.stores.words import TOKENIZER
+
+__all__ = ["APPLICATION", "MIGRATIONS", "OLDEST", "check_identity", "check_library", "create_text", "immediate", "migrate", "text_table"]
+
+APPLICATION = 0x4B494C42
+"""`KILB`, in the file's header."""
+
+OLDEST = (3, 51, 3)
+"""The first SQLite with the fix for the WAL-reset race that loses committed data."""
+
+
+def check_library(version: str) -> None:
+    """Refuse an SQLite that can lose committed data.
+
+    Raises:
+        StoreVersion: older than 3.51.3.
+    """
+    if tuple(int(part) for part in version.split(".")) < OLDEST:
+        raise StoreVersion(
+            f"SQLite {version} can lose committed data (its WAL-reset race, fixed in 3.51.3)", advice="pip install -U apsw"
+        )
+
+
+def _first(db: apsw.Connection) -> None:
+    db.execute(
+        """
+        CREATE TABLE tenant(
+            id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL UNIQUE
+        ) STRICT;
+
+        -- head, pages, tokens, used: what `processes` shows. passages: entries ever made in the text
+        -- index; characters: their length together, for the mean that ranking needs.
+        CREATE TABLE process(
+            id INTEGER PRIMARY KEY,
+            tenant INTEGER NOT NULL REFERENCES tenant(id),
+            name TEXT NOT NULL,
+            created REAL NOT NULL,
+            used REAL NOT NULL,
+            head INTEGER NOT NULL DEFAULT 0,
+            pages INTEGER NOT NULL DEFAULT 0,
+            tokens INTEGER NOT NULL DEFAULT 0,
+            passages INTEGER NOT NULL DEFAULT 0,
+            characters INTEGER NOT NULL DEFAULT 0,
+            UNIQUE(tenant, name)
+        ) STRICT;
+
+        -- One row a text and tenant: two tenants with the same text have a row each, so that neither
+        -- can learn from time or size that the other has it.
+        CREATE TABLE content(
+            id INTEGER PRIMARY KEY,
+            tenant INTEGER NOT NULL REFERENCES tenant(id),
+            digest BLOB NOT NULL,
+            size INTEGER NOT NULL,
+            codec INTEGER NOT NULL,
+            data BLOB NOT NULL,
+            UNIQUE(tenant, digest)
+        ) STRICT;
+
+        -- first, last: its entries in the text index, or NULL.
+        CREATE TABLE page(
+            process INTEGER NOT NULL REFERENCES process(id),
+            id INTEGER NOT NULL,
+            content INTEGER REFERENCES content(id),
+            extra INTEGER REFERENCES content(id),
+            at TEXT NOT NULL,
+            pinned INTEGER NOT NULL,
+            mark REAL NOT NULL,
+            first INTEGER,
+            last INTEGER,
+            meta BLOB NOT NULL,
+            PRIMARY KEY(process, id)
+        ) STRICT, WITHOUT ROWID;
+        CREATE INDEX page_content ON page(content);
+        CREATE INDEX page_extra ON page(extra) WHERE extra IS NOT NULL;
+
+        CREATE TABLE event(
+            process INTEGER NOT NULL REFERENCES process(id),
+            number INTEGER NOT NULL,
+            act TEXT NOT NULL,
+            body BLOB NOT NULL,
+            PRIMARY KEY(process, number)
+        ) STRICT, WITHOUT ROWID;
+
+        CREATE TABLE passage(
+            id INTEGER PRIMARY KEY,
+            page INTEGER NOT NULL,
+            start INTEGER NOT NULL,
+            stop INTEGER NOT NULL
+        ) STRICT;
+        """
+    )
+
+
+@contextmanager
+def immediate(db: apsw.Connection) -> Iterator[None]:
+    """A write transaction: all of the block or nothing of it."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException as error:
+        # SQLite has already rolled back after some errors, such as a full disk.
+        if db.in_transaction:
+            try:
+                db.execute("ROLLBACK")
+            except apsw.Error as second:
+                error.add_note(f"and rolling back: {second}")
+        raise
+
+
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first,)
+
+
+def migrate(db: apsw.Connection, path: str) -> None:
+    """Bring the file to this version, in one transaction; nothing to do for a current one.
+
+    Raises:
+        StoreCorrupt: not a Kilburn file. StoreVersion: a newer Kilburn's.
+    """
+    if check_identity(db, path) == len(MIGRATIONS):
+        return
+    with immediate(db):
+        # Another process may have done it while this one waited for the lock.
+        for step in MIGRATIONS[check_identity(db, path) :]:
+            step(db)
+        # PRAGMA takes no parameters; both are constants of this module.
+        db.execute(f"PRAGMA application_id = {APPLICATION:d}")
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS):d}")
+
+
+def check_identity(db: apsw.Connection, path: str) -> int:
+    """The file's version; 0 for an empty one.
+
+    Raises:
+        StoreCorrupt: not a Kilburn file. StoreVersion: a newer Kilburn's.
+    """
+    application = int(db.pragma("application_id"))
+    version = int(db.pragma("user_version"))
+    if application != APPLICATION and (version or application or db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()):
+        raise StoreCorrupt(f"{path} is an SQLite file, but not a Kilburn store", advice="give another path")
+    if version > len(MIGRATIONS):
+        raise StoreVersion(
+            f"{path} has format {version}, this Kilburn knows up to {len(MIGRATIONS)}", advice="pip install -U kilburn"
+        )
+    return version
+
+
+def text_table(tenant: int) -> str:
+    """The name of a tenant's own text index.
+
+    SQL cannot bind a table's name. This is the only place that makes SQL from a value, and the value
+    is an integer that the file itself gave out, never a name or a text.
+    """
+    return f"text_{int(tenant):d}"
+
+
+def create_text(db: apsw.Connection, tenant: int) -> None:
+    """Make a tenant's text index.
+
+    Contentless: the words only, not the text a second time. `detail=none`: which passage has which
+    word, not where, since no search asks for neighbours. `secure-delete`: a deleted entry's words
+    leave the index at once, not at some later merge.
+    """
+    name = text_table(tenant)
+    tokenizer = " ".join(f"''{word}''" for word in TOKENIZER)
+    db.execute(f"CREATE VIRTUAL TABLE {name} USING fts5(words, content='', columnsize=0, detail=none, tokenize='{tokenizer}')")
+    db.execute(f"INSERT INTO {name}({name}, rank) VALUES('secure-delete', 1)")

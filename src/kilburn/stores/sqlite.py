@@ -1,0 +1,291 @@
+"""The durable store: one SQLite file for content, ledger, state and text index.
+
+Every write is one transaction with full sync: when `commit` returns, it survives a power cut.
+Several processes may read while one writes. One object serves one tenant; no method takes one. It
+refuses an SQLite that can lose data and a file that is not its own.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+
+import apsw
+
+from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly
+from kilburn.event import Event
+from kilburn.page import Page
+from kilburn.store import Batch, Passage, ProcessInfo, State
+from kilburn.stores.codec import key_of, unpack
+from kilburn.stores.faults import typed
+from kilburn.stores.inspection import Finding, inspect, rebuild
+from kilburn.stores.schema import check_identity, check_library, create_text, immediate, migrate
+from kilburn.stores.textindex import TextIndex
+from kilburn.stores.transaction import EVENTS, PAGES, Transaction
+
+__all__ = ["Sqlite"]
+
+CHUNK = 1000
+"""Events read at a time, so that no read transaction stays open while a caller thinks."""
+
+
+class Sqlite:
+    """A store in one SQLite file.
+
+    Args:
+        path: the file, made where there is none (mode 0600), or ":memory:".
+        tenant: the partition that this object serves.
+        readonly: refuse every write.
+        busy_timeout: seconds to wait for another writer.
+        synchronous: "FULL" survives a power cut; "NORMAL" may lose the last commits in one, and
+            "OFF" the file; neither loses anything to a killed process.
+        vfs: the name of a registered APSW VFS. Such a one has no shared memory, so that the file is
+            held by this object alone.
+
+    Raises:
+        StoreVersion: SQLite older than 3.51.3, or a file of a newer Kilburn.
+        StoreCorrupt: not a Kilburn file.
+        StoreReadOnly: the folder or file may not be written.
+        StoreError: `readonly` and no such file.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tenant: str = "default",
+        readonly: bool = False,
+        busy_timeout: float = 5.0,
+        synchronous: str = "FULL",
+        vfs: str | None = None,
+    ) -> None:
+        check_library(apsw.sqlite_lib_version())
+        if synchronous not in ("FULL", "NORMAL", "OFF"):
+            raise StoreError(f"synchronous {synchronous!r} is none of FULL, NORMAL, OFF")
+        self.path = os.fspath(path)
+        self.tenant = tenant
+        self.readonly = readonly
+        self._lock = threading.RLock()
+        # Set while erased bytes may still lie in the write-ahead log.
+        self._unsettled = False
+        self._prepare_file(vfs)
+        with typed(self.path, "opening"):
+            flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+            self._db = apsw.Connection(self.path, flags=flags, vfs=vfs)
+        try:
+            with typed(self.path, "opening"):
+                self._configure(busy_timeout, synchronous, exclusive=vfs is not None)
+                self._number = self._register()
+                self._index = TextIndex(self._db, self._number)
+        except BaseException:
+            self._db.close(True)
+            raise
+
+    def _prepare_file(self, vfs: str | None) -> None:
+        if self.path == ":memory:" or vfs is not None:
+            return
+        try:
+            mode = os.stat(self.path).st_mode
+        except FileNotFoundError:
+            if self.readonly:
+                raise StoreError(f"there is no file {self.path}", advice="check the path, or open it for writing first") from None
+        except OSError as error:
+            raise StoreReadOnly(f"opening {self.path}: {error.strerror}", advice="check the path and its permissions") from error
+        else:
+            if not stat.S_ISREG(mode):
+                raise StoreError(f"{self.path} is not a file", advice="give the path of a file")
+            return
+        try:
+            # Made here and not by SQLite, so that no other user can read it, whatever the umask.
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except FileNotFoundError as error:
+            raise StoreError(f"there is no folder for {self.path}", advice="make it first") from error
+        except OSError as error:
+            raise StoreReadOnly(f"creating {self.path}: {error.strerror}", advice="give a path that can be written") from error
+
+    def _configure(self, busy_timeout: float, synchronous: str, *, exclusive: bool) -> None:
+        db = self._db
+        db.set_busy_timeout(round(busy_timeout * 1000))
+        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+        db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        # Nothing of a page may reach a temporary file.
+        db.pragma("temp_store", "MEMORY")
+        db.pragma("cache_size", -16_000)
+        db.pragma("cell_size_check", True)
+        if self.readonly:
+            db.pragma("query_only", True)
+            return
+        if exclusive:
+            db.pragma("locking_mode", "EXCLUSIVE")
+        check_identity(db, self.path)
+        db.pragma("journal_mode", "WAL")
+        db.pragma("synchronous", synchronous)
+        db.pragma("secure_delete", True)
+        db.pragma("foreign_keys", True)
+
+    def _register(self) -> int:
+        """The tenant's number in the file; 0 where it is read only and has none."""
+        if self.readonly:
+            if check_identity(self._db, self.path) == 0:
+                raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
+        else:
+            migrate(self._db, self.path)
+        find = "SELECT id FROM tenant WHERE name = ?"
+        row = self._db.execute(find, (self.tenant,)).fetchone()
+        if row is None and not self.readonly:
+            with immediate(self._db):
+                row = self._db.execute(find, (self.tenant,)).fetchone()
+                if row is None:
+                    row = self._db.execute("INSERT INTO tenant(name) VALUES(?) RETURNING id", (self.tenant,)).fetchone()
+                    create_text(self._db, row[0])
+        return int(row[0]) if row else 0
+
+    def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
+        """The process of that name, made at `time` where there is none and `create` is set."""
+        with self._lock, typed(self.path, "reading"):
+            found = self._infos("AND name = ?", name)
+            if found or not create:
+                return found[0] if found else None
+            self._check_writable()
+            with immediate(self._db):
+                self._db.execute(
+                    "INSERT INTO process(tenant, name, created, used) VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    (self._number, name, time, time),
+                )
+            return self._infos("AND name = ?", name)[0]
+
+    def processes(self) -> list[ProcessInfo]:
+        """All processes of the tenant, oldest first."""
+        with self._lock, typed(self.path, "reading"):
+            return self._infos("")
+
+    def _infos(self, condition: str, *values: str) -> list[ProcessInfo]:
+        fields = "id, name, created, head, pages, tokens, used"
+        rows = self._db.execute(f"SELECT {fields} FROM process WHERE tenant = ? {condition} ORDER BY id", (self._number, *values))
+        return [
+            ProcessInfo(number=number, name=name, created=created, head=head, pages=pages, tokens=tokens, used=used)
+            for number, name, created, head, pages, tokens, used in rows
+        ]
+
+    def commit(self, process: int, batch: Batch) -> None:
+        """Do the whole batch durably, or raise and do nothing.
+
+        Erased bytes are gone from the file when this returns, unless another process is just reading
+        an older state: then they go with the next commit or with `close`.
+
+        Raises:
+            StoreStale: the process's ledger has moved on. StoreBusy, StoreFull, StoreReadOnly.
+            StoreError: a batch that contradicts itself, or an I/O error.
+        """
+        with self._lock, typed(self.path, "writing"):
+            self._check_writable()
+            with immediate(self._db):
+                Transaction(self._db, self._index, self._number, process).write(batch)
+            self._unsettled = self._unsettled or bool(batch.erase)
+            self._settle()
+
+    def pages(self, process: int) -> Iterator[tuple[Page, State]]:
+        """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""
+        select = "SELECT meta, at, pinned, mark FROM page JOIN process ON process.id = page.process WHERE process.id = ? AND tenant = ?"
+        with self._lock, typed(self.path, "reading"):
+            rows = self._db.execute(f"{select} AND page.id > 0 ORDER BY page.id", (process, self._number)).fetchall()
+            rows += self._db.execute(f"{select} AND page.id < 0 ORDER BY page.id DESC", (process, self._number)).fetchall()
+        for meta, at, pinned, mark in rows:
+            yield PAGES.decode(meta), State(at, bool(pinned), mark)
+
+    def events(self, process: int, after: int = 0) -> Iterator[Event]:
+        """The ledger from event `after` + 1 on."""
+        select = (
+            "SELECT number, body FROM event JOIN process ON process.id = event.process"
+            " WHERE process.id = ? AND tenant = ? AND number > ? ORDER BY number LIMIT ?"
+        )
+        while True:
+            with self._lock, typed(self.path, "reading"):
+                rows = self._db.execute(select, (process, self._number, after, CHUNK)).fetchall()
+            for number, body in rows:
+                yield EVENTS.decode(body)
+                after = number
+            if len(rows) < CHUNK:
+                return
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        """The texts of these digests, verified.
+
+        Raises:
+            StoreCorrupt: a text does not match its digest, or is missing.
+        """
+        found: dict[str, str] = {}
+        select = "SELECT size, codec, data FROM content WHERE tenant = ? AND digest = ?"
+        with self._lock, typed(self.path, "reading"):
+            for digest in dict.fromkeys(digests):
+                key = key_of(digest)
+                row = self._db.execute(select, (self._number, key)).fetchone()
+                if row is None:
+                    raise StoreCorrupt(f"content {digest} is missing", advice="run `kilburn fsck`")
+                size, codec, data = row
+                found[digest] = unpack(codec, data, size, key)
+        return found
+
+    def search(self, query: str, *, process: int | None = None, limit: int = 20) -> list[Passage]:
+        """Passages that match the query's words, best first; of one process, or of all."""
+        select = "SELECT id, passages, characters FROM process WHERE tenant = ?1 AND (?2 IS NULL OR id = ?2) ORDER BY id DESC"
+        with self._lock, typed(self.path, "searching"):
+            rows = self._db.execute(select, (self._number, process)).fetchall()
+            extents = [(number, used) for number, used, _ in rows if used]
+            mean = sum(characters for _, _, characters in rows) / max(1, sum(used for _, used in extents))
+            hits = self._index.search(query, extents, mean, limit)
+            spans = self._index.spans([number for number, _ in hits])
+        return [
+            Passage(process=number >> 32, page=spans[number][0], span=spans[number][1], score=score)
+            for number, score in hits
+            if number in spans
+        ]
+
+    def findings(self) -> list[Finding]:
+        """All that is wrong with the file, as far as this tenant can tell; empty when all is well."""
+        with self._lock, typed(self.path, "checking"):
+            return inspect(self._db, self._index, self._number)
+
+    def repair(self) -> list[Finding]:
+        """Rebuild what is derived (text index, counters) and remove what nothing refers to.
+
+        Returns:
+            What is still wrong: lost content cannot be made again.
+        """
+        with self._lock, typed(self.path, "repairing"):
+            self._check_writable()
+            with immediate(self._db):
+                rebuild(self._db, self._index, self._number)
+            self._unsettled = True
+            self._settle()
+            return inspect(self._db, self._index, self._number)
+
+    def close(self) -> None:
+        """Release the file; idempotent."""
+        with self._lock, typed(self.path, "closing"):
+            self._settle()
+            self._db.close()
+
+    def __enter__(self) -> Sqlite:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _check_writable(self) -> None:
+        if self.readonly:
+            raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
+
+    def _settle(self) -> None:
+        """Move the write-ahead log into the file and cut it to nothing, if it may hold erased bytes."""
+        if not self._unsettled:
+            return
+        try:
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            # A reader still needs the log. The erasure itself is committed; its bytes wait for the next write.
+            return
+        self._unsettled = False

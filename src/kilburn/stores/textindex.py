@@ -1,0 +1,158 @@
+"""The text index of one tenant: passages in, passages out, all words bound, none interpreted.
+
+An entry's number is process << 32 | passage << 4 | length class, so that one process is a range of
+numbers, newer is larger, and ranking knows a passage's length without another look-up.
+
+Ranking sums, over the query's words, the word's rarity times the passage's shortness: BM25
+(Robertson & Zaragoza 2009) with each word counted once. FTS5's own `rank` visits every passage that
+has any word, which for common words is all of them; here each word's newest `depth` passages are
+visited at most, and beyond that a word's frequency is estimated from how close together they lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import apsw
+
+from kilburn.page import Span
+from kilburn.stores.passages import passages
+from kilburn.stores.schema import text_table
+from kilburn.stores.words import STOP, TOKENIZER, searchable, shortened
+
+__all__ = ["TextIndex"]
+
+CLASSES = 16
+TERMS = 24
+"""Words of a query that are looked up; the longest and oddest are the rarest."""
+
+ROWS = 4096
+"""Passages visited in one search, all words together, unless each word's `DEPTH` is more."""
+
+DEPTH = 33
+"""Passages of one word that are visited however many words there are."""
+
+K1, B = 1.2, 0.5
+
+
+def length_class(length: int) -> int:
+    """0 for up to 25 characters, 15 for 800 and more, three classes a doubling."""
+    return max(0, min(CLASSES - 1, round(3 * math.log2(max(length, 1) / 25))))
+
+
+CLASS_LENGTH = tuple(25 * 2 ** (number / 3) for number in range(CLASSES))
+
+
+class TextIndex:
+    """Add, remove and search passages. It does not open transactions: its caller does."""
+
+    def __init__(self, db: apsw.Connection, tenant: int) -> None:
+        self._db = db
+        name = text_table(tenant)
+        self._insert = f"INSERT INTO {name}(rowid, words) VALUES(?, ?)"
+        self._delete = f"INSERT INTO {name}({name}, rowid, words) VALUES('delete', ?, ?)"
+        self._scan = (
+            f"SELECT ?1, rowid FROM {name} WHERE {name} MATCH ?2 AND rowid BETWEEN ?3 AND ?4 ORDER BY rowid DESC LIMIT ?5"
+        )
+        # Splits as the index does, but leaves stemming to MATCH: stemming twice is not stemming once.
+        self._split = db.fts5_tokenizer(TOKENIZER[1], list(TOKENIZER[2:]))
+
+        self._stem = db.fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
+        self._name = name
+
+    def add(self, process: int, used: int, texts: Iterable[tuple[int, str]]) -> tuple[int, int, list[tuple[int, int, int]]]:
+        """Index texts of pages of a process that has made `used` entries before.
+
+        Returns:
+            Entries and characters added, and (page, first entry, last entry) of each page.
+        """
+        entries: list[tuple[int, str]] = []
+        rows: list[tuple[int, int, int, int]] = []
+        ranges: list[tuple[int, int, int]] = []
+        characters = 0
+        for page, text in texts:
+            first = len(rows)
+            for start, stop in passages(text):
+                number = process << 32 | (used + len(rows)) << 4 | length_class(stop - start)
+                entries.append((number, searchable(text[start:stop])))
+                rows.append((number, page, start, stop))
+                characters += stop - start
+            if len(rows) > first:
+                ranges.append((page, rows[first][0], rows[-1][0]))
+        self._db.executemany(self._insert, entries)
+        self._db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", rows)
+        return len(rows), characters, ranges
+
+    def remove(self, first: int, last: int, text: str) -> None:
+        """Take a page's entries out again; `text` is the page's text."""
+        rows = self._db.execute("SELECT id, start, stop FROM passage WHERE id BETWEEN ? AND ?", (first, last)).fetchall()
+        self._db.executemany(self._delete, [(number, searchable(text[start:stop])) for number, start, stop in rows])
+        self._db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (first, last))
+
+    def terms(self, query: str) -> list[str]:
+        """The words of a query worth looking up, as the index would split them."""
+        text = searchable(shortened(query)).encode("utf-8", "replace")
+        found = dict.fromkeys(self._split(text, apsw.FTS5_TOKENIZE_QUERY, None, include_offsets=False, include_colocated=False))
+        words = [word for word in found if word not in STOP] or list(found)
+        if len(words) > TERMS:
+            words.sort(key=_oddness, reverse=True)
+            del words[TERMS:]
+        return words
+
+    def search(self, query: str, extents: Sequence[tuple[int, int]], mean: float, limit: int) -> list[tuple[int, float]]:
+        """Entries that match, best first, with scores.
+
+        Args:
+            extents: (process, entries ever made) of the processes to look through, newest first, all
+                of the tenant's or one.
+            mean: their mean length in characters.
+        """
+        words = self.terms(query)
+        count = sum(used for _, used in extents)
+        if not words or limit < 1 or count < 1:
+            return []
+        depth = max(DEPTH, ROWS // len(words))
+        low, high = extents[-1][0] << 32, (extents[0][0] + 1 << 32) - 1
+        found: list[list[int]] = [[] for _ in words]
+        # A quoted word is never syntax: the tokenizer leaves letters, digits and `_` in it, no quote.
+        bindings = [(at, f'"{word}"', low, high, depth) for at, word in enumerate(words)]
+        for at, number in self._db.executemany(self._scan, bindings):
+            found[at].append(number)
+        short = [(K1 + 1) / (1 + K1 * (1 - B + B * length / max(mean, 1.0))) for length in CLASS_LENGTH]
+        scores: dict[int, float] = {}
+        for numbers in found:
+            if numbers:
+                having = float(len(numbers))
+                if len(numbers) == depth:
+                    having = min(float(count), having * count / max(having, _newer(numbers[-1], extents)))
+                rarity = math.log(1 + (count - having + 0.5) / (having + 0.5))
+                for number in numbers:
+                    scores[number] = scores.get(number, 0.0) + rarity * short[number & 15]
+        return sorted(scores.items(), key=lambda hit: (-hit[1], -hit[0]))[:limit]
+
+    def stems(self, text: str) -> set[str]:
+        """The words, as stored, that a passage with this text has in the index."""
+        data = searchable(text).encode("utf-8")
+        return set(self._stem(data, apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False, include_colocated=False))
+
+    def postings(self) -> Iterator[tuple[str, int]]:
+        """Every word of the index with every entry that has it."""
+        view = f"temp.{self._name}_words"
+        self._db.execute(f"CREATE VIRTUAL TABLE IF NOT EXISTS {view} USING fts5vocab(main, {self._name}, instance)")
+        yield from self._db.execute(f"SELECT term, doc FROM {view}")
+
+    def spans(self, numbers: Sequence[int]) -> dict[int, tuple[int, Span]]:
+        """Page and span of entries."""
+        rows = self._db.executemany("SELECT id, page, start, stop FROM passage WHERE id = ?", [(number,) for number in numbers])
+        return {number: (page, (start, stop)) for number, page, start, stop in rows}
+
+
+def _oddness(word: str) -> tuple[bool, int]:
+    return not word.isalpha(), len(word)
+
+
+def _newer(number: int, extents: Sequence[tuple[int, int]]) -> int:
+    """How many entries were made from this one on."""
+    process, place = number >> 32, (number & 0xFFFFFFFF) >> 4
+    return sum(used if at > process else used - place for at, used in extents if at >= process)

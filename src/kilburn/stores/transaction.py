@@ -1,0 +1,214 @@
+"""One commit, step by step, inside a transaction that its caller opened and will close.
+
+It refuses to catch anything: whatever is raised here rolls the whole batch back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import apsw
+import msgspec
+
+from kilburn.errors import StoreCorrupt, StoreError, StoreStale
+from kilburn.event import Event
+from kilburn.page import Page
+from kilburn.store import Batch, State
+from kilburn.stores.codec import encoded, key_of, pack, unpack
+from kilburn.stores.textindex import TextIndex
+
+__all__ = ["EVENTS", "PAGES", "Transaction", "content_of"]
+
+PAGES = msgspec.msgpack.Decoder(Page)
+EVENTS = msgspec.msgpack.Decoder(Event)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Transaction:
+    """The steps of writing one batch to one process."""
+
+    def __init__(self, db: apsw.Connection, index: TextIndex, tenant: int, process: int) -> None:
+        self._db = db
+        self._index = index
+        self._tenant = tenant
+        self._process = process
+
+    def write(self, batch: Batch) -> None:
+        """All of the batch."""
+        row = self._db.execute(
+            "SELECT head, passages FROM process WHERE id = ? AND tenant = ?", (self._process, self._tenant)
+        ).fetchone()
+        if row is None:
+            raise StoreError(f"no process {self._process} here", advice="open it by name with `process`")
+        head, used = row
+        if head != batch.head:
+            raise StoreStale(
+                f"process {self._process} is at event {head}, not {batch.head}", advice="reopen the process, then do it again"
+            )
+        for at, event in enumerate(batch.events, head + 1):
+            if event.number != at:
+                raise StoreError(f"event {event.number} stands where {at} must", advice="number events from head + 1, without holes")
+        self._add_pages(batch)
+        added, characters = self._add_entries(batch, used)
+        self._remove_entries({*batch.unindex, *batch.erase})
+        self._set_states(batch)
+        self._add_events(batch.events)
+        if batch.erase:
+            self._erase(batch.erase)
+        self._db.execute(
+            "UPDATE process SET head = head + ?, pages = pages + ?, tokens = tokens + ?, passages = passages + ?,"
+            " characters = characters + ?, used = max(used, ?) WHERE id = ?",
+            (
+                len(batch.events),
+                len(batch.pages),
+                sum(page.tokens for page in batch.pages),
+                added,
+                characters,
+                max((event.time for event in batch.events), default=0.0),
+                self._process,
+            ),
+        )
+
+    def _add_pages(self, batch: Batch) -> None:
+        known: dict[str, int] = {}
+        rows = []
+        for page in batch.pages:
+            state = batch.states.get(page.id) or State()
+            content = self._content(page.digest, batch, known)
+            extra = self._content(page.extra, batch, known) if page.extra else None
+            rows.append((self._process, page.id, content, extra, state.at, state.pinned, state.mark, _encode(page)))
+        try:
+            self._db.executemany(
+                "INSERT INTO page(process, id, content, extra, at, pinned, mark, meta) VALUES(?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
+        except apsw.ConstraintError as error:
+            raise StoreError("a new page has the id of one that exists", advice="pages are immutable; give it its own id") from error
+
+    def _content(self, digest: str, batch: Batch, known: dict[str, int]) -> int:
+        if digest in known:
+            return known[digest]
+        key = key_of(digest)
+        row = self._db.execute("SELECT id FROM content WHERE tenant = ? AND digest = ?", (self._tenant, key)).fetchone()
+        if row is None:
+            if digest not in batch.texts:
+                raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
+            data = encoded(batch.texts[digest], digest)
+            codec, stored = pack(data)
+            row = self._db.execute(
+                "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?) RETURNING id",
+                (self._tenant, key, len(data), codec, stored),
+            ).fetchone()
+        known[digest] = int(row[0])
+        return known[digest]
+
+    def _add_entries(self, batch: Batch, used: int) -> tuple[int, int]:
+        if not batch.index:
+            return 0, 0
+        pages = {page.id: page for page in batch.pages}
+        texts: list[tuple[int, str]] = []
+        for number in dict.fromkeys(batch.index):
+            page = pages.get(number)
+            if page is not None and page.digest in batch.texts:
+                texts.append((number, batch.texts[page.digest]))
+            else:
+                row = self._db.execute(
+                    "SELECT first FROM page WHERE process = ? AND id = ? AND content IS NOT NULL", (self._process, number)
+                ).fetchone()
+                if row is None:
+                    raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
+                if row[0] is None:
+                    texts.append((number, content_of(self._db, self._process, number)))
+        added, characters, ranges = self._index.add(self._process, used, texts)
+        self._db.executemany(
+            "UPDATE page SET first = ?, last = ? WHERE process = ? AND id = ?",
+            [(first, last, self._process, page) for page, first, last in ranges],
+        )
+        return added, characters
+
+    def _remove_entries(self, pages: Iterable[int]) -> None:
+        for page in sorted(pages):
+            row = self._db.execute("SELECT first, last FROM page WHERE process = ? AND id = ?", (self._process, page)).fetchone()
+            if row is None:
+                raise StoreError(f"no page {page} in process {self._process}")
+            if row[0] is not None:
+                self._index.remove(row[0], row[1], content_of(self._db, self._process, page))
+                self._db.execute("UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?", (self._process, page))
+
+    def _set_states(self, batch: Batch) -> None:
+        new = {page.id for page in batch.pages}
+        rows = [
+            (state.at, state.pinned, state.mark, self._process, page) for page, state in batch.states.items() if page not in new
+        ]
+        before = self._db.total_changes()
+        self._db.executemany("UPDATE page SET at = ?, pinned = ?, mark = ? WHERE process = ? AND id = ?", rows)
+        if self._db.total_changes() - before != len(rows):
+            raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
+
+    def _add_events(self, events: Sequence[Event]) -> None:
+        self._db.executemany(
+            "INSERT INTO event(process, number, act, body) VALUES(?, ?, ?, ?)",
+            [(self._process, event.number, event.act.value, _encode(event)) for event in events],
+        )
+
+    def _erase(self, pages: Sequence[int]) -> None:
+        words: set[str] = set()
+        contents: set[int] = set()
+        for number in pages:
+            content, extra, at, meta = self._db.execute(
+                "SELECT content, extra, at, meta FROM page WHERE process = ? AND id = ?", (self._process, number)
+            ).fetchone()
+            page = PAGES.decode(meta)
+            words.update(word for word in (page.digest, page.extra, page.label, page.call) if word)
+            contents.update(row for row in (content, extra) if row is not None)
+            self._db.execute(
+                "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = 0, mark = 0, meta = ? WHERE process = ? AND id = ?",
+                ("dropped", _encode(tombstone(page)), self._process, number),
+            )
+        self._db.executemany(
+            "DELETE FROM content WHERE id = ?1 AND NOT EXISTS(SELECT 1 FROM page WHERE content = ?1)"
+            " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = ?1)",
+            [(content,) for content in contents],
+        )
+        erased = set(pages)
+        rows = []
+        for number, body in self._db.execute("SELECT number, body FROM event WHERE process = ?", (self._process,)).fetchall():
+            event = EVENTS.decode(body)
+            if not erased.isdisjoint(event.pages):
+                rows.append((_encode(scrubbed(event, words)), self._process, number))
+        self._db.executemany("UPDATE event SET body = ? WHERE process = ? AND number = ?", rows)
+
+
+def content_of(db: apsw.Connection, process: int, page: int) -> str:
+    """A page's text, verified.
+
+    Raises:
+        StoreCorrupt: altered or missing.
+    """
+    row = db.execute(
+        "SELECT size, codec, data, digest FROM page JOIN content ON content.id = page.content WHERE process = ? AND page.id = ?",
+        (process, page),
+    ).fetchone()
+    if row is None:
+        raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
+    size, codec, data, digest = row
+    return unpack(codec, data, size, digest)
+
+
+def tombstone(page: Page) -> Page:
+    """What stays of an erased page: its number, place and cost, no word of it."""
+    return msgspec.structs.replace(page, digest="", extra="", call=None, name=None, label="", spans=())
+
+
+def scrubbed(event: Event, words: set[str]) -> Event:
+    """The event without its reason and without whatever in its data says one of these words."""
+    return msgspec.structs.replace(event, why="", data={key: _without(value, words) for key, value in event.data.items()})
+
+
+def _without(value: object, words: set[str]) -> object:
+    if isinstance(value, str):
+        return "" if any(word in value for word in words) else value
+    if isinstance(value, dict):
+        return {key: _without(item, words) for key, item in value.items() if not any(word in str(key) for word in words)}
+    if isinstance(value, list | tuple):
+        return [_without(item, words) for item in value]
+    return value

@@ -1,0 +1,79 @@
+"""Which words a text is found by.
+
+The text index splits a text itself, by SQLite's `unicode61` rules (fixed at Unicode 6.1, so that a
+deletion years later finds the same words) with `_` as a letter. That alone finds `foo_bar` and
+nothing inside it, so the words below are written behind the text, before indexing and before
+searching alike:
+
+- the parts of `snake_case`, `CamelCase` and `mixed2numbers`: `getUserName` by `user`;
+- paths and dotted names as one word, joined by `_`, whole and their last two parts:
+  `src/kilburn/store.py` as `src_kilburn_store_py` and `store_py`, so that the whole identifier is
+  one rare word rather than four common ones;
+- pairs of neighbours in Chinese, Japanese and Korean writing, which puts no blanks between words.
+
+It is a pure function of the text and of nothing that changes with the Python version; a change here
+needs a migration that rebuilds every index, for an entry is deleted by naming its exact words.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["STOP", "TOKENIZER", "searchable", "shortened"]
+
+TOKENIZER = ("porter", "unicode61", "remove_diacritics", "2", "tokenchars", "_")
+
+LONGEST = 200
+"""Characters; a longer run of letters, points and slashes is data, not a name."""
+
+_COMPOUND = re.compile(
+    r"\b[A-Za-z0-9_]*(?:_[A-Za-z0-9]|[a-z0-9][A-Z]|[A-Za-z][0-9]|[A-Za-z0-9_][./\\:-]{1,2}[A-Za-z0-9_])[A-Za-z0-9_./\\:-]*",
+    re.ASCII,
+)
+_JOINT = re.compile(r"[./\\:-]+")
+_PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]{2,}")
+
+STOP = frozenset(
+    "a about after all also am an and any are as at be been before but by can could did do does for from get got had has have he"
+    " her here him his how i if in into is it its just like ll me more my no not now of on one or our out over re said say she so"
+    " some such than that the their them then there these they this those to too up us ve very was we well were what when where"
+    " which while who why will with would you your let need see should may".split()
+)
+"""English words that say nothing; left out of a query unless it has no others."""
+
+
+def searchable(text: str) -> str:
+    """The text with the further words that it is found by."""
+    more: list[str] = []
+    for match in _COMPOUND.finditer(text):
+        word = match.group()
+        if len(word) <= LONGEST:
+            _parts(word, more)
+    if not text.isascii():
+        for match in _UNSPACED.finditer(text):
+            run = match.group()
+            more.extend(run[at : at + 2] for at in range(len(run) - 1))
+    if more:
+        text = f"{text}\n{' '.join(more)}"
+    # FTS5 takes NUL for the end of a text in some of its paths.
+    return text.replace("\0", " ")
+
+
+def _parts(word: str, more: list[str]) -> None:
+    names = [name for name in _JOINT.split(word) if name]
+    for name in names:
+        pieces = _PIECE.findall(name)
+        if len(pieces) > 1 or (pieces and len(pieces[0]) < len(name)):
+            more.extend(piece for piece in pieces if len(piece) > 1)
+            if "_" in name:
+                more.extend(part for part in name.split("_") if len(part) > 1 and part not in pieces)
+    if len(names) > 1:
+        more.append("_".join(names))
+        if len(names) > 2:
+            more.append("_".join(names[-2:]))
+
+
+def shortened(query: str, most: int = 16_000) -> str:
+    """The beginning and the end of a query that is longer than any question."""
+    return query if len(query) <= most else f"{query[: most // 2]} {query[-most // 2 :]}"

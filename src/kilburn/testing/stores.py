@@ -1,0 +1,324 @@
+"""The conformance kit of stores: `check_store(make)` holds any implementation to the contract.
+
+It refuses to look inside: only the verbs of `kilburn.store.Store` are used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from kilburn.errors import StoreCorrupt, StoreError, StoreStale
+from kilburn.event import Act, Event
+from kilburn.message import Kind, Role, Trust
+from kilburn.page import Page, digest_of
+from kilburn.store import Batch, State, Store
+
+__all__ = ["CHECKS", "batch_of", "check_store", "page_of"]
+
+
+def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: str | None = None) -> Page:
+    """A page with this id and text, otherwise plain."""
+    return Page(
+        id=number,
+        digest=digest_of(text),
+        extra=digest_of(extra) if extra else "",
+        kind=Kind.TEXT,
+        role=Role.USER,
+        message=abs(number),
+        tokens=1 + len(text) // 4,
+        time=float(abs(number)),
+        trust=Trust.USER,
+        place=(abs(number), 0),
+        label=label,
+        call=call,
+    )
+
+
+def batch_of(
+    head: int,
+    texts: Mapping[int, str],
+    *,
+    index: Iterable[int] | None = None,
+    states: Mapping[int, State] | None = None,
+    events: int = 1,
+) -> Batch:
+    """A batch that admits pages with these texts by id, with `events` events after `head`; all
+    pages are indexed unless `index` says which."""
+    pages = [page_of(number, text) for number, text in texts.items()]
+    return Batch(
+        head=head,
+        events=[
+            Event(number=head + 1 + at, act=Act.ADMIT, time=float(head + 1 + at), pages=tuple(texts), data={"at": at})
+            for at in range(events)
+        ],
+        pages=pages,
+        texts={page.digest: text for page, text in zip(pages, texts.values(), strict=True)},
+        states=states or {},
+        index=list(texts if index is None else index),
+    )
+
+
+def check_store(make: Callable[[], Store]) -> None:
+    """Run every check, each on a fresh, empty store from `make`.
+
+    Raises:
+        AssertionError: a promise that the store does not keep, with the check's name.
+    """
+    for check in CHECKS:
+        store = make()
+        try:
+            check(store)
+        except AssertionError as error:
+            error.add_note(f"check_store: {check.__name__}: {(check.__doc__ or '').strip()}")
+            raise
+        finally:
+            store.close()
+
+
+def start(store: Store, name: str = "session") -> int:
+    """A new process; its number."""
+    info = store.process(name, time=1.0)
+    assert info is not None
+    return info.number
+
+
+def raises(kind: type[StoreError], do: Callable[[], object]) -> None:
+    """That `do` raises this error and no other."""
+    try:
+        do()
+    except kind:
+        return
+    raise AssertionError(f"nothing raised {kind.__name__}")
+
+
+def snapshot(store: Store, process: int) -> tuple[object, ...]:
+    """All of a process that a caller can see."""
+    return (list(store.pages(process)), list(store.events(process)), [info for info in store.processes() if info.number == process])
+
+
+def found(store: Store, query: str, process: int | None = None) -> set[int]:
+    """The pages that a search finds."""
+    return {hit.page for hit in store.search(query, process=process, limit=1000)}
+
+
+def check_is_store(store: Store) -> None:
+    """It has the verbs."""
+    assert isinstance(store, Store)
+
+
+def check_processes(store: Store) -> None:
+    """A process is made once, found by name, listed oldest first, and never made unasked."""
+    assert store.process("one", time=5.0, create=False) is None
+    first = store.process("one", time=5.0)
+    second = store.process("two", time=6.0)
+    assert first is not None
+    assert second is not None
+    assert (first.name, first.created, first.head, first.pages) == ("one", 5.0, 0, 0)
+    assert store.process("one", time=9.0) == first
+    assert list(store.processes()) == [first, second]
+
+
+def check_round_trip(store: Store) -> None:
+    """Pages, states, events and texts come back equal; originals first."""
+    process = start(store)
+    texts = {1: "alpha", 2: "", 3: "NUL \0 and \x07, é, 日本, \U0001f600\r\n", 10: "x" * 100_000, -1: "fold one", -2: "fold two"}
+    states = {1: State("in", True, 0.25), -1: State("folded", False, -3.5)}
+    batch = batch_of(0, texts, states=states, events=3)
+    store.commit(process, batch)
+    pages = list(store.pages(process))
+    assert [page.id for page, _ in pages] == [1, 2, 3, 10, -1, -2]
+    assert {page.id: page for page, _ in pages} == {page.id: page for page in batch.pages}
+    assert {page.id: state for page, state in pages} == {number: states.get(number, State()) for number in texts}
+    assert list(store.events(process)) == list(batch.events)
+    assert list(store.events(process, 2)) == list(batch.events[2:])
+    assert list(store.events(process, 3)) == []
+    assert store.texts(page.digest for page in batch.pages) == dict(batch.texts)
+    info = store.process("session", time=0.0, create=False)
+    assert info is not None
+    assert (info.head, info.pages, info.tokens, info.used) == (3, 6, sum(page.tokens for page in batch.pages), 3.0)
+
+
+def check_states(store: Store) -> None:
+    """A later batch moves pages, in or out, and leaves the others."""
+    process = start(store)
+    store.commit(process, batch_of(0, {1: "a", 2: "b"}, states={1: State("in")}))
+    store.commit(process, Batch(head=1, states={1: State("out"), 2: State("in", True, 2.0)}))
+    assert [state for _, state in store.pages(process)] == [State("out"), State("in", True, 2.0)]
+
+
+def check_stale(store: Store) -> None:
+    """A writer that does not know the last event is refused, and nothing changes."""
+    process = start(store)
+    store.commit(process, batch_of(0, {1: "a"}))
+    before = snapshot(store, process)
+    raises(StoreStale, lambda: store.commit(process, batch_of(0, {2: "b"})))
+    raises(StoreStale, lambda: store.commit(process, batch_of(7, {2: "b"})))
+    assert snapshot(store, process) == before
+    assert found(store, "b") == set()
+
+
+def check_all_or_nothing(store: Store) -> None:
+    """A batch that contradicts itself raises StoreError and leaves no part of itself."""
+    process = start(store)
+    store.commit(process, batch_of(0, {1: "first"}))
+    before = snapshot(store, process)
+    other = batch_of(1, {2: "second word"})
+    bad: Sequence[Batch] = (
+        Batch(head=1, pages=other.pages),
+        Batch(head=1, pages=other.pages, texts={other.pages[0].digest: "something else"}),
+        Batch(head=1, pages=[page_of(1, "first")], texts={digest_of("first"): "first"}),
+        Batch(head=1, pages=other.pages, texts=other.texts, index=[2], states={99: State("in")}),
+        Batch(head=1, pages=other.pages, texts=other.texts, index=[2, 98]),
+        Batch(head=1, pages=other.pages, texts=other.texts, index=[2], erase=[97]),
+        Batch(head=1, pages=other.pages, texts=other.texts, index=[2], events=batch_of(5, {}).events),
+    )
+    for batch in bad:
+        raises(StoreError, lambda batch=batch: store.commit(process, batch))  # type: ignore[misc]
+        assert snapshot(store, process) == before
+        assert found(store, "second") == set()
+    raises(StoreError, lambda: store.commit(process + 1000, batch_of(0, {1: "a"})))
+    raises(StoreCorrupt, lambda: store.texts([digest_of("second word")]))
+    store.commit(process, other)
+    assert found(store, "second") == {2}
+
+
+def check_search(store: Store) -> None:
+    """Indexed pages are found by whole names and by their parts; spans hold the words."""
+    process = start(store)
+    filler = "\n".join(f"line {number} of nothing in particular" for number in range(200))
+    texts = {
+        1: "def foo_bar(baz): return getUserName(baz)",
+        2: "see src/kilburn/store.py for the contract",
+        3: f"{filler}\nthe needle lies here\n{filler}",
+        4: "never indexed zebra",
+    }
+    store.commit(process, batch_of(0, texts, index=[1, 2, 3]))
+    for query, page in (("foo_bar", 1), ("bar", 1), ("user", 1), ("getUserName", 1), ("src/kilburn/store.py", 2), ("kilburn", 2)):
+        assert page in found(store, query), query
+    assert found(store, "zebra") == set()
+    (hit, *_) = store.search("needle")
+    assert (hit.process, hit.page) == (process, 3)
+    assert "needle" in texts[3][hit.span[0] : hit.span[1]]
+    assert len(store.search("line nothing", limit=3)) == 3
+    assert store.search("needle", limit=0) == []
+
+
+def check_search_order(store: Store) -> None:
+    """The passage with more and rarer words of the query comes first."""
+    process = start(store)
+    texts = {number: f"the common word and item{number}" for number in range(1, 30)}
+    texts[30] = "the common word and the rareword"
+    texts[31] = "nothing else"
+    store.commit(process, batch_of(0, texts))
+    hits = store.search("common rareword", limit=5)
+    assert hits[0].page == 30
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def check_query_is_data(store: Store) -> None:
+    """No query is syntax: none raises, and its words are still found."""
+    process = start(store)
+    store.commit(process, batch_of(0, {1: "the needle and NEAR OR AND NOT"}))
+    for noise in ('"', "*", "NEAR(", "-", ":", "^", "(((", "words:", "{a b}:", "' OR 1=1 --", "\0", "\U0001f600", "\\", "x" * 1_000_000):
+        store.search(noise)
+        assert found(store, f"{noise} needle") == {1}, noise[:20]
+    assert store.search("") == []
+    assert store.search("   \n") == []
+
+
+def check_unindex(store: Store) -> None:
+    """An unindexed page is no longer found, and still there."""
+    process = start(store)
+    store.commit(process, batch_of(0, {1: "needle one", 2: "needle two"}))
+    store.commit(process, Batch(head=1, unindex=[1]))
+    assert found(store, "needle") == {2}
+    assert store.texts([digest_of("needle one")]) == {digest_of("needle one"): "needle one"}
+    store.commit(process, Batch(head=1, unindex=[1]))
+    store.commit(process, Batch(head=1, index=[1]))
+    assert found(store, "needle") == {1, 2}
+
+
+def check_erase(store: Store) -> None:
+    """An erased page keeps its number and nothing else; its content goes with its last page."""
+    process = start(store)
+    page = page_of(1, "canary one", extra="canary two", label="canary label", call="canary-call")
+    texts = {digest_of(text): text for text in ("canary one", "canary two", "shared")}
+    event = Event(number=1, act=Act.ADMIT, time=1.0, pages=(1,), why="canary label said so", data={"call": "canary-call", "n": 3})
+    store.commit(
+        process, Batch(head=0, events=[event], pages=[page, page_of(2, "shared"), page_of(3, "shared")], texts=texts, index=[1, 2, 3])
+    )
+    store.commit(process, Batch(head=1, erase=[1, 2]))
+    (erased, state), (second, _), (third, _) = store.pages(process)
+    assert (erased.id, erased.digest, erased.extra, erased.label, erased.name, erased.call) == (1, "", "", "", None, None)
+    assert state.at == "dropped"
+    assert (second.digest, third.digest) == ("", digest_of("shared"))
+    assert "canary" not in repr(list(store.events(process)))
+    assert [event.number for event in store.events(process)] == [1]
+    assert found(store, "canary") == set()
+    assert found(store, "shared") == {3}
+    raises(StoreCorrupt, lambda: store.texts([digest_of("canary one")]))
+    raises(StoreCorrupt, lambda: store.texts([digest_of("canary two")]))
+    assert store.texts([digest_of("shared")]) == {digest_of("shared"): "shared"}
+    store.commit(process, Batch(head=1, erase=[1]))
+
+
+def check_separate_processes(store: Store) -> None:
+    """Processes share content and nothing else."""
+    one, two = start(store, "one"), start(store, "two")
+    store.commit(one, batch_of(0, {1: "needle same"}))
+    store.commit(two, batch_of(0, {1: "needle same", 2: "needle other"}))
+    assert found(store, "needle", one) == {1}
+    assert found(store, "needle", two) == {1, 2}
+    assert {(hit.process, hit.page) for hit in store.search("needle")} == {(one, 1), (two, 1), (two, 2)}
+    store.commit(one, Batch(head=1, erase=[1]))
+    assert store.texts([digest_of("needle same")])
+    assert found(store, "needle", two) == {1, 2}
+
+
+def check_threads(store: Store) -> None:
+    """Several threads may use one object; of two with the same head one is refused."""
+    process = start(store)
+    refused: list[int] = []
+
+    def write(number: int) -> None:
+        try:
+            store.commit(process, batch_of(0, {number: f"text {number}"}))
+        except StoreStale:
+            refused.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 3
+    assert len(list(store.pages(process))) == 1
+
+
+def check_close(store: Store) -> None:
+    """Closing twice is fine; using a closed store is a StoreError."""
+    process = start(store)
+    store.close()
+    store.close()
+    raises(StoreError, lambda: store.commit(process, batch_of(0, {1: "a"})))
+    raises(StoreError, store.processes)
+
+
+CHECKS: tuple[Callable[[Store], None], ...] = (
+    check_is_store,
+    check_processes,
+    check_round_trip,
+    check_states,
+    check_stale,
+    check_all_or_nothing,
+    check_search,
+    check_search_order,
+    check_query_is_data,
+    check_unindex,
+    check_erase,
+    check_separate_processes,
+    check_threads,
+    check_close,
+)
+"""Each takes a fresh, empty store."""

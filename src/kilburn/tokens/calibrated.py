@@ -1,0 +1,95 @@
+"""A counter that learns from what providers report.
+
+It refuses to change a page's count after the page was admitted: pages keep the inner counter's
+numbers, and one factor corrects the window as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from kilburn.budget import Counter
+from kilburn.errors import SpecError
+
+__all__ = ["Calibrated"]
+
+KEEP = 32
+LEAST = 256
+
+
+class Calibrated:
+    """A counter with a correction factor for windows.
+
+    A window of `capacity` real tokens holds pages of `room(capacity)` counted tokens, that is
+    capacity / `factor`. The factor starts at 1. It rises at once to `1 + margin` times the largest
+    ratio of actual to estimated tokens among the last 32 prompts; it falls towards that by at most
+    `ease` for each prompt, and only once four prompts were seen. So it is never below any recent
+    ratio, and a lucky prompt cannot open the window.
+
+    The same observations in the same order give the same factor: replaying the ledger's USAGE
+    events rebuilds it, and so does `restore(state())`.
+
+    Args:
+        inner: the counter that counts pages.
+        margin: share kept above the largest recent ratio.
+        ease: largest share that one prompt may take off the factor.
+    """
+
+    def __init__(self, inner: Counter, *, margin: float = 0.05, ease: float = 0.05) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.envelope = inner.envelope
+        self.family = str(getattr(inner, "family", ""))
+        self.margin = margin
+        self.ease = ease
+        self.factor = 1.0
+        self._ratios: deque[float] = deque(maxlen=KEEP)
+
+    def __repr__(self) -> str:
+        return f"Calibrated({self.inner!r}, factor={self.factor:.3f})"
+
+    def count(self, text: str) -> int:
+        """The inner counter's tokens, uncorrected."""
+        return self.inner.count(text)
+
+    def observe(self, estimated: int, actual: int) -> float:
+        """A prompt counted here as `estimated` tokens cost `actual`; the factor from now on.
+
+        Both must be of the whole prompt, tool schemas included. Prompts below 256 tokens, by either
+        number, say more about envelopes than about text and are passed over.
+        """
+        if min(estimated, actual) < LEAST:
+            return self.factor
+        self._ratios.append(actual / estimated)
+        target = max(self._ratios) * (1 + self.margin)
+        if target >= self.factor:
+            self.factor = target
+        elif len(self._ratios) >= 4:
+            self.factor = max(target, self.factor * (1 - self.ease))
+        return self.factor
+
+    def room(self, capacity: int) -> int:
+        """Counted tokens that fit `capacity` real ones."""
+        return int(capacity / self.factor)
+
+    def corrected(self, counted: int) -> int:
+        """Real tokens that `counted` ones stand for, rounded up."""
+        return math.ceil(counted * self.factor)
+
+    def state(self) -> list[float]:
+        """Everything learnt, as plain numbers: the factor, then the recent ratios, oldest first."""
+        return [self.factor, *self._ratios]
+
+    def restore(self, state: Sequence[float]) -> None:
+        """Take over what `state` gave.
+
+        Raises:
+            SpecError: not such numbers; nothing changed.
+        """
+        numbers = [float(number) for number in state]
+        if not numbers or not all(math.isfinite(number) and number > 0 for number in numbers):
+            raise SpecError(f"{list(state)!r} is no state of a calibration", advice="give what state() returned")
+        self.factor = numbers[0]
+        self._ratios = deque(numbers[1:], maxlen=KEEP)

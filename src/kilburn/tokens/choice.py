@@ -1,0 +1,74 @@
+"""From a name to a counter: the one place that knows which model counts how.
+
+It refuses to fail on a model it does not know: an unknown name gets a safe over-estimate.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kilburn.budget import Counter
+from kilburn.errors import SpecError
+from kilburn.tokens.characters import Characters
+from kilburn.tokens.claude import Claude, Ctok
+from kilburn.tokens.encodings import Encoding, available
+from kilburn.tokens.estimate import ANY, OPEN, Estimate
+
+__all__ = ["counter_for"]
+
+RULER = re.compile(r"chars/(\d{1,6})")
+O200K = re.compile(r"(chatgpt-4o|gpt-4o|gpt-4\.[15]|gpt-5|gpt-oss|codex-mini|computer-use|o[134](?![a-z0-9]))")
+CL100K = re.compile(r"gpt-(4|3\.5|35)(?![\d.])")
+SMALL = re.compile(r"(gpt-4\.1|gpt-5[.\d]*)-(mini|nano)|o4-mini")
+OTHERS = re.compile(
+    r"(code|open)?(llama|smollm|qwen|qwq|mi[sx]tral|ministral|magistral|devstral|phi|deepseek|granite|yi|falcon|gpt)"
+)
+
+
+def counter_for(name: str | Counter) -> Counter:
+    """The counter for a model's name; a counter is passed through.
+
+    "auto" is an over-estimate for any model; "chars/4" a fixed ruler; "ctok/4.8" Claude's tokens by
+    the unofficial `ctok`. Providers' prefixes are understood ("openai/gpt-5",
+    "eu.anthropic.claude-opus-4-8").
+
+    Raises:
+        SpecError: an empty name, something that is neither, or a ruler of no characters.
+        MissingExtra: "ctok/..." without ctok.
+    """
+    if not isinstance(name, str):
+        if isinstance(name, Counter):
+            return name
+        raise SpecError(f"{name!r} counts no tokens", advice="give a model's name, or an object with name, envelope and count")
+    if not name.strip():
+        raise SpecError("an empty name for a tokenizer", advice='give "auto" or the model\'s name')
+    if name == "auto":
+        return Estimate()
+    if name.startswith("chars/"):
+        ruler = RULER.fullmatch(name)
+        if ruler is None:
+            raise SpecError(f"{name!r} is no ruler", advice='write "chars/4"')
+        return Characters(int(ruler[1]))
+    if name in ("ctok/3", "ctok/4.7", "ctok/4.8"):
+        return Ctok(name)
+    return _of_model(name)
+
+
+def _of_model(name: str) -> Counter:
+    model = name.strip().lower().rpartition("/")[2].removeprefix("ft:")
+    if "claude" in model:
+        return Claude(name) if available() else Estimate(name, ANY)
+    family = _images_of(model)
+    if O200K.match(model) and available():
+        return Encoding(name, "o200k_base", family)
+    if CL100K.match(model) and available():
+        return Encoding(name, "cl100k_base", family)
+    if model.startswith("qwen3.5") and available():
+        return Encoding(name, "qwen3.5")
+    return Estimate(name, OPEN if OTHERS.match(model) else ANY)
+
+
+def _images_of(model: str) -> str:
+    if model.startswith("gpt-4o-mini"):
+        return "gpt-4o-mini"
+    return "openai-small" if SMALL.match(model) else "openai"

@@ -1,0 +1,368 @@
+"""OpenAI's chat-completions form: read a dict, rebuild it exactly, render for the API.
+
+What `read` cannot put into parts it keeps as templates in `extra`: the original object with its texts
+taken out. It refuses to guess the form (see `kilburn.wire.form`) and to judge a transcript (see
+`kilburn.wire.validity`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import DuplicateCall, InvalidMessage
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.model import ToolSpec
+from kilburn.wire.plain import pack, string_at, type_of, unpack
+from kilburn.wire.result import read_blocks, write_blocks
+from kilburn.wire.turns import PROSE, Turn, safe_id, safe_name, turns
+
+__all__ = ["ASIDES", "read", "render", "tools", "write"]
+
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+    "function": Role.TOOL,
+}
+
+_THOUGHTS = ("reasoning_content", "reasoning")
+ASIDES = (*_THOUGHTS, "refusal", "function_call", "audio")
+"""Keys of an assistant message whose value becomes a part of its own."""
+
+_ID = re.compile(r"(?s).{1,40}\Z")
+"""OpenAI refuses call ids of more than 40 characters."""
+
+
+def read(source: dict[str, Any], where: str = "message") -> Message:
+    """The message that a chat dict is. `source` is plain data (see `kilburn.wire.plain`).
+
+    Raises:
+        InvalidMessage: unknown role, content of the wrong type, a call or result without id.
+        DuplicateCall: two calls of the message have one id.
+    """
+    role = _role(source, where)
+    template = dict(source)
+    if role is Role.TOOL and source["role"] == "tool":
+        shape, parts = _read_result(source, template, where)
+    else:
+        shape, parts = _read_content(source, template, where)
+    if role is Role.ASSISTANT:
+        thoughts, others = _read_asides(source, template)
+        calls = _read_calls(source, template, where)
+        if shape == "text" and parts[0].text == "" and (thoughts or others or calls):
+            shape, parts, template["content"] = "void", [], ""
+        if shape == "void" and "content" not in source and not (thoughts or others or calls):
+            raise InvalidMessage(f"{where}: an assistant message with neither content nor tool_calls")
+        parts = [*thoughts, *parts, *others, *calls]
+    elif source.get("tool_calls"):
+        raise InvalidMessage(f"{where}.tool_calls: a {source['role']} message cannot call tools")
+    extra: dict[str, Any] = {"form": "chat"}
+    if shape != "text":
+        extra["shape"] = shape
+    if list(template.items()) != list(_default(role).items()):
+        extra["dict"] = template
+    return Message(role=role, parts=tuple(parts) or (Part(kind=Kind.TEXT, text=""),), extra=pack(extra))
+
+
+def _role(source: dict[str, Any], where: str) -> Role:
+    role = source.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidMessage(
+            f"{where}.role: {str(role)[:40]!r} is no role of the chat form", advice=f"use one of {', '.join(_ROLES)}"
+        )
+    return _ROLES[role]
+
+
+def _default(role: Role) -> dict[str, Any]:
+    """The template of a message that carries nothing special."""
+    if role is Role.TOOL:
+        return {"role": "tool", "tool_call_id": None, "content": None}
+    return {"role": role.value, "content": None}
+
+
+def _read_content(source: dict[str, Any], template: dict[str, Any], where: str) -> tuple[str, list[Part]]:
+    content = source.get("content")
+    if isinstance(content, str):
+        template["content"] = None
+        return "text", [Part(kind=Kind.TEXT, text=content)]
+    if content is None and source["role"] in ("assistant", "function"):
+        return "void", []
+    if not isinstance(content, list):
+        raise InvalidMessage(
+            f"{where}.content: {type_of(content)} where a {source['role']} message has a string or a list of parts"
+        )
+    if not content:
+        return "void", []
+    template["content"] = None
+    return "list", [_read_block(block, f"{where}.content[{index}]") for index, block in enumerate(content)]
+
+
+def _read_result(source: dict[str, Any], template: dict[str, Any], where: str) -> tuple[str, list[Part]]:
+    call = string_at(source, "tool_call_id", where)
+    content = source.get("content")
+    if not isinstance(content, str | list):
+        raise InvalidMessage(f"{where}.content: {type_of(content)} where a tool message has a string or a list of text parts")
+    template["tool_call_id"] = template["content"] = None
+    if isinstance(content, str):
+        return "text", [Part(kind=Kind.RESULT, text=content, call=call)]
+    text, layout, attached = read_blocks(content, call, f"{where}.content", _read_block)
+    return "text", [Part(kind=Kind.RESULT, text=text, call=call, extra=pack({"layout": layout})), *attached]
+
+
+def _read_block(block: Any, where: str) -> Part:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str):
+        raise InvalidMessage(f"{where}: a content part is an object with a `type`, not {type_of(block)}")
+    if kind in ("text", "refusal"):
+        text = string_at(block, kind, where, empty=True)
+        default = kind == "text" and list(block) == ["type", "text"]
+        return Part(kind=Kind.TEXT, text=text, extra=None if default else pack({"block": {**block, kind: None}}))
+    image = block.get("image_url")
+    if kind == "image_url" and isinstance(image, dict) and isinstance(image.get("url"), str):
+        default = list(block) == ["type", "image_url"] and list(image) == ["url"]
+        template = {**block, "image_url": {**image, "url": None}}
+        return Part(kind=Kind.IMAGE, text=image["url"], extra=None if default else pack({"block": template}))
+    if kind == "image_url":
+        raise InvalidMessage(f"{where}.image_url: {type_of(image)} where an object with a string `url` belongs")
+    return Part(kind=Kind.OPAQUE, text=pack(block))
+
+
+def _read_asides(source: dict[str, Any], template: dict[str, Any]) -> tuple[list[Part], list[Part]]:
+    thoughts: list[Part] = []
+    others: list[Part] = []
+    for key in ASIDES:
+        value = source.get(key)
+        extra = pack({"at": key})
+        if key in _THOUGHTS and isinstance(value, str) and value:
+            thoughts.append(Part(kind=Kind.REASONING, text=value, extra=extra))
+        elif key == "refusal" and isinstance(value, str) and value:
+            others.append(Part(kind=Kind.TEXT, text=value, extra=extra))
+        elif key in ("function_call", "audio") and isinstance(value, dict):
+            others.append(Part(kind=Kind.OPAQUE, text=pack(value), extra=extra))
+        else:
+            continue
+        template[key] = None
+    return thoughts, others
+
+
+def _read_calls(source: dict[str, Any], template: dict[str, Any], where: str) -> list[Part]:
+    calls = source.get("tool_calls")
+    if not calls and (calls is None or isinstance(calls, list)):
+        return []
+    if not isinstance(calls, list):
+        raise InvalidMessage(f"{where}.tool_calls: {type_of(calls)} where a list belongs")
+    template["tool_calls"] = None
+    parts = [_read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    seen: set[str | None] = set()
+    for part in parts:
+        if part.call in seen:
+            raise DuplicateCall(
+                f"{where}.tool_calls: two calls have the id {str(part.call)[:80]!r}", advice="give each call its own id"
+            )
+        seen.add(part.call)
+    return parts
+
+
+def _read_call(call: Any, where: str) -> Part:
+    if not isinstance(call, dict):
+        raise InvalidMessage(f"{where}: {type_of(call)} where an object belongs")
+    body, slot = ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
+    inner = call.get(body)
+    if not isinstance(inner, dict):
+        raise InvalidMessage(f"{where}.{body}: {type_of(inner)} where an object belongs")
+    call_id = string_at(call, "id", where)
+    name = string_at(inner, "name", f"{where}.{body}")
+    text = string_at(inner, slot, f"{where}.{body}", empty=True)
+    template = {**call, "id": None, body: {**inner, "name": None, slot: None}}
+    default = list(call) == ["id", "type", "function"] and call["type"] == "function" and list(inner) == ["name", "arguments"]
+    return Part(kind=Kind.CALL, text=text, call=call_id, name=name, extra=None if default else pack({"call": template}))
+
+
+def write(message: Message) -> dict[str, Any]:
+    """The dict that `read` made this message from, exactly.
+
+    Raises:
+        InvalidMessage: the message is not as `read` gave it.
+    """
+    extra = unpack(message.extra)
+    turn = Turn(message.role, message.parts, extra)
+    out = extra.get("dict") or _default(message.role)
+    if turn.result is not None:
+        out["tool_call_id"] = turn.result.call
+        out["content"] = _result_content(turn.result, turn.parts[1:])
+        return out
+    content, calls = _fill_asides(turn, out)
+    shape = extra.get("shape", "text")
+    if shape == "list":
+        out["content"] = [_write_block(part) for part in content]
+    elif shape == "text":
+        if len(content) != 1:
+            raise InvalidMessage(
+                f"a message whose content was one string has {len(content)} parts", advice="dump whole messages only"
+            )
+        out["content"] = content[0].text
+    if calls:
+        out["tool_calls"] = [_write_call(part) for part in calls]
+    return out
+
+
+def _result_content(result: Part, attached: Sequence[Part]) -> str | list[dict[str, Any]]:
+    layout = unpack(result.extra).get("layout")
+    blocks = None if layout is None else write_blocks(result.text, layout, attached, _write_block)
+    return result.text if blocks is None else blocks
+
+
+def _fill_asides(turn: Turn, out: dict[str, Any]) -> tuple[list[Part], list[Part]]:
+    """Put the parts that stand beside the content back under their keys; give content parts and calls."""
+    content: list[Part] = []
+    calls: list[Part] = []
+    for part in turn.parts:
+        at = unpack(part.extra).get("at") if part.extra is not None else None
+        if at in ASIDES and turn.form == "chat":
+            out[at] = unpack(part.text) if part.kind is Kind.OPAQUE else part.text
+        elif part.kind is Kind.CALL:
+            calls.append(part)
+        else:
+            content.append(part)
+    return content, calls
+
+
+def _write_block(part: Part) -> dict[str, Any]:
+    if part.kind is Kind.OPAQUE:
+        return unpack(part.text)
+    block: dict[str, Any] | None = unpack(part.extra).get("block") if part.extra is not None else None
+    if part.kind is Kind.IMAGE:
+        block = block or {"type": "image_url", "image_url": {"url": None}}
+        block["image_url"]["url"] = part.text
+        return block
+    block = block or {"type": "text", "text": None}
+    block[block["type"]] = part.text
+    return block
+
+
+def _write_call(part: Part) -> dict[str, Any]:
+    call: dict[str, Any] | None = unpack(part.extra).get("call") if part.extra is not None else None
+    call = call or {"id": None, "type": "function", "function": {"name": None, "arguments": None}}
+    body, slot = ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
+    call["id"] = part.call
+    call[body]["name"] = part.name
+    call[body][slot] = part.text
+    return call
+
+
+def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """What OpenAI's chat API accepts for these messages, whatever form they came in.
+
+    Parts of a message may be missing. Blocks and reasoning of another provider are left out; images
+    in tool results follow the results in a user message that names the call. A message of which
+    nothing can be rendered is left out. The same messages give the same bytes.
+    """
+    out: list[dict[str, Any]] = []
+    images: list[dict[str, Any]] = []
+    for turn in turns(messages):
+        if turn.result is not None:
+            out.append(_render_result(turn, images))
+            continue
+        if images:
+            out.append({"role": "user", "content": images})
+            images = []
+        rendered = _render_assistant(turn) if turn.role is Role.ASSISTANT else _render_other(turn)
+        if rendered is not None:
+            out.append(rendered)
+    if images:
+        out.append({"role": "user", "content": images})
+    return out
+
+
+def _render_result(turn: Turn, images: list[dict[str, Any]]) -> dict[str, Any]:
+    own = turn.form == "chat"
+    result, attached = turn.parts[0], turn.parts[1:]
+    out: dict[str, Any] = (turn.extra.get("dict") if own else None) or _default(Role.TOOL)
+    out["tool_call_id"] = call = safe_id(result.call, _ID)
+    content = _result_content(result, attached) if own else result.text
+    plain_text = isinstance(content, str) or not content or any(block["type"] != "text" for block in content)
+    out["content"] = result.text if plain_text else content
+    shown = [part for part in attached if part.kind is Kind.IMAGE]
+    if shown:
+        images.append({"type": "text", "text": f"(images of tool result {call})"})
+        images.extend(_foreign_or_own(part, own) for part in shown)
+    return out
+
+
+def _foreign_or_own(part: Part, own: bool) -> dict[str, Any]:
+    if not own and part.extra is not None:
+        part = msgspec.structs.replace(part, extra=None)
+    return _write_block(part)
+
+
+def _render_other(turn: Turn) -> dict[str, Any] | None:
+    """A system or user message, or a tool message without a result (the old `function` role)."""
+    own = turn.form == "chat"
+    template = turn.extra.get("dict") if own else None
+    role = Role.USER if turn.role is Role.TOOL else turn.role
+    out: dict[str, Any] = template if template and template["role"] != "tool" else _default(role)
+    shape = turn.extra.get("shape", "text") if own else "text"
+    if role is Role.USER and out["role"] == "user":
+        kept = [
+            part for part in turn.parts if part.kind in PROSE or part.kind is Kind.IMAGE or (own and part.kind is Kind.OPAQUE)
+        ]
+    else:
+        kept = [part for part in turn.parts if part.kind in PROSE]
+    if not kept:
+        return None
+    if shape == "void" and out["role"] == "function" and not any(part.text for part in kept):
+        return out
+    if (shape != "list" and len(kept) == 1 and kept[0].kind in PROSE) or out["role"] == "function":
+        out["content"] = "\n".join(part.text for part in kept)
+    else:
+        out["content"] = [_foreign_or_own(part, own) for part in kept]
+    out.pop("tool_calls", None)
+    return out
+
+
+def _render_assistant(turn: Turn) -> dict[str, Any] | None:
+    own = turn.form == "chat"
+    out: dict[str, Any] = (turn.extra.get("dict") if own else None) or _default(Role.ASSISTANT)
+    content, calls = _fill_asides(turn, out)
+    kept = [part for part in content if part.kind in PROSE or (own and part.kind is Kind.OPAQUE)]
+    shape = turn.extra.get("shape", "text") if own else "text"
+    if shape == "void":
+        kept = [part for part in kept if part.text]
+    if kept and (shape == "list" or len(kept) > 1):
+        out["content"] = [_foreign_or_own(part, own) for part in kept]
+    elif kept:
+        out["content"] = kept[0].text
+    out.pop("tool_calls", None)
+    if calls:
+        out["tool_calls"] = [_render_call(part, own) for part in calls]
+    if not own and not kept and not calls:
+        return None
+    said = calls or any(out.get(key) is not None for key in ("refusal", "function_call", "audio"))
+    if not said and not out.get("content"):
+        out["content"] = ""
+    elif out.get("content") == []:
+        out["content"] = None
+    return out
+
+
+def _render_call(part: Part, own: bool) -> dict[str, Any]:
+    call = _write_call(part if own else msgspec.structs.replace(part, extra=None))
+    call["id"] = safe_id(part.call, _ID)
+    body = "custom" if call.get("type") == "custom" else "function"
+    call.setdefault("type", "function")
+    call[body]["name"] = safe_name(part.name)
+    return call
+
+
+def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """The `tools` argument of a chat request."""
+    return [
+        {"type": "function", "function": {"name": spec.name, "description": spec.description, "parameters": spec.parameters}}
+        for spec in specs
+    ]

@@ -1,0 +1,111 @@
+"""Messages in the order that providers demand: each tool result right behind the message that called.
+
+It refuses to invent or remove content; it only splits tool messages into single results, and puts
+what came between a call and its results behind them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.wire.plain import unpack
+
+__all__ = ["PROSE", "Turn", "safe_id", "safe_name", "turns"]
+
+PROSE = frozenset({Kind.TEXT, Kind.FOLD, Kind.EXCERPT})
+"""Kinds that are rendered as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message, or one result of a tool message with what is attached to it.
+
+    Args:
+        role: who speaks.
+        parts: of a result: the RESULT first, its attached parts behind it.
+        extra: the message's extra, decoded; a fresh copy for each turn.
+    """
+
+    role: Role
+    parts: tuple[Part, ...]
+    extra: dict[str, Any]
+
+    @property
+    def form(self) -> str | None:
+        """The wire form that the message came in, or None for Kilburn's own."""
+        form = self.extra.get("form")
+        return form if isinstance(form, str) else None
+
+    @property
+    def result(self) -> Part | None:
+        """The one tool result, if this turn is one."""
+        return self.parts[0] if self.role is Role.TOOL and self.parts[0].kind is Kind.RESULT else None
+
+
+def turns(messages: Sequence[Message]) -> list[Turn]:
+    """All messages as turns, each result behind its call; messages without parts are left out.
+
+    A result without a call stays where it is, for `kilburn.wire.validity` to name.
+    """
+    split = [turn for message in messages for turn in _split(message)]
+    results: dict[str | None, deque[int]] = defaultdict(deque)
+    for index, turn in enumerate(split):
+        if turn.result is not None:
+            results[turn.result.call].append(index)
+    ordered: list[Turn] = []
+    placed: set[int] = set()
+    for index, turn in enumerate(split):
+        if index in placed:
+            continue
+        ordered.append(turn)
+        placed.add(index)
+        if turn.result is not None:
+            results[turn.result.call].popleft()
+        elif turn.role is Role.ASSISTANT:
+            calls = [part.call for part in turn.parts if part.kind is Kind.CALL]
+            answers = sorted(results[call].popleft() for call in calls if results.get(call))
+            ordered.extend(split[answer] for answer in answers)
+            placed.update(answers)
+    return ordered
+
+
+def _split(message: Message) -> list[Turn]:
+    if not message.parts:
+        return []
+    if message.role is not Role.TOOL:
+        return [Turn(message.role, message.parts, unpack(message.extra))]
+    runs: list[list[Part]] = []
+    for part in message.parts:
+        attached = part.kind is not Kind.RESULT and runs and runs[-1][0].kind is Kind.RESULT and part.call == runs[-1][0].call
+        if attached or (runs and part.kind is not Kind.RESULT and runs[-1][0].kind is not Kind.RESULT):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return [Turn(message.role, tuple(run), unpack(message.extra)) for run in runs]
+
+
+_UNSAFE = re.compile(r"[^a-zA-Z0-9_-]")
+_HASHED = re.compile(r"kilburn-[0-9a-f]{32}\Z")
+
+
+def safe_id(call: str | None, accepted: re.Pattern[str]) -> str:
+    """The call id itself where the provider accepts it, else 40 characters with a part of its SHA-256.
+
+    Ids that look like such a substitute are hashed too, so two ids never become one (short of a
+    collision of 128 bits).
+    """
+    name = call or ""
+    if accepted.match(name) and not _HASHED.match(name):
+        return name
+    return f"kilburn-{hashlib.sha256(name.encode('utf-8')).hexdigest()[:32]}"
+
+
+def safe_name(name: str | None) -> str:
+    """A tool's name as providers accept it: a model may have called a name that no tool can have."""
+    return _UNSAFE.sub("_", name or "")[:64] or "_"

@@ -1,0 +1,265 @@
+"""Every example in the documentation works: code blocks, command lines, the programs in examples/, links.
+
+In a page, blocks run in order, in one folder that starts empty, sharing their names, with no
+network:
+
+- `python` runs; an `output` block after it is what it prints.
+- `console` runs its lines that start with `$ `; what stands below a command is what it prints, and
+  nothing there asks only for success. `# exits 2` behind a command states another exit status.
+- A block whose fence says `file=NAME` is written to that file.
+- `...` in expected output stands for anything, also for several lines where it stands alone.
+- `no-run: REASON` on a fence leaves a block out, and the reason must be a sentence that says why.
+
+Other languages are for reading. `sh` may not call `kilburn`: that is what `console` is for.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [path for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md") if (path := ROOT / name).exists()] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+READ_ONLY = {"text", "json", "jsonl", "toml", "sql", "yaml", "sh", "output"}
+FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\((?P<target>[^)\s]+)\)")
+KILBURN = "import sys; sys.argv[0] = 'kilburn'; from kilburn.cli import main; sys.exit(main())"
+SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, what else the fence says, its text and the line it starts on."""
+
+    language: str
+    note: str
+    text: str
+    line: int
+
+    @property
+    def reason(self) -> str:
+        return self.note.partition("no-run:")[2].strip()
+
+    @property
+    def skipped(self) -> bool:
+        return "no-run" in self.note
+
+    @property
+    def file(self) -> str:
+        found = re.search(r"\bfile=(\S+)", self.note)
+        return found[1] if found else ""
+
+
+def blocks_of(path: Path) -> list[Block]:
+    text = path.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        language, _, note = match["info"].strip().partition(" ")
+        body = re.sub(rf"^{match['indent']}", "", match["body"], flags=re.MULTILINE)
+        found.append(Block(language, note.strip(), body, text.count("\n", 0, match.start()) + 1))
+    return found
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def same(expected: str, printed: str) -> bool:
+    """Whether what was printed is what the page shows; `...` stands for anything, trailing blanks do not count."""
+    lines = [line.rstrip() for line in expected.strip("\n").splitlines()]
+    pattern = ""
+    for line in lines:
+        if line.strip() == "...":
+            pattern += r"(?:[^\n]*\n)*?"
+        else:
+            pattern += r"[^\n]*?".join(re.escape(piece) for piece in line.split("...")) + r"\n"
+    clean = "".join(line.rstrip() + "\n" for line in printed.strip("\n").splitlines())
+    return re.fullmatch(pattern, clean) is not None
+
+
+def environment(home: Path) -> dict[str, str]:
+    """A user who has nothing: an empty home, no network, a plain terminal."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_", "KILBURN_", "XDG_"))
+    }
+    nowhere = "http://127.0.0.1:9"
+    own = {
+        "HOME": str(home),
+        "PIP_NO_INDEX": "1",
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "PYTHONUTF8": "1",
+        "PYTHONWARNINGS": "error",
+    }
+    return inherited | own | {"HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "http_proxy": nowhere, "https_proxy": nowhere}
+
+
+def commands_of(block: Block) -> Iterator[tuple[str, int, str]]:
+    """(command, exit status, expected output) of a console block."""
+    command, status, expected = "", 0, ""
+    for line in block.text.replace("\\\n", " ").splitlines(keepends=True):
+        if line.startswith("$ "):
+            if command:
+                yield command, status, expected
+            command, _, remark = line[2:].partition("  # ")
+            exits = re.search(r"exits (\d+)", remark)
+            status, expected = int(exits[1]) if exits else 0, ""
+        else:
+            expected += line
+    if command:
+        yield command, status, expected
+
+
+def run_console(block: Block, where: str, folder: Path) -> None:
+    for command, status, expected in commands_of(block):
+        words = shlex.split(command)
+        assert words[0] in ("kilburn", "cat"), f"{where}: only kilburn and cat run here, not {words[0]}"
+        program = [sys.executable, "-c", KILBURN] if words[0] == "kilburn" else ["cat"]
+        done = subprocess.run(
+            [*program, *words[1:]],
+            cwd=folder,
+            env=environment(folder / ".home"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            timeout=SECONDS,
+        )
+        assert done.returncode == status, f"{where}: `{command}` exits {done.returncode}, not {status}\n{done.stdout}"
+        if expected.strip():
+            assert same(expected, done.stdout), f"{where}: `{command}` prints\n{done.stdout}\nand not\n{expected}"
+
+
+def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
+    code = compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True)
+    exec(code, names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], offline: None
+) -> None:
+    blocks = [block for block in blocks_of(page) if not block.skipped]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / ".home"))
+    (tmp_path / ".home").mkdir()
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
+    for block in blocks:
+        where = f"{name_of(page)}:{block.line}"
+        if block.file:
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            run_python(block, page, names)
+            printed = capsys.readouterr().out
+        elif block.language == "output":
+            assert same(block.text, printed), f"{where}: the code above prints\n{printed}\nand not\n{block.text}"
+        elif block.language == "console":
+            run_console(block, where, tmp_path)
+    for value in names.values():
+        if hasattr(value, "close") and type(value).__module__.startswith("kilburn"):
+            value.close()
+    assert len(blocks) <= len(blocks_of(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_fences_are_known(page: Path) -> None:
+    for block in blocks_of(page):
+        where = f"{name_of(page)}:{block.line}"
+        assert block.language in READ_ONLY | {"python", "console"}, f"{where}: a block in {block.language or 'no language'!r}"
+        assert not block.skipped or len(block.reason.split()) >= 4, f"{where}: no-run needs `no-run: REASON`, a sentence"
+        calls = [line for line in block.text.splitlines() if re.match(r"(\$ )?kilburn ", line)]
+        assert block.language != "sh" or not calls, f"{where}: {calls} belongs in a console block"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    dead = []
+    for match in LINK.finditer(prose):
+        target = match["target"].split("#")[0]
+        if target and not re.match(r"[a-z]+:", target) and not (page.parent / target).exists():
+            dead.append(target)
+    assert not dead
+
+
+def test_every_page_is_reachable_from_the_index() -> None:
+    seen: set[Path] = set()
+    waiting = [ROOT / "docs" / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md" or not page.exists():
+            continue
+        seen.add(page)
+        waiting += [
+            (page.parent / match["target"].split("#")[0]).resolve() for match in LINK.finditer(page.read_text(encoding="utf-8"))
+        ]
+    assert not [name_of(page) for page in (ROOT / "docs").rglob("*.md") if page.resolve() not in seen]
+
+
+def test_reference_is_as_the_code_says() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + "run `python3 run.py reference`"
+
+
+def promised_by(program: Path) -> str:
+    """What an example's docstring says that it prints: the indented text after `It prints:`."""
+    doc = ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or ""
+    _, found, promised = doc.partition("It prints:\n")
+    assert found, f"{name_of(program)}: the docstring must say what `It prints:`"
+    return textwrap.dedent(promised)
+
+
+@pytest.mark.parametrize("program", EXAMPLES, ids=name_of)
+def test_examples_run(program: Path, tmp_path: Path) -> None:
+    (tmp_path / ".home").mkdir()
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env=environment(tmp_path / ".home"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    promised = promised_by(program)
+    assert same(promised, done.stdout), f"prints\n{done.stdout}\nand not\n{promised}"
+
+
+def test_there_are_three_examples_at_least() -> None:
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "agrees"),
+    [
+        ("a\nb\n", "a\nb\n", True),
+        ("a\n...\nd\n", "a\nb\nc\nd\n", True),
+        ("a\n...\nd\n", "a\nd\n", True),
+        ("took ... s\n", "took 0.31 s\n", True),
+        ("took ... s\n", "took 0.31 min\n", False),
+        ("a\n", "a\nb\n", False),
+        ("a ...\n", "a b\nc\n", False),
+    ],
+)
+def test_comparison_of_output(expected: str, printed: str, agrees: bool) -> None:
+    assert same(expected, printed) is agrees

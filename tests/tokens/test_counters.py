@@ -1,0 +1,221 @@
+"""What a user of `counter_for` relies on: names, exactness where promised, and safety elsewhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import toktok
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kilburn.budget import Counter
+from kilburn.errors import MissingExtra, SpecError
+from kilburn.tokens import Characters, Claude, Ctok, Encoding, Estimate, counter_for
+from kilburn.tokens.claude import generation_of
+from kilburn.tokens.estimate import ANY, OPEN
+
+STDLIB = Path(sysconfig.get_path("stdlib"))
+NAMES = ["chars/4", "auto", "gpt-5", "gpt-4", "qwen3.5-4b", "llama-3.1-8b", "claude-3-opus-20240229", "claude-opus-4-8"]
+ANY_TEXT = st.text(st.characters(), max_size=300)
+"""Lone surrogates included."""
+
+
+def pages() -> list[str]:
+    """Pages of real text: code, prose in docstrings, data, a log and a table of numbers."""
+    found = []
+    for name in ["argparse.py", "ast.py", "tarfile.py", "statistics.py", "this.py", "keyword.py", "pydoc_data/topics.py"]:
+        text = (STDLIB / name).read_text(encoding="utf-8")
+        found += [text[at : at + 3000] for at in range(0, min(len(text), 60_000), 3000)]
+    found.append(json.dumps([{"id": n, "name": f"row {n}", "share": n / 7} for n in range(80)], indent=2))
+    found.append(
+        "\n".join(f"2025-03-{n % 28 + 1:02} 12:0{n % 10}:11,{n:03} INFO worker-{n}: done in {n * 7} ms" for n in range(60))
+    )
+    found.append("\n".join(f"{n * 7919 % 65521:04x}{n * 104729 % 65521:04x}, {n * n}" for n in range(200)))
+    found.append("Всё хорошо, спасибо. Как дела у вас сегодня? " * 20)
+    found.append("今日はとても良い天気ですね。散歩に行きましょう。" * 20)
+    found.append("मुझे आज बहुत काम करना है। नमस्ते दुनिया। " * 20)
+    found.append("👍🎉 all done 🚀👩‍👩‍👧 " * 40)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_counter_is_found_again_by_its_own_name(name: str) -> None:
+    counter = counter_for(name)
+    assert isinstance(counter, Counter)
+    assert counter.name == name
+    assert counter_for(counter.name).count("a page of text") == counter.count("a page of text")
+    assert counter_for(counter) is counter
+    assert counter.count("") == 0
+    assert counter.envelope == 0 if name == "chars/4" else 3 <= counter.envelope <= 8
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [
+        ("gpt-5", "o200k_base"),
+        ("gpt-5.1-codex-mini", "o200k_base"),
+        ("gpt-4o-2024-08-06", "o200k_base"),
+        ("openai/gpt-4.1-mini", "o200k_base"),
+        ("o1", "o200k_base"),
+        ("o3-mini", "o200k_base"),
+        ("o4-mini-2025-04-16", "o200k_base"),
+        ("chatgpt-4o-latest", "o200k_base"),
+        ("gpt-oss-20b", "o200k_base"),
+        ("ft:gpt-4o:acme::1", "o200k_base"),
+        ("gpt-4", "cl100k_base"),
+        ("gpt-4-turbo", "cl100k_base"),
+        ("gpt-3.5-turbo-16k", "cl100k_base"),
+        ("gpt-35-turbo", "cl100k_base"),
+        ("Qwen/Qwen3.5-4B", "qwen3.5"),
+    ],
+)
+def test_models_with_a_public_vocabulary_are_counted_exactly(name: str, encoding: str) -> None:
+    counter = counter_for(name)
+    assert isinstance(counter, Encoding)
+    text = (STDLIB / "textwrap.py").read_text(encoding="utf-8")
+    assert [counter.count(text)] == toktok.batch_count([text], encoding)
+
+
+def test_known_counts() -> None:
+    assert counter_for("gpt-5").count("hello world") == 2
+    assert counter_for("chars/4").count("hello") == 2
+    assert counter_for("chars/1").count("héllo") == 5
+
+
+@pytest.mark.parametrize("name", ["mistral-large", "gpt-6", "gpt-2", "smollm2", "o1x", "some model", "gemini-3-pro"])
+def test_an_unknown_model_gets_an_estimate(name: str) -> None:
+    assert isinstance(counter_for(name), Estimate)
+
+
+@pytest.mark.parametrize("name", ["", "  ", "chars/", "chars/0", "chars/x", "chars/-4", 7, None, b"auto"])
+def test_what_is_no_name_is_refused(name: object) -> None:
+    with pytest.raises(SpecError):
+        counter_for(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [
+        ("claude-2.1", "old"),
+        ("claude-3-5-sonnet-20241022", "old"),
+        ("claude-sonnet-4-20250514", "old"),
+        ("claude-opus-4-6", "old"),
+        ("eu.anthropic.claude-sonnet-4-5-20250929-v1:0", "old"),
+        ("claude-opus-4-7", "new"),
+        ("anthropic/claude-opus-4.8", "new"),
+        ("claude-sonnet-5", "new"),
+        ("claude-opus-4-10", "new"),
+        ("claude-latest", "new"),
+    ],
+)
+def test_claude_generations(name: str, generation: str) -> None:
+    assert generation_of(name) == generation
+    assert isinstance(counter_for(name), Claude)
+
+
+def test_newer_claude_costs_more() -> None:
+    text = (STDLIB / "argparse.py").read_text(encoding="utf-8")
+    o200k, old, new = (counter_for(name).count(text) for name in ("gpt-5", "claude-3-opus", "claude-opus-4-8"))
+    assert o200k < old < new < 2.6 * o200k
+
+
+@pytest.mark.parametrize("encoding", ["o200k_base", "cl100k_base", "qwen3.5"])
+@pytest.mark.parametrize("name", ["auto", "llama-3.1-8b"])
+def test_an_estimate_is_above_real_tokenizers_on_real_text(name: str, encoding: str) -> None:
+    counter, texts = counter_for(name), pages()
+    for text, true in zip(texts, toktok.batch_count(texts, encoding), strict=True):
+        assert counter.count(text) >= true, text[:80]
+
+
+def test_an_estimate_is_of_use() -> None:
+    code = [(STDLIB / name).read_text(encoding="utf-8") for name in ("argparse.py", "tarfile.py", "pydoc_data/topics.py")]
+    true = sum(toktok.batch_count(code, "o200k_base"))
+    assert sum(map(counter_for("llama-3.1-8b").count, code)) < 1.8 * true
+    assert sum(map(counter_for("auto").count, code)) < 2.2 * true
+
+
+@given(ANY_TEXT)
+@pytest.mark.parametrize("name", NAMES)
+def test_any_text_is_counted(name: str, text: str) -> None:
+    counted = counter_for(name).count(text)
+    assert (counted == 0) == (text == "")
+    assert counted <= 10 * len(text) + 2
+
+
+@given(ANY_TEXT, ANY_TEXT, st.integers(1, 9))
+def test_a_ruler_is_nearly_additive(one: str, two: str, per_token: int) -> None:
+    ruler = Characters(per_token)
+    apart, whole = ruler.count(one) + ruler.count(two), ruler.count(one + two)
+    assert apart - 1 <= whole <= apart
+
+
+@given(ANY_TEXT, ANY_TEXT, st.sampled_from([Estimate("auto", ANY), Estimate("open", OPEN)]))
+def test_an_estimate_grows_with_the_text_and_hides_nothing_at_a_seam(one: str, two: str, estimate: Estimate) -> None:
+    whole = estimate.count(one + two)
+    assert estimate.count(one) <= whole <= estimate.count(one) + estimate.count(two) + estimate.seam
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "unit", ["a", "-", " ", "\n", "\0", "<|endoftext|>", "漢", "👩‍👩‍👧", "e\u0301", "\ud800", "\U0010ffff", "aB1", " -"], ids=repr
+)
+def test_long_runs_are_counted_in_time(name: str, unit: str) -> None:
+    counter = counter_for(name)
+    counter.count(unit)
+    text = unit * (300_000 // len(unit))
+    began = time.perf_counter()
+    counted = counter.count(text)
+    assert time.perf_counter() - began < 3
+    assert counted >= len(text) / 200
+
+
+def test_text_that_looks_like_a_special_token_counts_as_text() -> None:
+    assert counter_for("gpt-5").count("<|endoftext|>") > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_threads_agree(name: str) -> None:
+    counter, text = counter_for(name), (STDLIB / "textwrap.py").read_text(encoding="utf-8")
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(counter.count, [text] * 64)) == {counter.count(text)}
+
+
+def test_importing_the_counters_loads_no_vocabulary() -> None:
+    code = "import sys; from kilburn.tokens import counter_for as c; c('gpt-5'), c('claude-3'); print('toktok' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_without_the_wheel_models_are_estimated() -> None:
+    code = (
+        "import sys; sys.modules['toktok'] = None\n"
+        "from kilburn.tokens import counter_for as c\n"
+        "print(*(type(c(n)).__name__ for n in ('gpt-5', 'gpt-4', 'qwen3.5-4b', 'claude-opus-4-8')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["Estimate"] * 4
+
+
+@pytest.mark.skipif(find_spec("ctok") is not None, reason="ctok is installed")
+def test_ctok_is_an_extra() -> None:
+    with pytest.raises(MissingExtra, match="claude-tokens"):
+        counter_for("ctok/4.8")
+
+
+@pytest.mark.skipif(find_spec("ctok") is None, reason="ctok needs Python 3.12 and is an extra")
+@pytest.mark.parametrize(("exact", "estimate"), [("ctok/3", "claude-3-opus"), ("ctok/4.8", "claude-opus-4-8")])
+def test_the_estimate_for_claude_is_above_ctok(exact: str, estimate: str) -> None:
+    counter, above = counter_for(exact), counter_for(estimate)
+    assert isinstance(counter, Ctok)
+    assert counter.count("") == 0
+    assert counter.count("a\ud800") > 0
+    for text in pages():
+        assert counter.count(text) <= above.count(text) <= 2.5 * counter.count(text)
