@@ -28,7 +28,7 @@ INCLUDES = {"demo": ["demo", "test"], "test": ["test"], "reference": ["test"]}
 """Which sets of extras serve a command: the tests' set holds the demo's."""
 
 CHECKS = [
-    ("ruff", ["ruff", "check", "."]),
+    ("ruff", ["ruff", "check", "--output-format=concise", "."]),
     ("ruff format", ["ruff", "format", "--check", "."]),
     ("mypy", ["mypy"]),
     ("import-linter", ["lint-imports", "--no-cache"]),

@@ -81,12 +81,20 @@ def methods(owner: type) -> Iterator[str]:
             yield f"#### `{name}{signature(getattr(owner, name))}`\n\n{markdown(doc or '')}\n"
 
 
+def constant(thing: object) -> str:
+    """A constant as it is written, the same in every run: sets in order, no addresses in memory."""
+    if isinstance(thing, set | frozenset):
+        return "{" + ", ".join(sorted(map(str, thing))) + "}"
+    text = str(thing)
+    return re.sub(r" at 0x[0-9a-f]+", "", text if len(text) <= 200 else text[:200] + " ...").replace("\n", " ")
+
+
 def member(module: ModuleType, name: str) -> str:
     """A section on one exported name."""
     thing = getattr(module, name)
     home = getattr(thing, "__module__", module.__name__)
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
-        return f"### `{name}`\n\n`{name} = {str(thing)[:200]}`\n"
+        return f"### `{name}`\n\n`{name} = {constant(thing)}`\n"
     if home != module.__name__ and home.startswith("kilburn"):
         return f"### `{name}`\n\n{summary(inspect.getdoc(thing))} Defined in `{home}`.\n"
     parts = [f"### `{name}{signature(thing)}`\n\n{markdown(inspect.getdoc(thing) or '')}\n"]
@@ -174,8 +182,11 @@ def option_line(option: object) -> str:
 def command_line() -> str:
     """The page on the command line."""
     shown = examples()
+    program = typer.main.get_command(app)
+    options = "\n".join(option_line(item) for item in program.params if "--help" not in item.opts)
     parts = [
-        "# The command line\n\nEvery verb of `kilburn`, in the order of the alphabet. `kilburn VERB --help` says the same.\n"
+        "# The command line\n\nEvery verb of `kilburn`, in the order of the alphabet. `kilburn VERB --help` says the same.\n",
+        f"## Before any verb\n\n{options}\n",
     ]
 
     def walk(prefix: str, command: object) -> None:
@@ -185,7 +196,7 @@ def command_line() -> str:
         elif isinstance(command, typer.core.TyperCommand):
             parts.append(verb_section(prefix, command, shown))
 
-    walk("", typer.main.get_command(app))
+    walk("", program)
     return "\n".join(parts)
 
 

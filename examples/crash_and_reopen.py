@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 import kilburn
+from kilburn.errors import UnknownAddress
 
 
 def text_of(number: int) -> str:
@@ -59,7 +60,7 @@ def main() -> None:
             for number in range(1, acknowledged + 1):
                 try:
                     different += session.recall(f"p{number}") != text_of(number)
-                except kilburn.UnknownAddress:
+                except UnknownAddress:
                     missing += 1
             print(f"missing: {missing}, different: {different}")
             assert missing == different == 0

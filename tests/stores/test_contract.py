@@ -37,4 +37,4 @@ def test_check_store_runs_all_and_names_the_broken_promise() -> None:
 
     with pytest.raises(AssertionError) as caught:
         check_store(Forgetful)
-    assert "check_search" in "".join(caught.value.__notes__)
+    assert "check_all_or_nothing" in "".join(caught.value.__notes__)

@@ -98,7 +98,7 @@ def saying(*blocks: Any, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": list(blocks)}
 
 
-REFUSED = [
+REFUSED: list[tuple[Any, str]] = [
     ("hello", "str is no message"),
     (None, "NoneType is no message"),
     ([[]], r"messages\[0\]: list is no message"),
@@ -183,6 +183,14 @@ OWN_REFUSED = [
     (Message(role=Role.USER, parts=(TEXT,), trust=Trust.OPERATOR), "above what a user message"),
     (Message(role=Role.USER, parts=(TEXT,), extra="[]"), "not a JSON object"),
     (Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="x", extra="{"),)), "not a JSON object"),
+    (Message(role=Role.USER, parts=(TEXT,), extra='{"form":"chat","dict":7}'), "does not fit"),
+    (
+        Message(
+            role=Role.USER, parts=(Part(kind=Kind.TEXT, text="x", extra='{"block":{"a":1}}'),), extra='{"form":"chat","shape":"list"}'
+        ),
+        "does not fit",
+    ),
+    (Message(role=Role.USER, parts=(Part(kind=Kind.OPAQUE, text="x"),)), "not a JSON object"),
     (Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="\udc00"),)), "lone surrogate"),
     (Message(role=Role.USER, parts=(Part(kind=Kind.FOLD, text="x"),)), "derived by the kernel"),
     (Message(role=Role.USER, parts=(Part(kind=Kind.CALL, text="{}", call="c", name="f"),)), "a CALL has"),
@@ -192,7 +200,7 @@ OWN_REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("message", "says"), OWN_REFUSED, ids=[says for _, says in OWN_REFUSED])
+@pytest.mark.parametrize(("message", "says"), OWN_REFUSED, ids=range(len(OWN_REFUSED)))
 def test_own_messages_are_held_to_their_contract(message: Message, says: str) -> None:
     with pytest.raises(InvalidMessage, match=says):
         form.parse(message)
@@ -223,7 +231,14 @@ def test_anthropic_sdk_objects_are_read_whole_or_as_blocks() -> None:
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
     ]
-    sent = {"id": "m", "type": "message", "role": "assistant", "model": "claude", "content": blocks, "stop_reason": "tool_use"}
+    sent: dict[str, Any] = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude",
+        "content": blocks,
+        "stop_reason": "tool_use",
+    }
     sent["usage"] = {"input_tokens": 1, "output_tokens": 2}
     message = anthropic.types.Message.model_validate(sent)
     assert form.dump(form.parse(message)) == [sent]

@@ -41,8 +41,7 @@ def shuffled(draw: st.DrawFn, required: dict[str, Any], optional: dict[str, Any]
 def shuffled_known(draw: st.DrawFn, required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Json]:
     """A dict with these keys and no others, in any order."""
     chosen = [*required, *(key for key in optional or {} if draw(st.booleans()))]
-    given = {key: draw({**(optional or {}), **required}[key]) for key in draw(st.permutations(chosen))}
-    return given
+    return {key: draw({**(optional or {}), **required}[key]) for key in draw(st.permutations(chosen))}
 
 
 def const(value: Json) -> st.SearchStrategy[Json]:
@@ -60,20 +59,17 @@ chat_refusal = shuffled({"type": const("refusal"), "refusal": texts})
 chat_parts = st.lists(chat_text | chat_image | chat_audio | chat_file | chat_unknown, max_size=4)
 
 
-def chat_call(call: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Json]]:
-    arguments = st.sampled_from(
-        ['{"path": "a"}', '{"path": "a"', "", "[1]", '"\\ud800"', '{"x":1e999}', '{"x": NaN}', "[" * 5000]
-    )
-    function = shuffled({"name": names, "arguments": arguments})
-    custom = shuffled({"name": names, "input": texts})
-    return shuffled({"id": call, "type": const("function"), "function": function}) | shuffled(
-        {"id": call, "type": const("custom"), "custom": custom}
-    )
+arguments = st.sampled_from(['{"path": "a"}', '{"path": "a"', "", "[1]", '"\\ud800"', '{"x":1e999}', '{"x": NaN}', "[" * 5000])
+chat_call = shuffled(
+    {"id": ids, "type": const("function"), "function": shuffled({"name": names, "arguments": arguments})}
+) | shuffled({"id": ids, "type": const("custom"), "custom": shuffled({"name": names, "input": texts})})
+several = st.lists(ids, min_size=1, max_size=3, unique=True)
 
 
-def chat_calls() -> st.SearchStrategy[list[dict[str, Json]]]:
-    several = st.lists(ids, min_size=1, max_size=3, unique=True)
-    return several.flatmap(lambda chosen: st.tuples(*(chat_call(const(call)) for call in chosen)).map(list))
+@st.composite
+def numbered(draw: st.DrawFn, block: Any, key: str) -> list[dict[str, Json]]:
+    """Some of these blocks, each with an id of its own under `key`."""
+    return [{**draw(block), key: number} for number in draw(several)]
 
 
 assistant_extras = {
@@ -94,7 +90,9 @@ chat_messages = st.one_of(
         {"role": const("assistant"), "content": st.none() | texts | st.lists(chat_text | chat_refusal, max_size=3)},
         assistant_extras,
     ),
-    shuffled({"role": const("assistant"), "tool_calls": chat_calls()}, {"content": st.none() | texts, **assistant_extras}),
+    shuffled(
+        {"role": const("assistant"), "tool_calls": numbered(chat_call, "id")}, {"content": st.none() | texts, **assistant_extras}
+    ),
     shuffled({"role": const("assistant"), "content": texts, "tool_calls": st.none() | const([])}),
     shuffled({"role": const("tool"), "tool_call_id": ids, "content": texts | chat_parts}, {"name": texts}),
     shuffled({"role": const("function"), "name": names, "content": st.none() | texts}),
@@ -115,29 +113,28 @@ block_served_result = shuffled({"type": const("web_search_tool_result"), "tool_u
 block_unknown = shuffled({"type": const("hologram"), "depth": values})
 
 
-def block_call(call: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Json]]:
-    return shuffled({"type": const("tool_use"), "id": call, "name": names, "input": objects}, {"cache_control": cache})
-
-
-def block_result(call: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Json]]:
-    content = st.none() | texts | st.lists(block_text | block_image | block_document, max_size=4)
-    return shuffled(
-        {"type": const("tool_result"), "tool_use_id": call},
-        {"content": content, "is_error": st.booleans(), "cache_control": cache},
-    )
-
+block_call = shuffled({"type": const("tool_use"), "id": ids, "name": names, "input": objects}, {"cache_control": cache})
+result_content = st.none() | texts | st.lists(block_text | block_image | block_document, max_size=4)
+block_result = shuffled(
+    {"type": const("tool_result"), "tool_use_id": ids},
+    {"content": result_content, "is_error": st.booleans(), "cache_control": cache},
+)
 
 assistant_blocks = block_text | block_thinking | block_redacted | block_served | block_served_result | block_unknown
 user_blocks = block_text | block_image | block_document | block_unknown
 
 
+assistant_tails = st.lists(assistant_blocks, max_size=3)
+user_tails = st.lists(user_blocks, max_size=2)
+
+
 @st.composite
-def with_calls(draw: st.DrawFn, block: Any, others: Any) -> list[Json]:
-    chosen = draw(st.lists(ids, min_size=1, max_size=3, unique=True))
-    blocks = [draw(block(const(call))) for call in chosen] + draw(st.lists(others, max_size=3))
-    return draw(st.permutations(blocks))
+def mixed(draw: st.DrawFn, first: Any, second: Any) -> list[Json]:
+    """The items of two lists in any order."""
+    return draw(st.permutations(draw(first) + draw(second)))
 
 
+calling_blocks = mixed(numbered(block_call, "id"), assistant_tails)
 envelope = {
     "id": const("msg_1"),
     "model": const("claude"),
@@ -146,9 +143,9 @@ envelope = {
 }
 anthropic_messages = st.one_of(
     shuffled({"role": const("assistant"), "content": texts | st.lists(assistant_blocks, max_size=4)}, envelope),
-    shuffled({"role": const("assistant"), "content": with_calls(block_call, assistant_blocks)}, envelope),
+    shuffled({"role": const("assistant"), "content": calling_blocks}, envelope),
     shuffled({"role": const("user"), "content": texts | st.lists(user_blocks, max_size=4)}),
-    shuffled({"role": const("user"), "content": with_calls(block_result, user_blocks)}),
+    shuffled({"role": const("user"), "content": mixed(numbered(block_result, "tool_use_id"), user_tails)}),
     shuffled({"role": const("system"), "content": texts | st.lists(block_text, max_size=3)}),
 )
 
@@ -167,37 +164,41 @@ def renumbered(transcript: list[dict[str, Json]], salt: str) -> list[dict[str, J
     return transcript
 
 
+chat_plain = chat_messages.filter(lambda message: message["role"] != "tool" and not message.get("tool_calls"))
+chat_tail = st.lists(chat_plain, max_size=1)
+chat_calling = shuffled(
+    {"role": const("assistant"), "tool_calls": numbered(chat_call, "id")}, {"content": st.none() | texts, **assistant_extras}
+)
+chat_result = shuffled({"role": const("tool"), "tool_call_id": ids, "content": texts | chat_parts})
+anthropic_plain = anthropic_messages.filter(
+    lambda message: all(
+        block["type"] not in ("tool_use", "tool_result") for block in message["content"] if isinstance(block, dict)
+    )
+)
+anthropic_tail = st.lists(anthropic_plain, max_size=1)
+
+
 @st.composite
 def chat_round(draw: st.DrawFn, number: int) -> list[dict[str, Json]]:
-    """A user's message, maybe calls with all their results in any order, maybe an answer."""
-    others = chat_messages.filter(lambda message: message["role"] != "tool" and not message.get("tool_calls"))
-    out = [draw(others)]
+    """A message, maybe calls with all their results in any order, maybe an answer."""
+    out = [draw(chat_plain)]
     if draw(st.booleans()):
-        message = draw(
-            shuffled({"role": const("assistant"), "tool_calls": chat_calls()}, {"content": st.none() | texts, **assistant_extras})
-        )
+        message = draw(chat_calling)
         calls = draw(st.permutations([call["id"] for call in message["tool_calls"]]))
-        results = [
-            draw(shuffled({"role": const("tool"), "tool_call_id": const(call), "content": texts | chat_parts})) for call in calls
-        ]
-        out += [message, *results]
-    return renumbered([*out, *draw(st.lists(others, max_size=1))], f"-{number}")
+        out += [message, *({**draw(chat_result), "tool_call_id": call} for call in calls)]
+    return renumbered([*out, *draw(chat_tail)], f"-{number}")
 
 
 @st.composite
 def anthropic_round(draw: st.DrawFn, number: int) -> list[dict[str, Json]]:
-    others = anthropic_messages.filter(
-        lambda message: all(
-            block["type"] not in ("tool_use", "tool_result") for block in message["content"] if isinstance(block, dict)
-        )
-    )
-    out = [draw(others)]
+    """The same in Anthropic's form: the results are in one user message, among other blocks."""
+    out = [draw(anthropic_plain)]
     if draw(st.booleans()):
-        calls = draw(with_calls(block_call, assistant_blocks))
-        chosen = [block["id"] for block in calls if block["type"] == "tool_use"]
-        results = [draw(block_result(const(call))) for call in chosen] + draw(st.lists(user_blocks, max_size=2))
-        out += [{"role": "assistant", "content": calls}, {"role": "user", "content": draw(st.permutations(results))}]
-    return renumbered([*out, *draw(st.lists(others, max_size=1))], f"-{number}")
+        blocks = draw(calling_blocks)
+        calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        results = [{**draw(block_result), "tool_use_id": call} for call in calls] + draw(user_tails)
+        out += [{"role": "assistant", "content": blocks}, {"role": "user", "content": draw(st.permutations(results))}]
+    return renumbered([*out, *draw(anthropic_tail)], f"-{number}")
 
 
 @st.composite
@@ -219,30 +220,60 @@ sound_image = shuffled_known(
     {"type": const("image"), "source": const({"type": "base64", "media_type": "image/png", "data": "QQ=="})}
 )
 sound_thinking = shuffled_known({"type": const("thinking"), "thinking": texts, "signature": visible})
+sound_use = shuffled_known({"type": const("tool_use"), "id": ids, "name": const("read"), "input": objects})
+sound_content = texts | st.lists(sound_text | sound_image | block_document, max_size=3)
+sound_result = shuffled_known({"type": const("tool_result"), "tool_use_id": ids, "content": sound_content})
+sound_question = visible | st.lists(sound_text | sound_image, min_size=1, max_size=3)
+sound_before = st.lists(sound_thinking | sound_text | block_redacted, max_size=2)
+sound_after = st.lists(sound_text | sound_image, max_size=2)
+sound_answer = visible | st.lists(sound_text, min_size=1, max_size=2)
 
 
 @st.composite
 def sound_messages(draw: st.DrawFn) -> list[dict[str, Json]]:
     """A transcript that Anthropic's API takes as it is: only what its reference allows."""
-    out = [{"role": "user", "content": draw(visible | st.lists(sound_text | sound_image, min_size=1, max_size=3))}]
+    out = [{"role": "user", "content": draw(sound_question)}]
     for number in range(draw(st.integers(0, 2))):
-        calls = [
-            draw(
-                shuffled_known(
-                    {"type": const("tool_use"), "id": const(f"t{number}-{place}"), "name": const("read"), "input": objects}
-                )
-            )
-            for place in range(draw(st.integers(1, 3)))
-        ]
-        before = draw(st.lists(sound_thinking | sound_text | block_redacted, max_size=2))
-        out.append({"role": "assistant", "content": before + calls})
-        results = []
-        for block in draw(st.permutations(calls)):
-            content = draw(texts | st.lists(sound_text | sound_image | block_document, max_size=3))
-            results.append(
-                draw(shuffled_known({"type": const("tool_result"), "tool_use_id": const(block["id"]), "content": const(content)}))
-            )
-        out.append({"role": "user", "content": results + draw(st.lists(sound_text | sound_image, max_size=2))})
+        calls = [{**draw(sound_use), "id": f"t{number}-{place}"} for place in range(draw(st.integers(1, 3)))]
+        results = [{**draw(sound_result), "tool_use_id": block["id"]} for block in draw(st.permutations(calls))]
+        out.append({"role": "assistant", "content": draw(sound_before) + calls})
+        out.append({"role": "user", "content": results + draw(sound_after)})
     if draw(st.booleans()):
-        out.append({"role": "assistant", "content": draw(visible | st.lists(sound_text, min_size=1, max_size=2))})
+        out.append({"role": "assistant", "content": draw(sound_answer)})
     return out
+
+
+sound_part = shuffled_known({"type": const("text"), "text": texts})
+sound_detail = shuffled_known({"url": urls}, {"detail": const("low")})
+sound_picture = shuffled_known({"type": const("image_url"), "image_url": sound_detail})
+sound_said = texts | st.lists(sound_part, min_size=1, max_size=2)
+sound_asked = texts | st.lists(sound_part | sound_picture | chat_audio | chat_file, min_size=1, max_size=3)
+sound_function = shuffled_known({"name": const("read"), "arguments": arguments})
+sound_call = shuffled_known({"id": ids, "type": const("function"), "function": sound_function})
+sound_beside = {"refusal": st.none() | texts, "name": visible, "reasoning_content": texts, "annotations": const([])}
+sound_calls = st.lists(sound_call, min_size=1, max_size=3)
+sound_calling = shuffled_known(
+    {"role": const("assistant"), "tool_calls": sound_calls}, {"content": st.none() | sound_said, **sound_beside}
+)
+sound_tool = shuffled_known({"role": const("tool"), "tool_call_id": ids, "content": sound_said}, {"name": visible})
+sound_first = st.lists(
+    shuffled_known({"role": st.sampled_from(["system", "developer"]), "content": sound_said}, {"name": visible}), max_size=2
+)
+sound_next = st.lists(
+    shuffled_known({"role": const("user"), "content": sound_asked}, {"name": visible})
+    | shuffled_known({"role": const("assistant"), "content": sound_said}, sound_beside)
+    | shuffled_known({"role": const("function"), "name": const("read"), "content": st.none() | texts}),
+    max_size=2,
+)
+
+
+@st.composite
+def sound_chats(draw: st.DrawFn) -> list[dict[str, Json]]:
+    """A transcript that OpenAI's chat API takes as it is: only what its reference allows."""
+    out = draw(sound_first)
+    for number in range(draw(st.integers(1, 2))):
+        message = draw(sound_calling)
+        message["tool_calls"] = [{**call, "id": f"call {number}-{place}"} for place, call in enumerate(message["tool_calls"])]
+        results = [{**draw(sound_tool), "tool_call_id": call["id"]} for call in message["tool_calls"]]
+        out = [*out, *draw(sound_next), message, *results]
+    return out + draw(sound_next)

@@ -66,14 +66,14 @@ def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: flo
                 kind=part.kind,
                 role=message.role,
                 message=tier.turn + offset + 1,
-                tokens=cost_of(counter, part.kind, part.text, part.call, part.name),
+                tokens=cost_of(counter, part.kind, part.text, part.call, part.name) + _asides(counter, part, message, position),
                 time=now,
                 trust=trust,
                 group=_group(part, tier, calls, first if bundle else number),
                 call=part.call,
                 name=part.name,
                 sources=message.sources,
-                place=_place(number, part, tier, calls, drafts.pages),
+                place=(number, 0),
                 label=_label(part, tier, calls),
             )
             page = _with_extra(page, part, message, position, drafts)
@@ -94,6 +94,11 @@ def _trust(message: Message, tier: Tier) -> Trust:
     if unknown:
         raise InvalidMessage(f"sources {unknown[:3]} are no pages of this process", advice="cite pages that were recalled here")
     return min([lowest, *(tier.pages[source].trust for source in message.sources)])
+
+
+def _asides(counter: Counter, part: Part, message: Message, position: int) -> int:
+    """What unusual leftovers of the wire form cost where they are rendered again; the usual few are the envelope's."""
+    return sum(counter.count(extra) for extra in (part.extra, message.extra if position == 0 else None) if extra and len(extra) > 200)
 
 
 def _check_call(part: Part, tier: Tier, calls: dict[str, Page], answered: set[str]) -> None:
@@ -124,18 +129,6 @@ def _group(part: Part, tier: Tier, calls: dict[str, Page], first: int) -> int:
         return made.group
     known = tier.calls.get(part.call)
     return tier.pages[known].group if known is not None else 0
-
-
-def _place(number: int, part: Part, tier: Tier, calls: dict[str, Page], before: list[Page]) -> tuple[int, int]:
-    """A result that comes after other messages stands behind its call all the same (law 6)."""
-    if part.call is None or part.kind is Kind.CALL:
-        return number, 0
-    call = calls.get(part.call) or tier.pages[tier.calls[part.call]]
-    previous = before[-1] if before else tier.pages[tier.last]
-    if previous.role is Role.TOOL or previous.message == call.message:
-        return number, 0
-    end = max(page for page in range(call.id, tier.last + 1) if tier.pages[page].message == call.message) if call.id <= tier.last else call.id
-    return end, number
 
 
 def _with_extra(page: Page, part: Part, message: Message, position: int, drafts: Admitted) -> Page:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from kilburn.budget import Counter
 from kilburn.errors import KernelError, LawBroken
 from kilburn.kernel.admission import cost_of, text_cost
@@ -17,7 +19,7 @@ from kilburn.message import Kind, Role
 from kilburn.move import Fold
 from kilburn.page import Page, Span, digest_of, span_of
 
-__all__ = ["OMITTED", "cut", "derived_page", "runs_of"]
+__all__ = ["OMITTED", "arguments_of", "cut", "derived_page", "runs_of"]
 
 OMITTED = "[...]"
 """Stands between kept spans, on a line of its own."""
@@ -81,7 +83,7 @@ def derived_page(move: Fold, change: Change, tier: Tier, counter: Counter, now: 
         kind=kind,
         role=stands_for.role if stands_for else Role.USER,
         message=stands_for.message if stands_for else 0,
-        tokens=cost_of(counter, Kind.RESULT, text, call, stands_for.name) if stands_for else text_cost(counter, text),
+        tokens=cost_of(counter, Kind.RESULT, _as_shown(text, stands_for), call, stands_for.name) if stands_for else text_cost(counter, text),
         time=now,
         trust=min(page.trust for page in sources),
         group=stands_for.group if stands_for else 0,
@@ -95,6 +97,15 @@ def derived_page(move: Fold, change: Change, tier: Tier, counter: Counter, now: 
     )
     _check_progress(page, change, tier)
     return page, text
+
+
+def arguments_of(text: str) -> str:
+    """The arguments, still JSON, of a call of which only an excerpt is shown."""
+    return msgspec.json.encode({"excerpt": text}).decode()
+
+
+def _as_shown(text: str, stands_for: Page) -> str:
+    return arguments_of(text) if stands_for.kind is Kind.CALL else text
 
 
 def _heading(kind: Kind, sources: Sequence[Page], in_place: bool) -> str:

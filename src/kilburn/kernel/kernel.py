@@ -28,10 +28,14 @@ from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, address_of, parse_address
 from kilburn.policy import Use
 from kilburn.store import Batch, ProcessInfo, Store
+from kilburn.tokens.calibrated import Calibrated
 
 __all__ = ["Kernel"]
 
 INDEXED = frozenset({Kind.TEXT, Kind.RESULT, Kind.CALL, Kind.REASONING})
+NOT_INDEXED = frozenset({"recall", "search_memory", "pin"})
+"""Calls of memory tools: a query must never be found as if it were a fact."""
+
 GATHERED = 256
 """Observations that wait for a commit at most."""
 
@@ -61,6 +65,8 @@ class Kernel:
     def __init__(self, store: Store, info: ProcessInfo, counter: Counter, budget: Budget, clock: Callable[[], float]) -> None:
         self.store, self.info, self.counter, self.budget, self.clock = store, info, counter, budget, clock
         self.lock = threading.RLock()
+        self.calibrated = Calibrated(counter)
+        self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
         self.tier = Tier(lambda line: text_cost(counter, line))
         self.ledger = Ledger()
         self.uses: dict[int, Use] = {}
@@ -77,13 +83,18 @@ class Kernel:
     def use(self) -> int:
         """Tokens that the prompt takes now."""
         tier = self.tier
-        waiting = sum(1 for call in tier.open_calls.values() if tier.is_visible(call))
+        waiting = len(tier.waiting()) if tier.open_calls else 0
         return tier.use + (waiting * text_cost(self.counter, PENDING) if waiting else 0)
+
+    @property
+    def capacity(self) -> int:
+        """Counted tokens that the window holds: its budget, corrected by what providers reported."""
+        return self.budget.capacity if self._fixed else self.calibrated.room(self.budget.capacity)
 
     @property
     def excess(self) -> int:
         """Tokens over the capacity, or 0."""
-        return max(0, self.use - self.budget.capacity)
+        return max(0, self.use - self.capacity)
 
     def text(self, page: int) -> str:
         """The exact text of a page.
@@ -183,7 +194,7 @@ class Kernel:
         if self.store.readonly:
             raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
         states = {page: self.tier.states[page] for page in self._touched if page in self.tier.states}
-        index = [page.id for page in self._new if page.id > 0 and page.kind in INDEXED and not page.sources]
+        index = [page.id for page in self._new if page.id > 0 and page.kind in INDEXED and not page.sources and page.name not in NOT_INDEXED]
         erase = [page for event in self._events if event.act is Act.DROP for page in event.pages]
         digests = {digest for page in self._new for digest in (page.digest, page.extra) if digest}
         self.store.commit(
@@ -248,7 +259,7 @@ class Kernel:
             self.flush()
 
     def note_use(self, event: Event) -> None:
-        """Count how pages are used."""
+        """Count how pages are used, and learn what prompts really cost."""
         if event.act is Act.ADMIT:
             for page in event.pages:
                 self.uses[page] = Use(0, event.turn, event.time)
@@ -256,6 +267,8 @@ class Kernel:
             for page in event.pages:
                 before = self.uses.get(page)
                 self.uses[page] = Use((before.count if before else 0) + (event.act is not Act.FOLD), event.turn, event.time)
+        elif event.act is Act.USAGE:
+            self.calibrated.observe(int(event.data["counted"]), int(event.data["prompt"]))
 
     # --- moving --------------------------------------------------------------------------------
 
@@ -266,7 +279,7 @@ class Kernel:
             WireError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
         drafts = pages_of(messages, self.tier, self.counter, self.clock())
-        pinned = pins_on_arrival(drafts, self.tier, self.budget.capacity)
+        pinned = pins_on_arrival(drafts, self.tier, self.capacity)
         for page in drafts.pages:
             self._add(page, drafts.texts)
             self.tier.set(page.id, msgspec.structs.replace(OUT, at="in", pinned=page.id in pinned))
@@ -289,8 +302,8 @@ class Kernel:
         """Law 2 against law 3: the pins, and one handle for the rest, must fit."""
         held = sum(self.tier.cost(page) for page in self.tier.pins)
         least = held + (text_cost(self.counter, PENDING) if len(self.tier.pins) < len(self.tier.pages) else 0)
-        if self.tier.pins and least > self.budget.capacity:
-            raise PinsExceedWindow(f"pinned pages take {least} of {self.budget.capacity} tokens")
+        if self.tier.pins and least > self.capacity:
+            raise PinsExceedWindow(f"pinned pages take {least} of {self.capacity} tokens")
 
     def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1) -> int | None:
         """Carry out one move inside the current batch; returns the id of a derived page, or None.

@@ -13,7 +13,7 @@ import msgspec
 
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
 from kilburn.kernel.tier import Tier
-from kilburn.message import Kind
+from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Retire
 from kilburn.page import Page, address_of
 
@@ -72,23 +72,36 @@ def _acts_as(tier: Tier, page: Page) -> Kind:
 
 def _call_stays(tier: Tier, page: Page, leaving: set[int]) -> bool:
     call = tier.calls.get(page.call) if page.call is not None else None
-    if call is None:
-        return False
-    standing = call if tier.is_visible(call) else tier.cover.get(call)
-    return standing is not None and standing not in leaving and tier.is_visible(standing)
+    standing = tier.stands(call) if call is not None else None
+    return standing is not None and standing not in leaving
 
 
 def check_load(tier: Tier, move: Load) -> Change:
-    """A load brings whole groups, never a retired page (law 9)."""
-    change = Change(at={})
+    """A load brings whole groups, never a retired page (law 9) or a result without its call (law 6)."""
+    change = Change(at={}, uncover=[])
     for page in known(tier, move.pages):
+        if tier.at(page.id) == "retired":
+            raise LawBroken(9, f"{page.address} is retired", advice="recall it by address; it stays readable as history")
         for member in tier.group(page.id) if page.id > 0 else (page.id,):
-            at = tier.at(member)
-            if at == "retired" and member in move.pages:
-                raise LawBroken(9, f"{address_of(member)} is retired", advice="recall it by address; it stays readable as history")
-            if at in ("out", "stub", "folded") and (member > 0 or member in move.pages):
+            if tier.at(member) in ("out", "stub", "folded") and (member > 0 or member in move.pages):
                 change.at[member] = "in"
+                _replace_stand_in(tier, member, change)
+    for member in change.at:
+        page = tier.pages[member]
+        if page.role is Role.TOOL and page.call is not None and change.at[member] == "in":
+            call = tier.calls.get(page.call)
+            if call is not None and change.at.get(call) != "in" and tier.stands(call) is None:
+                raise LawBroken(6, f"the call of {page.address} is not there any more", advice="recall it by address")
     return change
+
+
+def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
+    """An excerpt that stands for this page alone leaves when the page itself comes back."""
+    fold = tier.cover.get(page)
+    if fold is not None and tier.is_visible(fold) and tier.pages[fold].sources == (page,):
+        _unpinned(tier, [fold])
+        change.at[fold] = "out"
+        change.uncover.append(page)
 
 
 def check_evict(tier: Tier, move: Evict) -> Change:
@@ -130,7 +143,7 @@ def _departures(tier: Tier, leaving: set[int]) -> dict[int, str]:
                 if tier.at(source) == "folded":
                     stub = tier.pages[source].kind is Kind.RESULT and _call_stays(tier, tier.pages[source], leaving)
                     at[source] = "stub" if stub else "out"
-        elif page.kind in (Kind.RESULT, Kind.IMAGE) and _call_stays(tier, page, leaving):
+        elif page.kind in (Kind.RESULT, Kind.IMAGE, Kind.OPAQUE) and _call_stays(tier, page, leaving):
             at[member] = "stub"
         else:
             rest = _rest(tier, member)

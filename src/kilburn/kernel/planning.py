@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from types import MappingProxyType
 
+from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Find, Hit
 from kilburn.errors import KernelError, PinsExceedWindow
 from kilburn.event import Act
@@ -43,7 +44,7 @@ class Planner:
         """
         self._page_oversized(wanted)
         kernel = self.kernel
-        if self._closed():
+        if not kernel.tier.waiting():
             yield from self._consult(cause, wanted)
         rounds, before = 0, -1
         while kernel.excess and rounds < ROUNDS and kernel.use != before:
@@ -55,7 +56,7 @@ class Planner:
 
     def bring(self, pages: Sequence[int]) -> None:
         """Bring pages into the window whole, before they are pinned."""
-        below = tuple(page for page in pages if self.kernel.tier.at(page) in ("out", "stub", "folded"))
+        below = tuple(page for page in pages if self.kernel.tier.at(page) != "in")
         if below:
             self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.FAULT)
 
@@ -82,7 +83,7 @@ class Planner:
         return View(
             cause=cause,
             pages=tier.resident(),
-            budget=kernel.budget,
+            budget=Budget(kernel.capacity),
             use=kernel.use,
             wanted=wanted,
             turn=tier.turn,
@@ -98,10 +99,6 @@ class Planner:
             handle=self._handle,
             task=self._task(),
         )
-
-    def _closed(self) -> bool:
-        tier = self.kernel.tier
-        return not any(tier.is_visible(call) for call in tier.open_calls.values())
 
     def _task(self) -> str:
         tier = self.kernel.tier
@@ -139,6 +136,7 @@ class Planner:
     def _ask(self, ask: Ask, cause: Cause) -> Generator[Ask, Answer, Answer]:
         """Yield the question to whoever drives us; what was admitted is durable before the model speaks."""
         kernel = self.kernel
+        self._rehearse()
         kernel.flush()
         kernel.lock.release()
         try:
@@ -147,6 +145,17 @@ class Planner:
             kernel.lock.acquire()
         kernel.note(Act.ASK, policy=self.name, cause=cause, why=ask.purpose, outcome=answer.outcome, detail=answer.detail[:300])
         return answer
+
+    def _rehearse(self) -> None:
+        """Make sure that what is about to become durable can be made to fit, whatever the model says.
+
+        Raises:
+            PinsExceedWindow: it cannot; nothing was written.
+        """
+        if self.kernel.excess:
+            point = self.kernel.savepoint()
+            self._fall_back()
+            self.kernel.undo(point)
 
     def _find(self, find: Find) -> Answer:
         kernel, tier = self.kernel, self.kernel.tier
@@ -165,7 +174,7 @@ class Planner:
         """A message that cannot fit is itself paged: head, tail and handle stay."""
         kernel = self.kernel
         pinned = sum(kernel.tier.cost(page) for page in kernel.tier.pins)
-        room = kernel.budget.capacity - pinned - self._handle
+        room = kernel.capacity - pinned - self._handle
         for number in wanted:
             page = kernel.tier.pages[number]
             if number not in kernel.tier.pins and kernel.tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
@@ -201,12 +210,14 @@ class Planner:
                     return
                 if kernel.tier.at(page.id) != "in":
                     continue
-                if view.is_latest(page) and self._shorten(page, page.tokens - kernel.excess - self._handle):
+                waits = page.kind is Kind.CALL and page.call in kernel.tier.open_calls
+                if (waits or view.is_latest(page)) and self._shorten(page, page.tokens - kernel.excess - self._handle):
                     continue
-                self._evict(self.view(Cause.PRESSURE, ()), page)
+                if not waits:
+                    self._evict(self.view(Cause.PRESSURE, ()), page)
         self._merge_handles()
         if kernel.excess:
-            raise PinsExceedWindow(f"{kernel.use} of {kernel.budget.capacity} tokens are pinned or wait for a result")
+            raise PinsExceedWindow(f"{kernel.use} of {kernel.capacity} tokens are pinned or wait for a result")
 
     def _evict(self, view: View, page: Page) -> None:
         chosen = view.free([page], 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask
 from kilburn.errors import KernelError
 from kilburn.event import Act, Event
@@ -22,6 +23,7 @@ from kilburn.kernel.planning import Planner
 from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcript
 from kilburn.kernel.search import Found, found
 from kilburn.message import Kind, Message, Part
+from kilburn.model import Tokens
 from kilburn.move import Drop, Move
 from kilburn.page import Page, address_of, parse_address, span_of
 from kilburn.policy import Cause
@@ -121,6 +123,31 @@ class Process:
             raise
         finally:
             kernel.lock.release()
+
+    def resize(self, budget: Budget) -> None:
+        """Give this process another budget from now on; what no longer fits leaves.
+
+        Raises:
+            PinsExceedWindow: the pins do not fit it; the old budget stays.
+        """
+        kernel = self.kernel
+        before = kernel.budget
+        kernel.budget = budget
+        try:
+            run(self._settling(kernel.check_pins, Cause.PRESSURE, ()), self._answer)
+        except BaseException:
+            kernel.budget = before
+            raise
+
+    def observe(self, usage: Tokens, counted: int) -> None:
+        """Tell what a provider says a prompt cost that was counted here as `counted` tokens.
+
+        Where our count was too low, the window shrinks accordingly; the ledger remembers.
+        """
+        with self.kernel.lock:
+            self.kernel.observe(Act.USAGE, counted=counted, prompt=usage.prompt, cached=usage.cached, reply=usage.reply)
+        if self.kernel.excess:
+            self.idle()
 
     def pin(self, address: str) -> None:
         """Keep pages in the window, byte-identical, until they are unpinned; pages below come back first.
@@ -237,7 +264,7 @@ class Process:
         again = sum(cost for (key, _), cost in now[same:] if key[2] in self._seen)
         self._seen.update(key[2] for (key, _), _ in now)
         self._shipped = now
-        kernel.observe(Act.SHIP, cause=Cause.IDLE, again=again, window=kernel.budget.capacity)
+        kernel.observe(Act.SHIP, cause=Cause.IDLE, again=again, window=kernel.capacity)
 
     def stats(self) -> Stats:
         """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once."""
@@ -245,7 +272,7 @@ class Process:
         with kernel.lock:
             if not kernel.store.readonly:
                 kernel.flush()
-            stats = kernel.ledger.report(use=kernel.use, window=kernel.budget.capacity)
+            stats = kernel.ledger.report(use=kernel.use, window=kernel.capacity)
         if stats.warnings and not self._warned:
             self._warned = True
             warnings.warn(stats.warnings[0], HitRateWarning, stacklevel=2)

@@ -6,12 +6,13 @@ each stretch that is out. Between edits the prompt only grows at its end, byte f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from kilburn.errors import SpecError
+from kilburn.kernel.folding import arguments_of
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.tier import Tier, stub_of
 from kilburn.message import Kind, Message, Part, Role
@@ -59,35 +60,33 @@ def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
 
 
 def transcript(tier: Tier, part: Callable[[Page], tuple[Part, str | None]]) -> list[Message]:
-    """The prompt as neutral messages: parts of one message joined again, every call with its result."""
+    """The prompt as neutral messages: parts of one message joined again, every call with a result.
+
+    A result that stands further down (it came late) is put behind its call by the wire form.
+    """
     made: list[Message] = []
-    waiting: dict[str, None] = {}
+    answered = {page.call for page in tier.visible() if page.role is Role.TOOL}
     key: tuple[Role, int] | None = None
     for _, page, instead in items(tier):
-        role = Role.USER if page is None else page.role
-        if waiting and role is not Role.TOOL and (page is None or page.message != (key or (0, 0))[1]):
-            made.extend(_pending(waiting))
-        if instead and page is not None and page.kind is Kind.IMAGE:
-            continue  # an image inside a result whose call stays: the result's own text says enough
+        if instead and page is not None and page.kind is not Kind.RESULT:
+            continue  # something attached to a result whose call stays: the result's own handle says enough
         shown, leftovers = _shown(page, instead, part, tier)
+        role = Role.USER if page is None else page.role
         if page is not None and page.message and key == (role, page.message):
-            last = made[-1]
-            made[-1] = msgspec.structs.replace(last, parts=(*last.parts, shown))
+            made[-1] = msgspec.structs.replace(made[-1], parts=(*made[-1].parts, shown))
         else:
+            made.extend(_pending(made, answered))
             made.append(Message(role=role, parts=(shown,), extra=leftovers))
         key = None if page is None else (role, page.message)
-        if shown.kind is Kind.CALL and shown.call is not None:
-            waiting[shown.call] = None
-        elif shown.kind is Kind.RESULT and shown.call is not None:
-            waiting.pop(shown.call, None)
-    made.extend(_pending(waiting))
+    made.extend(_pending(made, answered))
     return made
 
 
-def _pending(waiting: dict[str, None]) -> Iterator[Message]:
-    for call in list(waiting):
-        yield Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=PENDING, call=call),))
-    waiting.clear()
+def _pending(made: list[Message], answered: set[str | None]) -> list[Message]:
+    """Results for the last message's calls that have none in the prompt."""
+    parts = made[-1].parts if made else ()
+    calls = [part.call for part in parts if part.kind is Kind.CALL and part.call not in answered]
+    return [Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=PENDING, call=call),)) for call in calls]
 
 
 def _shown(page: Page | None, instead: str, part: Callable[[Page], tuple[Part, str | None]], tier: Tier) -> tuple[Part, str | None]:
@@ -100,8 +99,7 @@ def _shown(page: Page | None, instead: str, part: Callable[[Page], tuple[Part, s
         return own, leftovers
     stands_for = tier.pages[page.sources[0]].kind if page.call is not None else Kind.TEXT
     if stands_for is Kind.CALL:
-        short = msgspec.json.encode({"excerpt": own.text}).decode()
-        return Part(kind=Kind.CALL, text=short, call=page.call, name=page.name), None
+        return Part(kind=Kind.CALL, text=arguments_of(own.text), call=page.call, name=page.name), None
     if stands_for is Kind.RESULT:
         return Part(kind=Kind.RESULT, text=own.text, call=page.call, name=page.name), None
     return Part(kind=Kind.TEXT, text=own.text), None

@@ -103,6 +103,17 @@ class Tier:
         """Whether a page, or its handle in place, stands in the prompt."""
         return self.states[page].at in VISIBLE
 
+    def stands(self, page: int) -> int | None:
+        """What stands in the prompt for a page: itself or its handle, a fold over it, or nothing."""
+        if self.is_visible(page):
+            return page
+        fold = self.cover.get(page)
+        return fold if fold is not None and self.is_visible(fold) else None
+
+    def waiting(self) -> list[int]:
+        """Calls in the prompt that have no result yet."""
+        return [call for call in self.open_calls.values() if self.stands(call) is not None]
+
     def folds_over(self, pages: Sequence[int]) -> set[int]:
         """The resident folds that stand for any of these pages."""
         return {self.cover[page] for page in pages if page in self.cover}

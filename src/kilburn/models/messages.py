@@ -46,7 +46,6 @@ class Messages:
         base_url: of the endpoint, without its version; None is Anthropic, or what ANTHROPIC_BASE_URL says.
         api_key: None takes what the SDK finds (ANTHROPIC_API_KEY); a `base_url` that needs none may go without.
         context: its window in tokens, or None where unknown.
-        tokenizer: a name for `kilburn.tokens`, or a counter; None takes the model's name.
         cache: mark the system prompt and the end of the last message for the provider's prompt cache.
         timeout: seconds of silence before a call is given up; `Request.timeout` bounds the whole reply.
         retry: how failed calls are made again.
@@ -64,7 +63,6 @@ class Messages:
         api_key: str | None = None,
         *,
         context: int | None = None,
-        tokenizer: Any = None,
         cache: bool = False,
         timeout: float = 300.0,
         retry: Retry | None = None,
@@ -76,14 +74,14 @@ class Messages:
             raise MissingExtra("anthropic", "anthropic") from error
         self.name = model
         self.context = context
-        self.tokenizer: Any = model if tokenizer is None else tokenizer
+        self.tokenizer: Any = model
         self._cache = cache
         self._timeout = timeout
         self._retry = retry or Retry()
         self._client = self._sdk.Anthropic(base_url=base_url, api_key=api_key, max_retries=0)
         if base_url is not None and not (self._client.api_key or self._client.auth_token):
             # Servers at home ask for no key, but the SDK insists on one.
-            self._client = self._sdk.Anthropic(base_url=base_url, api_key="none", max_retries=0)
+            self._client = self._client.copy(api_key="none")
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The reply as it comes. Failures before the first piece are tried again.
@@ -215,9 +213,7 @@ class _Blocks:
 def _with_arguments(message: Message, written: Sequence[str]) -> Message:
     """The message with each call's arguments as they were streamed; the wire form holds them decoded."""
     left = iter(written)
-    parts = tuple(
-        msgspec.structs.replace(part, text=next(left)) if part.kind is Kind.CALL else part for part in message.parts
-    )
+    parts = tuple(msgspec.structs.replace(part, text=next(left)) if part.kind is Kind.CALL else part for part in message.parts)
     return msgspec.structs.replace(message, parts=parts)
 
 

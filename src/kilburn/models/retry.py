@@ -52,9 +52,7 @@ class Retry:
         ceiling: float = min(self.cap, self.first * 2 ** (failed - 1))
         return ceiling * self.dice()
 
-    def stream(
-        self, call: Callable[[float | None], Generator[Piece, None, None]], timeout: float | None
-    ) -> Iterator[Piece]:
+    def stream(self, call: Callable[[float | None], Generator[Piece, None, None]], timeout: float | None) -> Iterator[Piece]:
         """The pieces of a call that is made again while it fails before its first piece.
 
         Args:

@@ -13,6 +13,7 @@ import msgspec
 from kilburn.errors import StoreCorrupt
 from kilburn.stores.codec import unpack
 from kilburn.stores.schema import create_text, text_table
+from kilburn.stores.statement import rows, rows_of_each
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.transaction import PAGES, content_of
 
@@ -44,13 +45,15 @@ def inspect(db: apsw.Connection, index: TextIndex, tenant: int) -> list[Finding]
 
 
 def _file(db: apsw.Connection) -> Iterator[Finding]:
-    for (line,) in db.execute("PRAGMA integrity_check").fetchall():
+    for (line,) in rows(db, "PRAGMA integrity_check"):
         if line != "ok":
             yield Finding(kind="file", what=str(line), derived="fts5" in line.lower() or "index" in line.lower())
 
 
 def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
-    for digest, size, codec, data in db.execute("SELECT digest, size, codec, data FROM content WHERE tenant = ?", (tenant,)):
+    for digest, size, codec, data in rows_of_each(
+        db, "SELECT digest, size, codec, data FROM content WHERE tenant = ?", [(tenant,)]
+    ):
         try:
             unpack(codec, data, size, digest)
         except StoreCorrupt as error:
@@ -59,7 +62,7 @@ def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
         "SELECT digest FROM content WHERE tenant = ? AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
         " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
     )
-    for (digest,) in db.execute(orphans, (tenant,)):
+    for (digest,) in rows(db, orphans, tenant):
         yield Finding(kind="orphan", what=f"content {digest.hex()} belongs to no page", derived=True)
 
 
@@ -69,7 +72,7 @@ def _pages(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
         " LEFT JOIN content AS text ON text.id = page.content LEFT JOIN content AS extra ON extra.id = page.extra"
         " WHERE process.tenant = ?"
     )
-    for process, number, meta, text, extra in db.execute(select, (tenant,)):
+    for process, number, meta, text, extra in rows(db, select, tenant):
         try:
             page = PAGES.decode(meta)
         except msgspec.DecodeError as error:
@@ -86,7 +89,7 @@ def _ledger(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
         "SELECT process.id, head, count(number), coalesce(min(number), 1), coalesce(max(number), 0) FROM process"
         " LEFT JOIN event ON event.process = process.id WHERE tenant = ? GROUP BY process.id"
     )
-    for process, head, count, first, last in db.execute(select, (tenant,)):
+    for process, head, count, first, last in rows(db, select, tenant):
         if not head == count == last or first != 1:
             what = f"the ledger has {count} events, {first} to {last}; its head is {head}"
             yield Finding(kind="ledger", what=what, process=process)
@@ -95,22 +98,25 @@ def _ledger(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
 def _entries(db: apsw.Connection, index: TextIndex, tenant: int) -> Iterator[Finding]:
     """The words in the index against the words of the pages, by a sum over each entry's words."""
     wanted: dict[int, int] = {}
-    select = "SELECT page.process, page.id, first, last FROM process JOIN page ON page.process = process.id WHERE tenant = ? AND first"
-    for process, number, first, last in db.execute(select, (tenant,)).fetchall():
-        rows = db.execute("SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ?", (first, last)).fetchall()
+    select = (
+        "SELECT page.process, page.id, first, last FROM process JOIN page ON page.process = process.id WHERE tenant = ? AND first"
+    )
+    for process, number, first, last in rows(db, select, tenant):
+        entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ?", first, last)
         try:
             text = content_of(db, process, number)
         except StoreCorrupt:
             # Already reported as content; its entries cannot be compared with anything.
-            wanted.update({entry: -1 for entry, *_ in rows})
+            wanted.update({entry: -1 for entry, *_ in entries})
             continue
-        if not rows or any(page != number for _, page, _, _ in rows):
+        if not entries or any(page != number for _, page, _, _ in entries):
             yield Finding(kind="index", what=f"page {number} has no passages", derived=True, process=process, page=number)
             continue
-        for entry, _, start, stop in rows:
-            wanted[entry] = sum(map(hash, index.stems(text[start:stop])))
+        for entry, _, start, stop in entries:
+            wanted[entry] = sum(hash(word) for word in index.stems(text[start:stop]))
     found: dict[int, int] = {}
-    for term, entry in index.postings():
+    # A tenant that a read-only file does not have has no index either.
+    for term, entry in index.postings() if tenant else ():
         found[entry] = found.get(entry, 0) + hash(term)
     for entry in sorted(wanted.keys() | found.keys()):
         if wanted.get(entry, 0) not in (found.get(entry, 0), -1):
@@ -123,7 +129,7 @@ def rebuild(db: apsw.Connection, index: TextIndex, tenant: int) -> None:
     name = text_table(tenant)
     db.execute(f"DROP TABLE {name}")
     create_text(db, tenant)
-    for (process,) in db.execute("SELECT id FROM process WHERE tenant = ?", (tenant,)).fetchall():
+    for (process,) in rows(db, "SELECT id FROM process WHERE tenant = ?", tenant):
         _rebuild_process(db, index, process)
     db.execute(
         "DELETE FROM content WHERE tenant = ? AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
@@ -134,9 +140,9 @@ def rebuild(db: apsw.Connection, index: TextIndex, tenant: int) -> None:
 
 
 def _rebuild_process(db: apsw.Connection, index: TextIndex, process: int) -> None:
-    pages = db.execute(
-        "SELECT id FROM page WHERE process = ? AND first IS NOT NULL AND content IS NOT NULL ORDER BY first", (process,)
-    ).fetchall()
+    pages = rows(
+        db, "SELECT id FROM page WHERE process = ? AND first IS NOT NULL AND content IS NOT NULL ORDER BY first DESC", process
+    )
     db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (process << 32, (process + 1 << 32) - 1))
     db.execute("UPDATE page SET first = NULL, last = NULL WHERE process = ?", (process,))
     used = characters = 0

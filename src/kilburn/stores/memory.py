@@ -123,7 +123,12 @@ class Memory:
             known.states[number] = State("dropped")
             known.indexed.discard(number)
         if erased:
-            kept = {digest for other in self._processes.values() for page in other.pages.values() for digest in (page.digest, page.extra)}
+            kept = {
+                digest
+                for other in self._processes.values()
+                for page in other.pages.values()
+                for digest in (page.digest, page.extra)
+            }
             self._texts = {digest: text for digest, text in self._texts.items() if digest in kept}
             known.events = [event if erased.isdisjoint(event.pages) else scrubbed(event, words) for event in known.events]
 

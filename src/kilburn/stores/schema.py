@@ -14,7 +14,17 @@ import apsw
 from kilburn.errors import StoreCorrupt, StoreVersion
 from kilburn.stores.words import TOKENIZER
 
-__all__ = ["APPLICATION", "MIGRATIONS", "OLDEST", "check_identity", "check_library", "create_text", "immediate", "migrate", "text_table"]
+__all__ = [
+    "APPLICATION",
+    "MIGRATIONS",
+    "OLDEST",
+    "check_identity",
+    "check_library",
+    "create_text",
+    "immediate",
+    "migrate",
+    "text_table",
+]
 
 APPLICATION = 0x4B494C42
 """`KILB`, in the file's header."""
@@ -174,9 +184,11 @@ def create_text(db: apsw.Connection, tenant: int) -> None:
 
     Contentless: the words only, not the text a second time. `detail=none`: which passage has which
     word, not where, since no search asks for neighbours. `secure-delete`: a deleted entry's words
-    leave the index at once, not at some later merge.
+    leave the index at once, not at some later merge. `automerge=2`: a search opens every segment for
+    every word, so few segments are worth more than cheap merging.
     """
     name = text_table(tenant)
     tokenizer = " ".join(f"''{word}''" for word in TOKENIZER)
     db.execute(f"CREATE VIRTUAL TABLE {name} USING fts5(words, content='', columnsize=0, detail=none, tokenize='{tokenizer}')")
     db.execute(f"INSERT INTO {name}({name}, rank) VALUES('secure-delete', 1)")
+    db.execute(f"INSERT INTO {name}({name}, rank) VALUES('automerge', 2)")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from types import TracebackType
+from urllib.parse import quote
 
 import apsw
 
@@ -23,6 +24,7 @@ from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.faults import typed
 from kilburn.stores.inspection import Finding, inspect, rebuild
 from kilburn.stores.schema import check_identity, check_library, create_text, immediate, migrate
+from kilburn.stores.statement import row, rows
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.transaction import EVENTS, PAGES, Transaction
 
@@ -73,8 +75,7 @@ class Sqlite:
         self._unsettled = False
         self._prepare_file(vfs)
         with typed(self.path, "opening"):
-            flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-            self._db = apsw.Connection(self.path, flags=flags, vfs=vfs)
+            self._db = self._connect(vfs)
         try:
             with typed(self.path, "opening"):
                 self._configure(busy_timeout, synchronous, exclusive=vfs is not None)
@@ -106,6 +107,25 @@ class Sqlite:
         except OSError as error:
             raise StoreReadOnly(f"creating {self.path}: {error.strerror}", advice="give a path that can be written") from error
 
+    def _connect(self, vfs: str | None) -> apsw.Connection:
+        if not self.readonly:
+            return apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, vfs=vfs)
+        db = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
+        try:
+            db.pragma("user_version")
+        except (apsw.CantOpenError, apsw.ReadOnlyError):
+            db.close(True)
+            # A folder where not even the shared memory of readers can be made: with no log beside it
+            # the file is complete, and nobody can change it while it is read.
+            if os.path.exists(f"{self.path}-wal"):
+                raise
+            name = f"file:{quote(os.path.abspath(self.path))}?immutable=1"
+            db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
+        except BaseException:
+            db.close(True)
+            raise
+        return db
+
     def _configure(self, busy_timeout: float, synchronous: str, *, exclusive: bool) -> None:
         db = self._db
         db.set_busy_timeout(round(busy_timeout * 1000))
@@ -116,7 +136,6 @@ class Sqlite:
         db.pragma("cache_size", -16_000)
         db.pragma("cell_size_check", True)
         if self.readonly:
-            db.pragma("query_only", True)
             return
         if exclusive:
             db.pragma("locking_mode", "EXCLUSIVE")
@@ -134,14 +153,15 @@ class Sqlite:
         else:
             migrate(self._db, self.path)
         find = "SELECT id FROM tenant WHERE name = ?"
-        row = self._db.execute(find, (self.tenant,)).fetchone()
-        if row is None and not self.readonly:
+        found = row(self._db, find, self.tenant)
+        if found is None and not self.readonly:
             with immediate(self._db):
-                row = self._db.execute(find, (self.tenant,)).fetchone()
-                if row is None:
-                    row = self._db.execute("INSERT INTO tenant(name) VALUES(?) RETURNING id", (self.tenant,)).fetchone()
-                    create_text(self._db, row[0])
-        return int(row[0]) if row else 0
+                found = row(self._db, find, self.tenant)
+                if found is None:
+                    self._db.execute("INSERT INTO tenant(name) VALUES(?)", (self.tenant,))
+                    found = (self._db.last_insert_rowid(),)
+                    create_text(self._db, found[0])
+        return int(found[0]) if found else 0
 
     def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
         """The process of that name, made at `time` where there is none and `create` is set."""
@@ -164,10 +184,10 @@ class Sqlite:
 
     def _infos(self, condition: str, *values: str) -> list[ProcessInfo]:
         fields = "id, name, created, head, pages, tokens, used"
-        rows = self._db.execute(f"SELECT {fields} FROM process WHERE tenant = ? {condition} ORDER BY id", (self._number, *values))
+        found = rows(self._db, f"SELECT {fields} FROM process WHERE tenant = ? {condition} ORDER BY id", self._number, *values)
         return [
             ProcessInfo(number=number, name=name, created=created, head=head, pages=pages, tokens=tokens, used=used)
-            for number, name, created, head, pages, tokens, used in rows
+            for number, name, created, head, pages, tokens, used in found
         ]
 
     def commit(self, process: int, batch: Batch) -> None:
@@ -191,9 +211,9 @@ class Sqlite:
         """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""
         select = "SELECT meta, at, pinned, mark FROM page JOIN process ON process.id = page.process WHERE process.id = ? AND tenant = ?"
         with self._lock, typed(self.path, "reading"):
-            rows = self._db.execute(f"{select} AND page.id > 0 ORDER BY page.id", (process, self._number)).fetchall()
-            rows += self._db.execute(f"{select} AND page.id < 0 ORDER BY page.id DESC", (process, self._number)).fetchall()
-        for meta, at, pinned, mark in rows:
+            found = rows(self._db, f"{select} AND page.id > 0 ORDER BY page.id", process, self._number)
+            found += rows(self._db, f"{select} AND page.id < 0 ORDER BY page.id DESC", process, self._number)
+        for meta, at, pinned, mark in found:
             yield PAGES.decode(meta), State(at, bool(pinned), mark)
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
@@ -204,11 +224,11 @@ class Sqlite:
         )
         while True:
             with self._lock, typed(self.path, "reading"):
-                rows = self._db.execute(select, (process, self._number, after, CHUNK)).fetchall()
-            for number, body in rows:
+                found = rows(self._db, select, process, self._number, after, CHUNK)
+            for number, body in found:
                 yield EVENTS.decode(body)
                 after = number
-            if len(rows) < CHUNK:
+            if len(found) < CHUNK:
                 return
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
@@ -222,20 +242,20 @@ class Sqlite:
         with self._lock, typed(self.path, "reading"):
             for digest in dict.fromkeys(digests):
                 key = key_of(digest)
-                row = self._db.execute(select, (self._number, key)).fetchone()
-                if row is None:
+                stored = row(self._db, select, self._number, key)
+                if stored is None:
                     raise StoreCorrupt(f"content {digest} is missing", advice="run `kilburn fsck`")
-                size, codec, data = row
+                size, codec, data = stored
                 found[digest] = unpack(codec, data, size, key)
         return found
 
     def search(self, query: str, *, process: int | None = None, limit: int = 20) -> list[Passage]:
         """Passages that match the query's words, best first; of one process, or of all."""
-        select = "SELECT id, passages, characters FROM process WHERE tenant = ?1 AND (?2 IS NULL OR id = ?2) ORDER BY id DESC"
+        select = "SELECT id, passages, characters FROM process WHERE tenant = ?1 AND (?2 IS NULL OR id = ?2) ORDER BY id"
         with self._lock, typed(self.path, "searching"):
-            rows = self._db.execute(select, (self._number, process)).fetchall()
-            extents = [(number, used) for number, used, _ in rows if used]
-            mean = sum(characters for _, _, characters in rows) / max(1, sum(used for _, used in extents))
+            known = rows(self._db, select, self._number, process)
+            extents = [(number, used) for number, used, _ in known if used]
+            mean = sum(characters for _, _, characters in known) / max(1, sum(used for _, used in extents))
             hits = self._index.search(query, extents, mean, limit)
             spans = self._index.spans([number for number, _ in hits])
         return [
@@ -266,8 +286,10 @@ class Sqlite:
     def close(self) -> None:
         """Release the file; idempotent."""
         with self._lock, typed(self.path, "closing"):
-            self._settle()
-            self._db.close()
+            try:
+                self._settle()
+            finally:
+                self._db.close(True)
 
     def __enter__(self) -> Sqlite:
         return self

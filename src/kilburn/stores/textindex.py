@@ -1,7 +1,8 @@
 """The text index of one tenant: passages in, passages out, all words bound, none interpreted.
 
-An entry's number is process << 32 | passage << 4 | length class, so that one process is a range of
-numbers, newer is larger, and ranking knows a passage's length without another look-up.
+An entry's number is process << 32 | place << 4 | length class, so that one process is a range of
+numbers and ranking knows a passage's length without another look-up. Places count down, because the
+newest passages are looked at first and FTS5 reads upwards a third faster than downwards.
 
 Ranking sums, over the query's words, the word's rarity times the passage's shortness: BM25
 (Robertson & Zaragoza 2009) with each word counted once. FTS5's own `rank` visits every passage that
@@ -11,27 +12,35 @@ visited at most, and beyond that a word's frequency is estimated from how close 
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import apsw
 
 from kilburn.page import Span
 from kilburn.stores.passages import passages
 from kilburn.stores.schema import text_table
+from kilburn.stores.statement import rows, rows_of_each
 from kilburn.stores.words import STOP, TOKENIZER, searchable, shortened
 
 __all__ = ["TextIndex"]
 
 CLASSES = 16
-TERMS = 24
+TERMS = 20
 """Words of a query that are looked up; the longest and oddest are the rarest."""
 
+FEW = 12
+"""Words up to which a query is a question, searched deeply: `ROWS` passages, all words together."""
+
 ROWS = 4096
-"""Passages visited in one search, all words together, unless each word's `DEPTH` is more."""
 
 DEPTH = 33
-"""Passages of one word that are visited however many words there are."""
+"""Passages visited for each word of a longer query, whose rare words say enough."""
+
+PLACES = (1 << 28) - 1
+"""Passages that one process can have."""
 
 K1, B = 1.2, 0.5
 
@@ -52,9 +61,7 @@ class TextIndex:
         name = text_table(tenant)
         self._insert = f"INSERT INTO {name}(rowid, words) VALUES(?, ?)"
         self._delete = f"INSERT INTO {name}({name}, rowid, words) VALUES('delete', ?, ?)"
-        self._scan = (
-            f"SELECT ?1, rowid FROM {name} WHERE {name} MATCH ?2 AND rowid BETWEEN ?3 AND ?4 ORDER BY rowid DESC LIMIT ?5"
-        )
+        self._scan = f"SELECT ?1, rowid FROM {name} WHERE {name} MATCH ?2 AND rowid BETWEEN ?3 AND ?4 ORDER BY rowid LIMIT ?5"
         # Splits as the index does, but leaves stemming to MATCH: stemming twice is not stemming once.
         self._split = db.fts5_tokenizer(TOKENIZER[1], list(TOKENIZER[2:]))
 
@@ -65,35 +72,36 @@ class TextIndex:
         """Index texts of pages of a process that has made `used` entries before.
 
         Returns:
-            Entries and characters added, and (page, first entry, last entry) of each page.
+            Entries and characters added, and (page, lowest entry, highest entry) of each page.
         """
         entries: list[tuple[int, str]] = []
-        rows: list[tuple[int, int, int, int]] = []
+        made: list[tuple[int, int, int, int]] = []
         ranges: list[tuple[int, int, int]] = []
         characters = 0
         for page, text in texts:
-            first = len(rows)
+            first = len(made)
             for start, stop in passages(text):
-                number = process << 32 | (used + len(rows)) << 4 | length_class(stop - start)
+                number = process << 32 | (PLACES - used - len(made)) << 4 | length_class(stop - start)
                 entries.append((number, searchable(text[start:stop])))
-                rows.append((number, page, start, stop))
+                made.append((number, page, start, stop))
                 characters += stop - start
-            if len(rows) > first:
-                ranges.append((page, rows[first][0], rows[-1][0]))
-        self._db.executemany(self._insert, entries)
-        self._db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", rows)
-        return len(rows), characters, ranges
+            if len(made) > first:
+                ranges.append((page, made[-1][0], made[first][0]))
+        # Upwards, or FTS5 would write out its buffer before each entry.
+        self._db.executemany(self._insert, reversed(entries))
+        self._db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", made)
+        return len(made), characters, ranges
 
     def remove(self, first: int, last: int, text: str) -> None:
         """Take a page's entries out again; `text` is the page's text."""
-        rows = self._db.execute("SELECT id, start, stop FROM passage WHERE id BETWEEN ? AND ?", (first, last)).fetchall()
-        self._db.executemany(self._delete, [(number, searchable(text[start:stop])) for number, start, stop in rows])
+        spans = rows(self._db, "SELECT id, start, stop FROM passage WHERE id BETWEEN ? AND ?", first, last)
+        self._db.executemany(self._delete, [(number, searchable(text[start:stop])) for number, start, stop in spans])
         self._db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (first, last))
 
     def terms(self, query: str) -> list[str]:
         """The words of a query worth looking up, as the index would split them."""
         text = searchable(shortened(query)).encode("utf-8", "replace")
-        found = dict.fromkeys(self._split(text, apsw.FTS5_TOKENIZE_QUERY, None, include_offsets=False, include_colocated=False))
+        found = dict.fromkeys(_tokens(self._split, text, apsw.FTS5_TOKENIZE_QUERY))
         words = [word for word in found if word not in STOP] or list(found)
         if len(words) > TERMS:
             words.sort(key=_oddness, reverse=True)
@@ -104,7 +112,7 @@ class TextIndex:
         """Entries that match, best first, with scores.
 
         Args:
-            extents: (process, entries ever made) of the processes to look through, newest first, all
+            extents: (process, entries ever made) of the processes to look through, oldest first, all
                 of the tenant's or one.
             mean: their mean length in characters.
         """
@@ -112,12 +120,12 @@ class TextIndex:
         count = sum(used for _, used in extents)
         if not words or limit < 1 or count < 1:
             return []
-        depth = max(DEPTH, ROWS // len(words))
-        low, high = extents[-1][0] << 32, (extents[0][0] + 1 << 32) - 1
+        depth = DEPTH if len(words) > FEW else ROWS // len(words)
+        low, high = extents[0][0] << 32, (extents[-1][0] + 1 << 32) - 1
         found: list[list[int]] = [[] for _ in words]
         # A quoted word is never syntax: the tokenizer leaves letters, digits and `_` in it, no quote.
         bindings = [(at, f'"{word}"', low, high, depth) for at, word in enumerate(words)]
-        for at, number in self._db.executemany(self._scan, bindings):
+        for at, number in rows_of_each(self._db, self._scan, bindings):
             found[at].append(number)
         short = [(K1 + 1) / (1 + K1 * (1 - B + B * length / max(mean, 1.0))) for length in CLASS_LENGTH]
         scores: dict[int, float] = {}
@@ -125,34 +133,41 @@ class TextIndex:
             if numbers:
                 having = float(len(numbers))
                 if len(numbers) == depth:
-                    having = min(float(count), having * count / max(having, _newer(numbers[-1], extents)))
+                    having = min(float(count), having * count / max(having, _passed(numbers[-1], extents)))
                 rarity = math.log(1 + (count - having + 0.5) / (having + 0.5))
                 for number in numbers:
                     scores[number] = scores.get(number, 0.0) + rarity * short[number & 15]
-        return sorted(scores.items(), key=lambda hit: (-hit[1], -hit[0]))[:limit]
+        best = heapq.nsmallest(limit, [(-score, number) for number, score in scores.items()])
+        return [(number, -score) for score, number in best]
 
     def stems(self, text: str) -> set[str]:
         """The words, as stored, that a passage with this text has in the index."""
         data = searchable(text).encode("utf-8")
-        return set(self._stem(data, apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False, include_colocated=False))
+        return set(_tokens(self._stem, data, apsw.FTS5_TOKENIZE_DOCUMENT))
 
     def postings(self) -> Iterator[tuple[str, int]]:
         """Every word of the index with every entry that has it."""
         view = f"temp.{self._name}_words"
         self._db.execute(f"CREATE VIRTUAL TABLE IF NOT EXISTS {view} USING fts5vocab(main, {self._name}, instance)")
-        yield from self._db.execute(f"SELECT term, doc FROM {view}")
+        yield from cast("Iterator[tuple[str, int]]", self._db.execute(f"SELECT term, doc FROM {view}"))
 
     def spans(self, numbers: Sequence[int]) -> dict[int, tuple[int, Span]]:
         """Page and span of entries."""
-        rows = self._db.executemany("SELECT id, page, start, stop FROM passage WHERE id = ?", [(number,) for number in numbers])
-        return {number: (page, (start, stop)) for number, page, start, stop in rows}
+        spans = rows_of_each(
+            self._db, "SELECT id, page, start, stop FROM passage WHERE id = ?", [(number,) for number in numbers]
+        )
+        return {number: (page, (start, stop)) for number, page, start, stop in spans}
+
+
+def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:
+    return cast("list[str]", split(data, reason, None, include_offsets=False, include_colocated=False))
 
 
 def _oddness(word: str) -> tuple[bool, int]:
     return not word.isalpha(), len(word)
 
 
-def _newer(number: int, extents: Sequence[tuple[int, int]]) -> int:
-    """How many entries were made from this one on."""
-    process, place = number >> 32, (number & 0xFFFFFFFF) >> 4
-    return sum(used if at > process else used - place for at, used in extents if at >= process)
+def _passed(number: int, extents: Sequence[tuple[int, int]]) -> int:
+    """How many entries were made before this one in reading order, itself included."""
+    process, newer = number >> 32, PLACES - ((number & 0xFFFFFFFF) >> 4)
+    return sum(used if at < process else used - newer for at, used in extents if at <= process)

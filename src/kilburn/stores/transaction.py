@@ -15,6 +15,7 @@ from kilburn.event import Event
 from kilburn.page import Page
 from kilburn.store import Batch, State
 from kilburn.stores.codec import encoded, key_of, pack, unpack
+from kilburn.stores.statement import row, rows
 from kilburn.stores.textindex import TextIndex
 
 __all__ = ["EVENTS", "PAGES", "Transaction", "content_of"]
@@ -35,19 +36,19 @@ class Transaction:
 
     def write(self, batch: Batch) -> None:
         """All of the batch."""
-        row = self._db.execute(
-            "SELECT head, passages FROM process WHERE id = ? AND tenant = ?", (self._process, self._tenant)
-        ).fetchone()
-        if row is None:
+        known = row(self._db, "SELECT head, passages FROM process WHERE id = ? AND tenant = ?", self._process, self._tenant)
+        if known is None:
             raise StoreError(f"no process {self._process} here", advice="open it by name with `process`")
-        head, used = row
+        head, used = known
         if head != batch.head:
             raise StoreStale(
                 f"process {self._process} is at event {head}, not {batch.head}", advice="reopen the process, then do it again"
             )
         for at, event in enumerate(batch.events, head + 1):
             if event.number != at:
-                raise StoreError(f"event {event.number} stands where {at} must", advice="number events from head + 1, without holes")
+                raise StoreError(
+                    f"event {event.number} stands where {at} must", advice="number events from head + 1, without holes"
+                )
         self._add_pages(batch)
         added, characters = self._add_entries(batch, used)
         self._remove_entries({*batch.unindex, *batch.erase})
@@ -71,34 +72,35 @@ class Transaction:
 
     def _add_pages(self, batch: Batch) -> None:
         known: dict[str, int] = {}
-        rows = []
+        made = []
         for page in batch.pages:
             state = batch.states.get(page.id) or State()
             content = self._content(page.digest, batch, known)
             extra = self._content(page.extra, batch, known) if page.extra else None
-            rows.append((self._process, page.id, content, extra, state.at, state.pinned, state.mark, _encode(page)))
+            made.append((self._process, page.id, content, extra, state.at, state.pinned, state.mark, _encode(page)))
         try:
             self._db.executemany(
-                "INSERT INTO page(process, id, content, extra, at, pinned, mark, meta) VALUES(?, ?, ?, ?, ?, ?, ?, ?)", rows
+                "INSERT INTO page(process, id, content, extra, at, pinned, mark, meta) VALUES(?, ?, ?, ?, ?, ?, ?, ?)", made
             )
         except apsw.ConstraintError as error:
-            raise StoreError("a new page has the id of one that exists", advice="pages are immutable; give it its own id") from error
+            raise StoreError(
+                "a new page has the id of one that exists", advice="pages are immutable; give it its own id"
+            ) from error
 
     def _content(self, digest: str, batch: Batch, known: dict[str, int]) -> int:
         if digest in known:
             return known[digest]
         key = key_of(digest)
-        row = self._db.execute("SELECT id FROM content WHERE tenant = ? AND digest = ?", (self._tenant, key)).fetchone()
-        if row is None:
+        found = row(self._db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", self._tenant, key)
+        if found is None:
             if digest not in batch.texts:
                 raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
             data = encoded(batch.texts[digest], digest)
             codec, stored = pack(data)
-            row = self._db.execute(
-                "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?) RETURNING id",
-                (self._tenant, key, len(data), codec, stored),
-            ).fetchone()
-        known[digest] = int(row[0])
+            insert = "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?)"
+            self._db.execute(insert, (self._tenant, key, len(data), codec, stored))
+            found = (self._db.last_insert_rowid(),)
+        known[digest] = found[0]
         return known[digest]
 
     def _add_entries(self, batch: Batch, used: int) -> tuple[int, int]:
@@ -111,12 +113,11 @@ class Transaction:
             if page is not None and page.digest in batch.texts:
                 texts.append((number, batch.texts[page.digest]))
             else:
-                row = self._db.execute(
-                    "SELECT first FROM page WHERE process = ? AND id = ? AND content IS NOT NULL", (self._process, number)
-                ).fetchone()
-                if row is None:
+                select = "SELECT first FROM page WHERE process = ? AND id = ? AND content IS NOT NULL"
+                known = row(self._db, select, self._process, number)
+                if known is None:
                     raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
-                if row[0] is None:
+                if known[0] is None:
                     texts.append((number, content_of(self._db, self._process, number)))
         added, characters, ranges = self._index.add(self._process, used, texts)
         self._db.executemany(
@@ -127,21 +128,21 @@ class Transaction:
 
     def _remove_entries(self, pages: Iterable[int]) -> None:
         for page in sorted(pages):
-            row = self._db.execute("SELECT first, last FROM page WHERE process = ? AND id = ?", (self._process, page)).fetchone()
-            if row is None:
-                raise StoreError(f"no page {page} in process {self._process}")
-            if row[0] is not None:
-                self._index.remove(row[0], row[1], content_of(self._db, self._process, page))
+            known = row(self._db, "SELECT first, last FROM page WHERE process = ? AND id = ?", self._process, page)
+            if known is None:
+                raise StoreError(f"no page {page} in process {self._process}", advice="name pages that exist")
+            if known[0] is not None:
+                self._index.remove(known[0], known[1], content_of(self._db, self._process, page))
                 self._db.execute("UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?", (self._process, page))
 
     def _set_states(self, batch: Batch) -> None:
         new = {page.id for page in batch.pages}
-        rows = [
+        moved = [
             (state.at, state.pinned, state.mark, self._process, page) for page, state in batch.states.items() if page not in new
         ]
         before = self._db.total_changes()
-        self._db.executemany("UPDATE page SET at = ?, pinned = ?, mark = ? WHERE process = ? AND id = ?", rows)
-        if self._db.total_changes() - before != len(rows):
+        self._db.executemany("UPDATE page SET at = ?, pinned = ?, mark = ? WHERE process = ? AND id = ?", moved)
+        if self._db.total_changes() - before != len(moved):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
     def _add_events(self, events: Sequence[Event]) -> None:
@@ -154,9 +155,10 @@ class Transaction:
         words: set[str] = set()
         contents: set[int] = set()
         for number in pages:
-            content, extra, at, meta = self._db.execute(
-                "SELECT content, extra, at, meta FROM page WHERE process = ? AND id = ?", (self._process, number)
-            ).fetchone()
+            # `_remove_entries` has checked that all of them exist.
+            ((content, extra, meta),) = rows(
+                self._db, "SELECT content, extra, meta FROM page WHERE process = ? AND id = ?", self._process, number
+            )
             page = PAGES.decode(meta)
             words.update(word for word in (page.digest, page.extra, page.label, page.call) if word)
             contents.update(row for row in (content, extra) if row is not None)
@@ -170,12 +172,12 @@ class Transaction:
             [(content,) for content in contents],
         )
         erased = set(pages)
-        rows = []
-        for number, body in self._db.execute("SELECT number, body FROM event WHERE process = ?", (self._process,)).fetchall():
+        blanked = []
+        for number, body in rows(self._db, "SELECT number, body FROM event WHERE process = ?", self._process):
             event = EVENTS.decode(body)
             if not erased.isdisjoint(event.pages):
-                rows.append((_encode(scrubbed(event, words)), self._process, number))
-        self._db.executemany("UPDATE event SET body = ? WHERE process = ? AND number = ?", rows)
+                blanked.append((_encode(scrubbed(event, words)), self._process, number))
+        self._db.executemany("UPDATE event SET body = ? WHERE process = ? AND number = ?", blanked)
 
 
 def content_of(db: apsw.Connection, process: int, page: int) -> str:
@@ -184,13 +186,15 @@ def content_of(db: apsw.Connection, process: int, page: int) -> str:
     Raises:
         StoreCorrupt: altered or missing.
     """
-    row = db.execute(
+    found = row(
+        db,
         "SELECT size, codec, data, digest FROM page JOIN content ON content.id = page.content WHERE process = ? AND page.id = ?",
-        (process, page),
-    ).fetchone()
-    if row is None:
+        process,
+        page,
+    )
+    if found is None:
         raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
-    size, codec, data, digest = row
+    size, codec, data, digest = found
     return unpack(codec, data, size, digest)
 
 

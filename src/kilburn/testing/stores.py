@@ -43,17 +43,17 @@ def batch_of(
     states: Mapping[int, State] | None = None,
     events: int = 1,
 ) -> Batch:
-    """A batch that admits pages with these texts by id, with `events` events after `head`; all
-    pages are indexed unless `index` says which."""
-    pages = [page_of(number, text) for number, text in texts.items()]
+    """A batch that admits pages with these texts by id, with `events` events after `head`, the
+    first of which names the pages; all pages are indexed unless `index` says which."""
+    made = [page_of(number, text) for number, text in texts.items()]
     return Batch(
         head=head,
         events=[
-            Event(number=head + 1 + at, act=Act.ADMIT, time=float(head + 1 + at), pages=tuple(texts), data={"at": at})
-            for at in range(events)
+            Event(number=head + 1 + at, act=Act.ADMIT, time=float(head + 1 + at), pages=pages, data={"at": at})
+            for at, pages in enumerate([tuple(texts)] + [()] * (events - 1) if events else [])
         ],
-        pages=pages,
-        texts={page.digest: text for page, text in zip(pages, texts.values(), strict=True)},
+        pages=made,
+        texts={page.digest: text for page, text in zip(made, texts.values(), strict=True)},
         states=states or {},
         index=list(texts if index is None else index),
     )
@@ -94,7 +94,11 @@ def raises(kind: type[StoreError], do: Callable[[], object]) -> None:
 
 def snapshot(store: Store, process: int) -> tuple[object, ...]:
     """All of a process that a caller can see."""
-    return (list(store.pages(process)), list(store.events(process)), [info for info in store.processes() if info.number == process])
+    return (
+        list(store.pages(process)),
+        list(store.events(process)),
+        [info for info in store.processes() if info.number == process],
+    )
 
 
 def found(store: Store, query: str, process: int | None = None) -> set[int]:
@@ -220,7 +224,22 @@ def check_query_is_data(store: Store) -> None:
     """No query is syntax: none raises, and its words are still found."""
     process = start(store)
     store.commit(process, batch_of(0, {1: "the needle and NEAR OR AND NOT"}))
-    for noise in ('"', "*", "NEAR(", "-", ":", "^", "(((", "words:", "{a b}:", "' OR 1=1 --", "\0", "\U0001f600", "\\", "x" * 1_000_000):
+    for noise in (
+        '"',
+        "*",
+        "NEAR(",
+        "-",
+        ":",
+        "^",
+        "(((",
+        "words:",
+        "{a b}:",
+        "' OR 1=1 --",
+        "\0",
+        "\U0001f600",
+        "\\",
+        "x" * 1_000_000,
+    ):
         store.search(noise)
         assert found(store, f"{noise} needle") == {1}, noise[:20]
     assert store.search("") == []
@@ -246,7 +265,8 @@ def check_erase(store: Store) -> None:
     texts = {digest_of(text): text for text in ("canary one", "canary two", "shared")}
     event = Event(number=1, act=Act.ADMIT, time=1.0, pages=(1,), why="canary label said so", data={"call": "canary-call", "n": 3})
     store.commit(
-        process, Batch(head=0, events=[event], pages=[page, page_of(2, "shared"), page_of(3, "shared")], texts=texts, index=[1, 2, 3])
+        process,
+        Batch(head=0, events=[event], pages=[page, page_of(2, "shared"), page_of(3, "shared")], texts=texts, index=[1, 2, 3]),
     )
     store.commit(process, Batch(head=1, erase=[1, 2]))
     (erased, state), (second, _), (third, _) = store.pages(process)

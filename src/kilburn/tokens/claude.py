@@ -51,7 +51,9 @@ def generation_of(name: str) -> str:
 
 class Claude:
     """An over-estimate of Claude's tokens: a share of the o200k count and of the text's shape, fitted
-    as in `kilburn.tokens.estimate` to `ctok` 1.3.
+    as in `kilburn.tokens.estimate` to `ctok` 1.3. Of 815 unseen pages (code, HTML,
+    trajectories, 29 languages) 98 in 100 were at or above ctok, by 1.24 on average;
+    pages of one repeated pair of marks can be 3 to 5 times short.
 
     Args:
         name: the model's name; its number decides the generation.

@@ -280,10 +280,18 @@ def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return out
 
 
+def _template(turn: Turn, role: Role) -> dict[str, Any]:
+    """The message's own template, unless it would let the message speak in another role than it has."""
+    template: dict[str, Any] | None = turn.extra.get("dict") if turn.form == "chat" else None
+    if template is not None and _ROLES.get(template["role"]) is turn.role:
+        return template
+    return _default(role)
+
+
 def _render_result(turn: Turn, images: list[dict[str, Any]]) -> dict[str, Any]:
     own = turn.form == "chat"
     result, attached = turn.parts[0], turn.parts[1:]
-    out: dict[str, Any] = (turn.extra.get("dict") if own else None) or _default(Role.TOOL)
+    out = _template(turn, Role.TOOL)
     out["tool_call_id"] = call = safe_id(result.call, _ID)
     content = _result_content(result, attached) if own else result.text
     plain_text = isinstance(content, str) or not content or any(block["type"] != "text" for block in content)
@@ -304,9 +312,10 @@ def _foreign_or_own(part: Part, own: bool) -> dict[str, Any]:
 def _render_other(turn: Turn) -> dict[str, Any] | None:
     """A system or user message, or a tool message without a result (the old `function` role)."""
     own = turn.form == "chat"
-    template = turn.extra.get("dict") if own else None
     role = Role.USER if turn.role is Role.TOOL else turn.role
-    out: dict[str, Any] = template if template and template["role"] != "tool" else _default(role)
+    out = _template(turn, role)
+    if out["role"] == "tool":
+        out = _default(role)
     shape = turn.extra.get("shape", "text") if own else "text"
     if role is Role.USER and out["role"] == "user":
         kept = [
@@ -328,7 +337,7 @@ def _render_other(turn: Turn) -> dict[str, Any] | None:
 
 def _render_assistant(turn: Turn) -> dict[str, Any] | None:
     own = turn.form == "chat"
-    out: dict[str, Any] = (turn.extra.get("dict") if own else None) or _default(Role.ASSISTANT)
+    out = _template(turn, Role.ASSISTANT)
     content, calls = _fill_asides(turn, out)
     kept = [part for part in content if part.kind in PROSE or (own and part.kind is Kind.OPAQUE)]
     shape = turn.extra.get("shape", "text") if own else "text"
@@ -338,9 +347,10 @@ def _render_assistant(turn: Turn) -> dict[str, Any] | None:
         out["content"] = [_foreign_or_own(part, own) for part in kept]
     elif kept:
         out["content"] = kept[0].text
-    out.pop("tool_calls", None)
     if calls:
         out["tool_calls"] = [_render_call(part, own) for part in calls]
+    else:
+        out.pop("tool_calls", None)
     if not own and not kept and not calls:
         return None
     said = calls or any(out.get(key) is not None for key in ("refusal", "function_call", "audio"))

@@ -87,7 +87,19 @@ def _checked(message: Message, where: str) -> Message:
             if part.call in calls:
                 raise DuplicateCall(f"{place}: two calls have the id {part.call[:80]!r}", advice="give each call its own id")
             calls.add(part.call)
+    _checked_fit(message, where)
     return message
+
+
+def _checked_fit(message: Message, where: str) -> None:
+    """Whether what `extra` says can be rendered: it may come from an import that somebody edited."""
+    if message.extra is None and all(part.extra is None for part in message.parts):
+        return
+    try:
+        chat.render([message])
+        messages.render([message])
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise InvalidMessage(f"{where}.extra does not fit its message: {error!r}", advice="leave it None") from error
 
 
 def _checked_part(part: Part, role: Role, where: str) -> None:
@@ -105,6 +117,8 @@ def _checked_part(part: Part, role: Role, where: str) -> None:
                 raise InvalidMessage(f"{where}: {type(text).__name__} where a string belongs")
             checked_text(text, where)
     _checked_extra(part.extra, f"{where}.extra")
+    if part.kind is Kind.OPAQUE:
+        _checked_extra(part.text, f"{where}.text")
 
 
 def _checked_extra(extra: str | None, where: str) -> None:

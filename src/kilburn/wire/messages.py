@@ -265,14 +265,18 @@ def _as_blocks(content: str | Blocks) -> Blocks:
 
 
 def _settled(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
-    """Without halves of server-side calls, and without thinking that nothing follows."""
+    """Results first, without halves of server-side calls, and without thinking that nothing follows."""
     said = [block for role, content in groups if role == "assistant" and isinstance(content, list) for block in content]
     started = {block.get("id") for block in said if block["type"] in _SERVED}
     ended = {block.get("tool_use_id") for block in said if _is_served_result(block)}
     settled: list[tuple[str, str | Blocks]] = []
     for index, (role, content) in enumerate(groups):
-        if role != "assistant" or isinstance(content, str):
+        if isinstance(content, str):
             settled.append((role, content))
+            continue
+        if role != "assistant":
+            # What had to leave one result must not stand before the next one.
+            settled.append((role, sorted(content, key=lambda block: block["type"] != "tool_result")))
             continue
         if index == len(groups) - 1:
             ended = started

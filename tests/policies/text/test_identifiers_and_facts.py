@@ -50,6 +50,11 @@ def test_identifier_spans_are_exact_and_in_order(text: str) -> None:
         at = end
 
 
+def test_a_megabyte_without_a_blank_is_read_in_linear_time() -> None:
+    for text in ("x1" * 500_000, "A" * 1_000_000, "a." * 500_000, "/" * 1_000_000, "::" * 500_000):
+        assert all(len(found.text) <= 240 for found in identifiers(text))
+
+
 def test_search_terms_put_names_first_and_drop_stop_words() -> None:
     terms = rare_words("Now let us see how the _line_type function in qdp.py handles the uppercase commands")
     assert set(terms[:2]) == {"_line_type", "qdp.py"}

@@ -13,14 +13,32 @@ PROMPT = "Summarise the following part of the transcript. Keep paths, identifier
 PIECES = (
     Piece(1, "user", "text", "Please fix the cache: evict_page must never drop a pinned page. Use at most 64 MB."),
     Piece(2, "assistant", "call", '{"path": "src/store/cache.py"}', "read(src/store/cache.py)"),
-    Piece(3, "tool", "result", "10:class PageCache:\n11:    def evict_page(self, page):\n12:        self.pages.pop(page)\n", "read(src/store/cache.py)"),
-    Piece(4, "assistant", "text", "The root cause is that evict_page ignores pin_count in src/store/cache.py. I'll add a check and run the tests."),
-    Piece(5, "tool", "result", "FAILED tests/test_cache.py::test_pins - KeyError: 17\n=== 1 failed, 41 passed in 2.10s ===\n", "run(pytest)"),
+    Piece(
+        3,
+        "tool",
+        "result",
+        "10:class PageCache:\n11:    def evict_page(self, page):\n12:        self.pages.pop(page)\n",
+        "read(src/store/cache.py)",
+    ),
+    Piece(
+        4,
+        "assistant",
+        "text",
+        "The root cause is that evict_page ignores pin_count in src/store/cache.py. I'll add a check and run the tests.",
+    ),
+    Piece(
+        5,
+        "tool",
+        "result",
+        "FAILED tests/test_cache.py::test_pins - KeyError: 17\n=== 1 failed, 41 passed in 2.10s ===\n",
+        "run(pytest)",
+    ),
     Piece(6, "assistant", "text", "The fix is to test pin_count first. Still need to update docs/cache.md."),
 )
 GOOD = (
-    "The user wants evict_page (src/store/cache.py) never to drop a pinned page, within 64 MB. Root cause: it ignores pin_count. "
-    "Tests: 1 failed, 41 passed; tests/test_cache.py::test_pins raises KeyError: 17. Decision: check pin_count first. Open: docs/cache.md."
+    "The user wants evict_page (src/store/cache.py) never to drop a pinned page, within 64 MB. "
+    "Root cause: it ignores pin_count. Tests: 1 failed, 41 passed; tests/test_cache.py::test_pins raises KeyError: 17. "
+    "Decision: check pin_count first. Open: docs/cache.md."
 )
 
 
@@ -43,7 +61,8 @@ def quarter(text: str) -> int:
         (PROMPT, "echo"),
         (f"{PROMPT} The agent did it.", "echo"),
         ("\n".join(piece.text for piece in PIECES), "echo"),
-        ("The user asked for a fix in a software project. The assistant looked at the code, made changes and ran the tests.", "drops"),
+        ("\n".join(str(number) for number in range(1, 90)) + "\nThe agent counts.", "repeats"),
+        ("The user asked for a fix in a software project. The assistant looked at the code and ran the tests.", "drops"),
         (
             "The agent rewrote app/models/user_account.py, moved UserManager.authenticate() to bcrypt 4.0.1, and evict_page in "
             "src/store/cache.py now honours pin_count; 128 tests passed, 1 failed.",
@@ -66,6 +85,11 @@ def test_missing_facts_are_named_and_invented_ones_too() -> None:
     assert "1 failed" in {fact.value for fact in verdict.missing}
 
 
+def test_a_count_may_be_said_in_other_words() -> None:
+    verdict = judge("Running the suite, 1 test failed while 41 of them passed.", PIECES, keep=0.0)
+    assert not {"1 failed", "41 passed"} & {fact.value for fact in verdict.missing}
+
+
 def test_key_facts_stand_in_their_pages() -> None:
     found = key_facts(PIECES)
     assert {"evict_page", "pin_count", "cache.py", "1 failed", "41 passed"} <= {fact.value for fact in found}
@@ -74,7 +98,7 @@ def test_key_facts_stand_in_their_pages() -> None:
 
 
 def test_a_thin_summary_is_completed_with_verbatim_lines() -> None:
-    thin = "The user asked for a fix in a software project. The assistant looked at the code, made changes and ran the tests."
+    thin = "The user asked for a fix of evict_page in cache.py. The assistant looked at the code and ran the tests."
     verdict = judge(thin, PIECES)
     assert verdict.reparable
     full = complete(thin, verdict.missing, PIECES, 300, quarter)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kilburn.page import Span
 from kilburn.policies.text.identifiers import rare_words
-from kilburn.policies.text.lines import Mark, omission, plain, sample, skeleton, units
+from kilburn.policies.text.lines import Mark, omission, outline, plain, sample, skeleton, units
 from kilburn.policies.text.selection import Picker
 from kilburn.policies.text.signs import Sign, case_of, sign_of
 
@@ -45,6 +45,7 @@ def condense(text: str, tokens: int, count: Callable[[str], int], query: str = "
 
 
 _HEADING = re.compile(r"((?:\x1b\[[0-9;]*m)*_{3,} ?(?:ERROR at \w+ of )?)([^\s_].*?)( ?_{3,}(?:\x1b\[[0-9;]*m)*\s*)")
+_NAME = re.compile(r"[A-Za-z]\w*(?:[._/]\w+)+|[A-Z]?[a-z]+[A-Z]\w+")
 _CASE_LINE = re.compile(r"(?:\x1b\[[0-9;]*m)*(?:FAILED|ERROR) ?(?:\x1b\[[0-9;]*m)* ?\S+")
 
 
@@ -78,6 +79,8 @@ class _Reading:
         lines = self.lines
         self.signs: dict[Sign, list[int]] = {sign: [] for sign in Sign}
         self.fresh: list[bool] = [False] * len(lines)
+        self.novel: list[bool] = [False] * len(lines)
+        outlines: set[str] = set()
         seen: dict[str, Sign] = {}
         for index, (start, end) in enumerate(lines):
             line = text[start:end]
@@ -89,6 +92,9 @@ class _Reading:
             elif sign is None:
                 sign = seen[shape] = sign_of(line)
                 self.fresh[index] = len(shape) > 1
+                rough = outline(shape)
+                self.novel[index] = self.fresh[index] and rough not in outlines
+                outlines.add(rough)
                 self.signs[sign].append(index)
             elif sign in (Sign.SUMMARY, Sign.FAILED):
                 self.signs[sign].append(index)
@@ -105,16 +111,20 @@ class _Reading:
         failed = bool(self.signs[Sign.FAILED])
         yield [*self._tail(2), *self._head(1)], 0.15
         yield summaries[::-1][:6], 0.4
-        yield self._asked(query)[:40], 0.5 if not failed else 0.4
+        asked = self._asked(query)[:40]
+        yield asked[:1], 0.7
+        yield asked, 0.4 if failed else 0.3
         yield from self._failures(picker, tokens)
         yield self._cause(errors), 0.85
         yield self._ordered(errors), 0.88 if failed else 0.75
         yield self._frames(errors), 0.92 if failed else 0.85
         definitions = self.signs[Sign.DEFINITION]
         yield self._spread(definitions), 0.95 if not failed else 0.92
-        yield self.signs[Sign.WARNING][-6:], 0.95
+        yield [index for index in self.signs[Sign.WARNING] if self.novel[index]][-6:], 0.95
         yield summaries[::-1][:12], 0.95
-        yield self._edges(last), 1.0
+        yield self._naming(), 0.9
+        yield self._edges(last, self.novel), 1.0
+        yield self._edges(last, self.fresh), 0.6
 
     def _head(self, most: int) -> list[int]:
         return [index for index in range(min(len(self.lines), 12)) if self.line(index).strip()][:most]
@@ -147,14 +157,14 @@ class _Reading:
             costs = sum(picker.cost(index) + picker.gap for index in order)
             if costs <= room or forms is short:
                 yield order, 0.8
-                messages = [index + 1 for index in order if self.joined(index)]
+                messages = [index + 1 for index in order if self._has_message(index)]
                 yield messages, 0.8
                 return
 
-    def joined(self, index: int) -> bool:
-        """Whether the next unit is the rest of this one's line."""
+    def _has_message(self, index: int) -> bool:
+        """Whether the next unit is the message behind this name."""
         end = self.lines[index][1]
-        return index + 1 < len(self.lines) and self.lines[index + 1][0] == end and self.text[end - 1] not in "\r\n"
+        return index + 1 < len(self.lines) and self.lines[index + 1][0] == end and self.text.startswith(" - ", end)
 
     def _report(self) -> set[tuple[str, str]]:
         """The cases in the run's own list of failed tests, where it has one: pytest's short summary, or
@@ -173,8 +183,8 @@ class _Reading:
     def _ordered(self, errors: list[int]) -> list[int]:
         """Errors that name a class or a place before those that only mention one, the rest in order."""
         strong = [index for index in errors if any(word in self.line(index) for word in ("Error", ": error", "Exception"))]
-        known = set(strong)
-        return strong + [index for index in errors if index not in known]
+        ranked = dict.fromkeys([*(index for index in strong if self.novel[index]), *strong, *errors])
+        return list(ranked)
 
     def _frames(self, errors: list[int]) -> list[int]:
         """The line before each error and the last frame above it."""
@@ -218,9 +228,22 @@ class _Reading:
             step //= 2
         return list(dict.fromkeys(order))
 
-    def _edges(self, last: int) -> Iterator[int]:
-        """Fresh lines from both ends inwards."""
+    def _naming(self) -> list[int]:
+        """Lines by how many names they bring that no line before them had, for their length."""
+        seen: set[str] = set()
+        density: dict[int, float] = {}
+        for index, wanted in enumerate(self.novel):
+            if wanted:
+                names = set(_NAME.findall(self.line(index)))
+                fresh = names - seen
+                seen |= names
+                if fresh:
+                    density[index] = len(fresh) / (self.lines[index][1] - self.lines[index][0] + 24)
+        return sorted(density, key=lambda index: (-density[index], index))
+
+    def _edges(self, last: int, wanted: Sequence[bool]) -> Iterator[int]:
+        """Wanted lines from both ends inwards."""
         for step in range(last + 1):
             for index in (step, last - step):
-                if self.fresh[index]:
+                if wanted[index]:
                     yield index

@@ -70,7 +70,7 @@ _WEIGHT = {
     Sign.SUMMARY: 12.0,
 }
 _TERM = re.compile(r"[^\W\d]\w{3,}|\d+\.\d+|\d{2,}")
-_TELLING = re.compile(r"[\w.-]*/[\w./-]*\w|\w+\.\w+|\w+_\w+|[a-z][A-Z]|\d\d")
+_NAME = re.compile(r"[A-Za-z]\w*(?:[._/]\w+)+|[A-Z]?[a-z]+[A-Z]\w+")
 
 
 @dataclass(slots=True)
@@ -136,8 +136,8 @@ def _candidates(pieces: Sequence[Piece], query: str) -> list[_Line]:
                     continue
                 sign = sign_of_prose(line) if prose else sign_of(line)
                 worth = _WEIGHT[sign] * recent * speaker
-                if sign != Sign.PASSED and _TELLING.search(line):
-                    worth += 2.0
+                if sign != Sign.PASSED:
+                    worth += 2.0 * min(4, len(_NAME.findall(line)))
                 found[shape] = _Line(at, start, end, worth, 0.0, (end - start) / 4 + 2, sign)
     lines = list(found.values())
     if query:

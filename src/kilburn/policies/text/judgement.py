@@ -60,8 +60,9 @@ class Judgement:
 
     @property
     def reparable(self) -> bool:
-        """Whether `complete` can make it acceptable: it lost facts, but is not garbage."""
-        return self.outcome == "drops"
+        """Whether `complete` is worth it: facts are lost, but a fifth of their weight is there, so it is
+        about this stretch and not just any."""
+        return self.outcome == "drops" and self.kept >= 0.2
 
 
 def judge(
@@ -83,8 +84,11 @@ def judge(
         invent: share of its names and numbers that may occur in no source (one always may).
     """
     words = re.findall(r"\w+", summary.lower())
-    if len(words) < 3:
-        return Judgement("empty", why=f"{len(words)} words")
+    letters, signs = sum(map(str.isalpha, summary)), len("".join(summary.split()))
+    if letters < 12:
+        return Judgement("empty", why=f"{letters} letters")
+    if letters < 0.35 * signs:
+        return Judgement("repeats", why=f"{letters} letters in {signs} characters: little but numbers and signs")
     if _REFUSAL.match(summary):
         return Judgement("refusal", why=summary.strip()[:60])
     loop = _loop(summary, words)
@@ -95,10 +99,10 @@ def judge(
     echo = _echo(words, pieces, prompt)
     if echo:
         return Judgement("echo", why=echo)
-    sources = "\n".join(text for piece in pieces for text in (piece.label, *_read(piece)))
+    sources = "\n".join(text for piece in pieces for text in (piece.label, piece.text))
     wanted = key_facts(pieces)
     low = summary.lower()
-    missing = tuple(fact for fact in wanted if not _has(low, fact.value))
+    missing = tuple(fact for fact in wanted if not _has(low, fact))
     total = sum(fact.weight for fact in wanted)
     kept = 1.0 - sum(fact.weight for fact in missing) / total if total else 1.0
     named, invented = _invented(summary, f"{sources}\n{prompt}".lower())
@@ -143,6 +147,7 @@ def _loop(summary: str, words: list[str]) -> str:
 
 
 _RUN = 6
+_LARGE = 2_000_000
 
 
 def _echo(words: list[str], pieces: Sequence[Piece], prompt: str) -> str:
@@ -156,7 +161,9 @@ def _echo(words: list[str], pieces: Sequence[Piece], prompt: str) -> str:
         share = sum(run in runs for run in own) / len(own)
         if share >= 0.5:
             return f"{share:.0%} of it is the prompt"
-    source = re.findall(r"\w+", "\n".join(text for piece in pieces for text in _read(piece)).lower())
+    total = sum(len(piece.text) for piece in pieces)
+    texts = (text for piece in pieces for text in _read(piece, _LARGE * len(piece.text) // max(_LARGE, total)))
+    source = re.findall(r"\w+", "\n".join(texts).lower())
     if not source:
         return ""
     wanted = set(own)
@@ -245,14 +252,22 @@ def _telling(found: Facts, prose: bool, call: bool) -> list[tuple[str, str, floa
 def _short(path: str) -> str:
     """The last component of a path, its line number left off: what a summary would at least say."""
     path = re.sub(r"(?::\d+)+$", "", path).rstrip("/")
-    return re.split(r"[/\\]", path)[-1] or path
+    steps = re.split(r"[/\\]", path)
+    return "/".join(steps[-2:]) if steps[-1].isalpha() else steps[-1]
 
 
-def _has(low: str, value: str) -> bool:
-    """Whether a lower-case text names the value, as a whole word; of a dotted name the last part counts."""
-    value = value.lower()
+_COUNTED = re.compile(r"(\d+) (\w{4})")
+
+
+def _has(low: str, fact: KeyFact) -> bool:
+    """Whether a lower-case text names the value, as a whole word; of a dotted name the last part counts,
+    and `1 failed` is found in "1 test failed"."""
+    value = fact.value.lower()
     if _whole(low, value):
         return True
+    counted = _COUNTED.match(value) if fact.kind == "test" else None
+    if counted:
+        return re.search(rf"\b{counted.group(1)}(?: \w+){{0,2}} {counted.group(2)}", low) is not None
     tail = value.rsplit(".", 1)[-1]
     return "." in value and len(tail) >= 5 and tail not in ("py", "txt", "json") and _whole(low, tail)
 
@@ -290,9 +305,9 @@ def _known(name: str, sources: str) -> bool:
     return bool(parts) and all(part in sources for part in parts)
 
 
-def _read(piece: Piece) -> list[str]:
-    """The text of a piece, sampled where it is huge."""
-    return [piece.text[start:end] for start, end in sample(piece.text, 2_000_000)]
+def _read(piece: Piece, most: int) -> list[str]:
+    """The text of a piece, sampled where it is longer than `most`."""
+    return [piece.text[start:end] for start, end in sample(piece.text, max(4000, most))]
 
 
 def complete(summary: str, missing: Sequence[KeyFact], pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kilburn.page import Span
 
-__all__ = ["OMISSION", "Mark", "join", "merge", "omission", "plain", "sample", "skeleton", "units"]
+__all__ = ["OMISSION", "Mark", "join", "merge", "omission", "outline", "plain", "sample", "skeleton", "units"]
 
 OMISSION = "[...]\n"
 
@@ -73,10 +73,18 @@ def plain(line: str) -> str:
 
 def skeleton(line: str) -> str:
     """What is left of a line without numbers, hashes and white space: equal for repeated log lines."""
-    line = _NUMBER.sub("", line)
+    line = _NUMBER.sub("", _ANSI.sub("", line) if "\x1b" in line else line)
     if len(line) > 40:
         line = _HASH.sub("", line)
     return "".join(line.split())
+
+
+_NO_DIGITS = {ord(digit): None for digit in "0123456789"}
+
+
+def outline(shape: str) -> str:
+    """A skeleton without the digits in its names too: equal for `file1.c` and `file2.c`."""
+    return shape.translate(_NO_DIGITS)
 
 
 def merge(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -151,9 +151,9 @@ def sign_of(line: str) -> Sign:
     sign = _of_tests(line, words)
     if sign:
         return sign
-    if _FRAME.search(line):
+    if _FRAME.match(line):
         return Sign.FRAME
-    if not _DEFINITION_WORDS.isdisjoint(words) and _DEFINITION.search(line):
+    if not _DEFINITION_WORDS.isdisjoint(words) and _DEFINITION.match(line):
         return Sign.DEFINITION
     if not _PASSED_WORDS.isdisjoint(words) and _PASSED.search(line):
         return Sign.PASSED
@@ -179,7 +179,7 @@ def sign_of_prose(line: str) -> Sign:
         return Sign.ERROR
     if not _LEAN_WORDS.isdisjoint(words):
         return Sign.LEAN
-    return Sign.DEFINITION if not _DEFINITION_WORDS.isdisjoint(words) and _DEFINITION.search(line) else Sign.NONE
+    return Sign.DEFINITION if not _DEFINITION_WORDS.isdisjoint(words) and _DEFINITION.match(line) else Sign.NONE
 
 
 def _of_tests(line: str, words: list[str]) -> Sign:
@@ -192,8 +192,12 @@ def _of_tests(line: str, words: list[str]) -> Sign:
 
 
 def _is_error(line: str, words: list[str]) -> bool:
-    if _ERROR_WORDS.isdisjoint(words) and not any(part in line for part in _ERROR_PARTS):
-        return False
+    if _ERROR_WORDS.isdisjoint(words):
+        for part in _ERROR_PARTS:
+            if part in line:
+                break
+        else:
+            return False
     return _ERROR.search(line) is not None
 
 

@@ -1,0 +1,298 @@
+"""The agent loop: a model, tools, and a process that never overflows.
+
+One generator is the loop; `run` drains it, `stream` hands out its events, and the async forms drive
+it from a thread. Tool calls of one reply run in parallel. Memory tools are system calls of the
+process. It refuses to manage context: that is the process's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from kilburn.agents.tool import Tool
+from kilburn.budget import Budget
+from kilburn.errors import Overlong, SpecError, ToolError
+from kilburn.kernel import syscall
+from kilburn.kernel.process import Process
+from kilburn.kernel.render import Prompt
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.model import Delta, Model, Reply, Request, Tokens, ToolSpec
+
+__all__ = ["Agent", "Called", "Limits", "Outcome", "Prices", "Returned", "Said", "Stopped"]
+
+WORKERS = 8
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Money per million tokens, in any currency: fresh input, cached input, cache writes, output."""
+
+    input: float = 0.0
+    cached: float = 0.0
+    written: float = 0.0
+    output: float = 0.0
+
+    def cost(self, usage: Tokens) -> float:
+        """What one reply cost."""
+        fresh = usage.prompt - usage.cached - usage.written
+        return (fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output) / 1e6
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one `run` may spend; None for no limit.
+
+    Args:
+        steps: calls of the model.
+        tokens: of all prompts and replies together.
+        seconds: wall time, tools included; checked before each call.
+        money: in the currency of `prices`.
+        reply: tokens of one reply, at most.
+    """
+
+    steps: int | None = 50
+    tokens: int | None = None
+    seconds: float | None = None
+    money: float | None = None
+    reply: int = 1024
+    prices: Prices = Prices()
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A piece of the model's text as it came."""
+
+    text: str
+    reasoning: bool = False
+
+
+class Called(msgspec.Struct, frozen=True):
+    """The model calls a tool."""
+
+    call: str
+    name: str
+    arguments: str
+
+
+class Returned(msgspec.Struct, frozen=True):
+    """A tool answered; `failed` where it raised or was refused its arguments."""
+
+    call: str
+    text: str
+    failed: bool = False
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """How a run ended.
+
+    `finish`: "stop", "length", "refused", or the limit that was reached: "steps", "tokens", "seconds"
+    or "money". `text` is the last reply's. Sums are over all calls of the run.
+    """
+
+    finish: str = "stop"
+    text: str = ""
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    money: float = 0.0
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """The last event of every run."""
+
+    outcome: Outcome
+
+
+Event = Said | Called | Returned | Stopped
+
+
+class Agent:
+    """A model with tools that works in a process.
+
+    Args:
+        model: an object with `stream`, such as `kilburn.models.local.Local()`.
+        tools: typed Python functions, or `Tool`s.
+        process: where its whole past lives.
+        limits: what one run may spend.
+        memory: whether it is offered recall, search_memory, pin and remember.
+        system: appended as a pinned system message where the process is new.
+        clock: monotonic seconds, for `Limits.seconds`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tools: Sequence[Callable[..., Any] | Tool],
+        process: Process,
+        *,
+        limits: Limits | None = None,
+        memory: bool = True,
+        system: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model, self.process, self.clock = model, process, clock
+        self.limits = limits or Limits()
+        made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
+        self.tools = {tool.name: tool for tool in made}
+        if len(self.tools) != len(made) or (memory and self.tools.keys() & syscall.NAMES):
+            raise SpecError("two tools have the same name", advice=f"rename one; {', '.join(sorted(syscall.NAMES))} are taken by memory")
+        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *(syscall.SYSCALLS if memory else ()))
+        self.memory = memory
+        if system and not process.kernel.tier.last:
+            process.append({"role": "system", "content": system})
+        budget = process.kernel.budget
+        overhead = process.kernel.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
+        if overhead != budget.overhead:
+            process.resize(Budget(budget.window, budget.reserve, overhead))
+
+    def run(self, text: str | dict[str, Any] | Message | None = None) -> Outcome:
+        """Work until the model stops calling tools, or a limit is reached.
+
+        Args:
+            text: the user's message; None to go on where the process stands.
+
+        Raises:
+            ModelError: the model failed; all that came before is in the process.
+        """
+        for event in self.stream(text):
+            if isinstance(event, Stopped):
+                return event.outcome
+        raise AssertionError("a run ended without its last event")
+
+    async def arun(self, text: str | dict[str, Any] | Message | None = None) -> Outcome:
+        """`run` for async callers; async tools run on the caller's event loop."""
+        async for event in self.astream(text):
+            if isinstance(event, Stopped):
+                return event.outcome
+        raise AssertionError("a run ended without its last event")
+
+    async def astream(self, text: str | dict[str, Any] | Message | None = None) -> AsyncIterator[Event]:
+        """`stream` for async callers."""
+        events = self.stream(text, loop=asyncio.get_running_loop())
+        try:
+            while True:
+                event = await asyncio.to_thread(next, events, None)
+                if event is None:
+                    return
+                yield event
+        finally:
+            await asyncio.to_thread(events.close)  # type: ignore[attr-defined]
+
+    def stream(self, text: str | dict[str, Any] | Message | None = None, *, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[Event]:
+        """The run's events as they happen; the last one is `Stopped`. Closing it early stops the model."""
+        if text is not None:
+            self.process.append({"role": "user", "content": text} if isinstance(text, str) else text)
+        outcome = Outcome()
+        began = self.clock()
+        while True:
+            outcome.seconds = self.clock() - began
+            spent = self._spent(outcome)
+            if spent:
+                outcome.finish = spent
+                break
+            reply = yield from self._reply(outcome)
+            outcome.text = reply.text
+            if not reply.calls:
+                outcome.finish = reply.finish
+                break
+            yield from self._work(reply.calls, loop)
+        outcome.seconds = self.clock() - began
+        yield Stopped(outcome)
+
+    def _spent(self, outcome: Outcome) -> str:
+        limits = self.limits
+        for name, used, allowed in (
+            ("steps", outcome.steps, limits.steps),
+            ("tokens", outcome.tokens, limits.tokens),
+            ("seconds", outcome.seconds, limits.seconds),
+            ("money", outcome.money, limits.money),
+        ):
+            if allowed is not None and used >= allowed:
+                return name
+        return ""
+
+    def _reply(self, outcome: Outcome) -> Iterator[Event]:
+        """One call of the model; an over-long prompt is compacted and tried once more."""
+        prompt = self.process.render(self.model.form)
+        try:
+            reply = yield from self._stream(self._request(prompt, outcome))
+        except Overlong:
+            budget = self.process.kernel.budget
+            smaller = budget.overhead + budget.reserve + max(1, min(prompt.tokens, budget.capacity) * 3 // 4)
+            self.process.resize(Budget(smaller, budget.reserve, budget.overhead))
+            prompt = self.process.render(self.model.form)
+            reply = yield from self._stream(self._request(prompt, outcome))
+        outcome.steps += 1
+        if reply.usage is not None:
+            outcome.tokens += reply.usage.prompt + reply.usage.reply
+            outcome.money += self.limits.prices.cost(reply.usage)
+            self.process.observe(reply.usage, prompt.tokens + self.process.kernel.budget.overhead)
+        else:
+            outcome.tokens += prompt.tokens + self.process.kernel.counter.count(reply.text)
+        fresh = self._with_fresh_calls(reply)
+        self.process.append(fresh.message)
+        return fresh
+
+    def _request(self, prompt: Prompt, outcome: Outcome) -> Request:
+        seconds = self.limits.seconds
+        return Request(
+            messages=prompt,
+            system=prompt.system,
+            tools=self.specs,
+            max_tokens=self.limits.reply,
+            timeout=None if seconds is None else max(1.0, seconds - outcome.seconds),
+        )
+
+    def _stream(self, request: Request) -> Iterator[Event]:
+        for piece in self.model.stream(request):
+            if isinstance(piece, Delta):
+                yield Said(piece.text, piece.reasoning)
+            else:
+                return piece
+        raise AssertionError(f"model {self.model.name} ended its stream without a reply")
+
+    def _with_fresh_calls(self, reply: Reply) -> Reply:
+        """Some engines count call ids from 0 in every reply; a process needs them unique."""
+        known = self.process.kernel.tier.calls
+        turn = self.process.kernel.tier.turn + 1
+        parts: list[Part] = []
+        seen: set[str] = set()
+        for index, part in enumerate(reply.message.parts):
+            if part.kind is Kind.CALL and (not part.call or part.call in known or part.call in seen):
+                part = msgspec.structs.replace(part, call=f"call_{turn}_{index}")
+            seen.add(part.call or "")
+            parts.append(part)
+        if tuple(parts) == reply.message.parts:
+            return reply
+        return msgspec.structs.replace(reply, message=msgspec.structs.replace(reply.message, parts=tuple(parts)))
+
+    def _work(self, calls: Sequence[Part], loop: asyncio.AbstractEventLoop | None) -> Iterator[Event]:
+        """Run the calls of one reply, tools side by side; results are admitted in the calls' order."""
+        for part in calls:
+            yield Called(part.call or "", part.name or "", part.text)
+        with ThreadPoolExecutor(min(WORKERS, len(calls))) as pool:
+            answers = [pool.submit(self._invoke, part, loop) for part in calls]
+            results = [answer.result() for answer in answers]
+        self.process.append(*(message for message, _ in results))
+        for message, failed in results:
+            part = message.parts[0]
+            yield Returned(part.call or "", part.text, failed)
+
+    def _invoke(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
+        name = part.name or ""
+        if self.memory and name in syscall.NAMES:
+            said = syscall.call(self.process, name, part.text, part.call)
+            return said.message(part.call or ""), said.text.startswith("error:")
+        try:
+            tool = self.tools.get(name)
+            if tool is None:
+                raise ToolError(f"no tool {name!r}", advice=f"there are: {', '.join(spec.name for spec in self.specs) or 'none'}")
+            text, failed = tool.call(part.text, loop), False
+        except ToolError as error:
+            text, failed = f"error: {error}", True
+        extra = '{"is_error":true}' if failed else None
+        result = Part(kind=Kind.RESULT, text=text, call=part.call, extra=extra)
+        return Message(role=Role.TOOL, parts=(result,)), failed

@@ -1,0 +1,15 @@
+"""The command line: `kilburn VERB`. A file for each group of verbs; `shell` is the program around them.
+
+Only this package imports typer. It refuses to hold logic that a program might want: verbs are thin
+over the public surface.
+"""
+
+from __future__ import annotations
+
+from kilburn.cli import chat, evaluate, forget, fsck, models, policies, recall, replay, session, top, transfer
+from kilburn.cli.shell import app, main
+
+VERBS = (chat, evaluate, forget, fsck, models, policies, recall, replay, session, top, transfer)
+"""The modules whose import registers their verbs."""
+
+__all__ = ["VERBS", "app", "main"]

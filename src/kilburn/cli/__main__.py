@@ -1,0 +1,10 @@
+"""`python -m kilburn.cli`: the same as `kilburn`."""
+
+from __future__ import annotations
+
+import sys
+
+from kilburn.cli.shell import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""How verbs reach a store: for reading beside its writer, or for writing without moving its windows.
+
+A session's window belongs to the agent that works in it. A verb opens it wide, so that nothing is
+evicted because somebody looked or forgot. It refuses to create a store that a verb was to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kilburn
+from kilburn.budget import Budget
+from kilburn.errors import SpecError
+from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.kernel.resolve import resolve
+from kilburn.models.weights import catalogue
+from kilburn.stores.sqlite import Sqlite
+
+__all__ = ["WIDE", "existing", "model_of", "reading", "session", "window_of", "writing"]
+
+WIDE = 1 << 40
+"""Tokens: a window that holds whatever there is."""
+
+
+def existing(db: str | None) -> str:
+    """The path of a store that is there.
+
+    Raises:
+        SpecError: there is none.
+    """
+    path = db or "agent.db"
+    if not Path(path).exists():
+        raise SpecError(f"there is no store at {path}", advice="give its file with --db, or in KILBURN_DB")
+    return path
+
+
+def reading(db: str | None, tenant: str | None) -> Hierarchy:
+    """An existing store, opened for reading only: nothing that is asked is recorded."""
+    return kilburn.open(existing(db), window=WIDE, policy="fifo", tenant=tenant or "default", readonly=True)
+
+
+def writing(
+    db: str | None, tenant: str | None, *, clock: Callable[[], float] | None = None, tokenizer: str = "auto", create: bool = False
+) -> Hierarchy:
+    """A store opened for changes made by a person; `clock` gives times other than now."""
+    path = (db or "agent.db") if create else existing(db)
+    if clock is None:
+        return kilburn.open(path, window=WIDE, policy="fifo", tenant=tenant or "default", tokenizer=tokenizer)
+    store = Sqlite(path, tenant=tenant or "default")
+    try:
+        return Hierarchy(store, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock)
+    except BaseException:
+        store.close()
+        raise
+
+
+def session(store: Hierarchy, name: str) -> Process:
+    """A session that exists.
+
+    Raises:
+        SpecError: there is none of that name.
+    """
+    known = [info.name for info in store.processes()]
+    if name not in known:
+        near = (
+            f"this tenant has {', '.join(map(repr, known[:5]))}{' ...' if len(known) > 5 else ''}"
+            if known
+            else "this tenant has no session"
+        )
+        raise SpecError(f"no session {name!r}", advice=near)
+    return store.process(name)
+
+
+def window_of(process: Process) -> int | None:
+    """Tokens that the last prompt of a session might take; None before the first prompt."""
+    window = None
+    for event in process.events():
+        if event.act is Act.SHIP:
+            window = int(event.data["window"])
+    return window
+
+
+def model_of(spec: str | None) -> Any:
+    """The model that a spec names, or a name of the catalogue; None for "none".
+
+    Raises:
+        SpecError: it names nothing. Unavailable, MissingExtra: it is not here.
+    """
+    if spec in (None, "none"):
+        return None
+    return resolve("models", f"local({spec!r})" if spec in {item.name for item in catalogue()} else spec)

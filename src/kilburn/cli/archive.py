@@ -1,0 +1,298 @@
+"""Sessions as JSONL: written so that reading it back gives the same file again, byte for byte.
+
+    {"kilburn": "session", "version": 1, "session": NAME, "created": SECONDS}
+    {"message": {...}, "time": SECONDS}                    as it was appended
+    {"parts": [...], "role": ..., "time": SECONDS, ...}    where no wire form says all of it
+    {"state": {"pinned": [...], "retired": [...], "marks": {...}}}
+
+The originals travel with their addresses; what was forgotten leaves a hole (a `null` part) that
+keeps its number. Folds and the window do not travel: they are made from the originals again. It
+refuses a line that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import InvalidMessage
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.kernel.render import part_of
+from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
+from kilburn.move import Drop, Retire
+from kilburn.page import Page, address_of, parse_address
+from kilburn.store import ProcessInfo
+from kilburn.wire.form import dump, parse
+
+__all__ = ["Clock", "Entry", "Saved", "gather", "rebuild", "write"]
+
+VERSION = 1
+
+
+class Clock:
+    """A clock that stands where a line of the file says."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Entry(msgspec.Struct, kw_only=True):
+    """One line of a session: messages, and the holes among their parts (0 is the entry's first part)."""
+
+    where: str
+    messages: list[Message]
+    time: float | None = None
+    holes: list[int] = []
+
+
+class Saved(msgspec.Struct, kw_only=True):
+    """One session as a file has it; addresses are those that it will have again."""
+
+    name: str
+    created: float | None = None
+    entries: list[Entry] = []
+    pinned: list[str] | None = None
+    retired: list[str] = []
+    marks: dict[str, float] = {}
+
+
+class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A message that no wire form says whole: in Kilburn's own parts, holes as null."""
+
+    parts: list[Part | None]
+    role: Role
+    time: float
+    kinds: list[Kind] = []
+    calls: list[str | None] = []
+    extra: str | None = None
+    trust: Trust | None = None
+    sources: list[str] = []
+
+
+class _State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    pinned: list[str]
+    retired: list[str]
+    marks: dict[str, float]
+
+
+def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
+    """The lines of one session, each with its line end."""
+    encode = msgspec.json.Encoder().encode
+    yield encode({"kilburn": "session", "version": VERSION, "session": info.name, "created": info.created}) + b"\n"
+    kernel = process.kernel
+    waiting: list[tuple[Message, list[Page]]] = []
+    for pages in _messages(process):
+        kernel.fetch(digest for page in pages for digest in (page.digest, page.extra) if digest)
+        whole = all(kernel.tier.at(page.id) != "dropped" for page in pages)
+        waiting.append((_message(process, pages), pages))
+        if whole and _goes_on(waiting[-1][0]):
+            continue
+        yield from (encode(line) + b"\n" for line in _lines(process, waiting))
+        waiting = []
+    yield from (encode(line) + b"\n" for line in _lines(process, waiting))
+    states = [(page, state) for page, state in process.pages() if page.id > 0]
+    state = _State(
+        pinned=[page.address for page, state in states if state.pinned],
+        retired=[page.address for page, state in states if state.at == "retired"],
+        marks={page.address: state.mark for page, state in states if state.mark},
+    )
+    yield encode({"state": state}) + b"\n"
+
+
+def _messages(process: Process) -> Iterator[list[Page]]:
+    """The originals, message by message."""
+    tier = process.kernel.tier
+    pages: list[Page] = []
+    for number in range(1, tier.last + 1):
+        page = tier.pages[number]
+        if pages and page.message != pages[0].message:
+            yield pages
+            pages = []
+        pages.append(page)
+    if pages:
+        yield pages
+
+
+def _goes_on(message: Message) -> bool:
+    """Whether the wire form made more messages of the same dict."""
+    return message.extra is not None and bool(msgspec.json.decode(message.extra).get("more"))
+
+
+def _message(process: Process, pages: Sequence[Page]) -> Message:
+    """The message as `parse` gave it; what is forgotten of it is left out."""
+    kernel = process.kernel
+    parts, extra = [], None
+    for page in pages:
+        if kernel.tier.at(page.id) != "dropped":
+            part, leftovers = part_of(page, kernel.content(page.digest), kernel.content(page.extra))
+            parts.append(part)
+            extra = extra or leftovers
+    first = pages[0]
+    trust = None if first.trust == TRUST_OF_ROLE[first.role] else first.trust
+    return Message(
+        role=first.role, parts=tuple(parts), extra=extra, trust=trust, sources=tuple(page for page in first.sources if page > 0)
+    )
+
+
+def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Iterator[Any]:
+    """One line with the original dict where that says everything, else one line a message."""
+    messages = [message for message, _ in group]
+    if not messages:
+        return
+    if all(message.parts for message in messages):
+        original = _original(messages)
+        if original is not None:
+            yield {"message": original, "time": group[0][1][0].time}
+            return
+    for message, pages in group:
+        left = iter(message.parts)
+        at = process.kernel.tier.at
+        parts = [None if at(page.id) == "dropped" else next(left) for page in pages]
+        holed = None in parts
+        yield _Line(
+            parts=parts,
+            role=message.role,
+            time=pages[0].time,
+            kinds=[page.kind for page in pages] if holed else [],
+            calls=[_call_of(process, page) for page in pages] if holed else [],
+            extra=message.extra,
+            trust=message.trust,
+            sources=[address_of(source) for source in message.sources],
+        )
+
+
+def _original(messages: list[Message]) -> dict[str, Any] | None:
+    """The dict that these messages were parsed from, if parsing it gives exactly them again."""
+    try:
+        dicts = dump(messages)
+        return dicts[0] if len(dicts) == 1 and parse(dicts[0]) == messages else None
+    except InvalidMessage:
+        return None
+
+
+def _call_of(process: Process, page: Page) -> str | None:
+    """The id of a call, also of a forgotten one, as long as its partner still tells it."""
+    if page.call is not None or page.kind not in (Kind.CALL, Kind.RESULT):
+        return page.call
+    tier = process.kernel.tier
+    partner = Kind.RESULT if page.kind is Kind.CALL else Kind.CALL
+    members = [tier.pages[member] for member in tier.groups.get(page.group, ()) if tier.pages[member].kind is partner]
+    return next((member.call for member in members if member.call is not None), None)
+
+
+def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str) -> list[Saved]:
+    """The sessions of a file: an export's, or one of bare messages, named `otherwise`.
+
+    Raises:
+        InvalidMessage: a line that is no part of an export and no message; it names the line.
+    """
+    found: list[Saved] = []
+    for where, value in lines:
+        if "kilburn" in value:
+            found.append(_header(where, value))
+            continue
+        if not found:
+            if "role" not in value:
+                raise InvalidMessage(
+                    f"{where}: neither an export of Kilburn nor a message", advice="for trajectories, use kilburn replay --db"
+                )
+            found.append(Saved(name=otherwise))
+        if "state" in value:
+            state = _converted(value["state"], _State, where)
+            found[-1].pinned, found[-1].retired, found[-1].marks = state.pinned, state.retired, state.marks
+        else:
+            found[-1].entries.append(_entry(where, value))
+    return found
+
+
+def _header(where: str, value: dict[str, Any]) -> Saved:
+    name, created, version = value.get("session"), value.get("created"), value.get("version")
+    if version != VERSION:
+        raise InvalidMessage(
+            f"{where}: an export of version {version!r}, this Kilburn reads {VERSION}", advice="pip install -U kilburn"
+        )
+    if not isinstance(name, str) or not name.strip() or not isinstance(created, int | float):
+        raise InvalidMessage(f"{where}: a header without session or created", advice="export it again")
+    return Saved(name=name, created=created)
+
+
+def _entry(where: str, value: dict[str, Any]) -> Entry:
+    try:
+        if "parts" in value:
+            return _own(where, _converted(value, _Line, where))
+        if "role" in value:
+            return Entry(where=where, messages=parse(value))
+        when = value.get("time")
+        if not isinstance(when, int | float):
+            raise InvalidMessage("a line without a time", advice="export it again")
+        return Entry(where=where, messages=parse(value.get("message")), time=when)
+    except InvalidMessage as error:
+        raise type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", advice=error.advice) from error
+
+
+def _own(where: str, line: _Line) -> Entry:
+    holes = [offset for offset, part in enumerate(line.parts) if part is None]
+    if holes and not len(line.kinds) == len(line.calls) == len(line.parts):
+        raise InvalidMessage("a line with holes and without their kinds", advice="export it again")
+    parts = [_hole(line.kinds[at], line.calls[at]) if part is None else part for at, part in enumerate(line.parts)]
+    sources = tuple(parse_address(source)[0] for source in line.sources)
+    # A message that is all hole keeps no leftovers; nothing of it is read again.
+    message = Message(role=line.role, parts=tuple(parts), extra=line.extra, trust=line.trust, sources=sources)
+    return Entry(where=where, messages=parse(message), time=line.time, holes=holes)
+
+
+def _hole(kind: Kind, call: str | None) -> Part:
+    """What stands for a forgotten part until it is forgotten again."""
+    if kind is Kind.CALL and call is not None:
+        return Part(kind=Kind.CALL, text="{}", call=call, name="forgotten")
+    if kind is Kind.RESULT and call is not None:
+        return Part(kind=Kind.RESULT, text="", call=call)
+    return Part(kind=Kind.TEXT, text="")
+
+
+def _converted(value: Any, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(f"{where}: {error}", advice="export it again") from None
+
+
+def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
+    """Make a session again: its pages at their addresses, with their times, trust, pins and marks.
+
+    Raises:
+        WireError, KernelError: a message does not fit its place; it names the line.
+    """
+    now = clock.now
+    clock.now = now if saved.created is None else saved.created
+    process = store.process(saved.name)
+    kernel = process.kernel
+    holes: list[int] = []
+    with kernel.batch():
+        for entry in saved.entries:
+            clock.now = now if entry.time is None else entry.time
+            try:
+                first, _ = kernel.take_in(entry.messages)
+            except InvalidMessage as error:
+                raise type(error)(f"{entry.where}: {error.what}", advice=error.advice) from error
+            holes += [first + hole for hole in entry.holes]
+    retired = [parse_address(address)[0] for address in saved.retired]
+    with kernel.batch():
+        if holes:
+            kernel.carry(Drop(pages=tuple(holes), why="forgotten before it was exported"))
+        if saved.pinned is not None:
+            kernel.mark(sorted(kernel.tier.pins), pinned=False)
+        if retired:
+            kernel.carry(Retire(pages=tuple(retired)))
+        for address in saved.pinned or ():
+            kernel.mark(kernel.resolve(address), pinned=True)
+        for address, mark in saved.marks.items():
+            kernel.mark(kernel.resolve(address), importance=mark)
+    clock.now = now
+    return process

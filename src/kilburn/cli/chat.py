@@ -1,0 +1,156 @@
+"""`chat`: talk with a model whose whole past stays addressable; the session goes on where it was left.
+
+Lines come from a terminal or from a pipe. It refuses to run tools other than the memory's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+import kilburn
+from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
+from kilburn.cli.access import model_of
+from kilburn.cli.screen import count, plain
+from kilburn.cli.session import percent
+from kilburn.cli.shell import Db, Tenant, app, say
+from kilburn.errors import KilburnError, ModelError, SpecError
+
+__all__ = ["chat"]
+
+HELP = """\
+/recall p17     the exact text at an address
+/search WORDS   passages of this session
+/pin p17        keep a page in the window; /unpin lets it go
+/stats          the ledger's figures
+/quit           leave; the session stays"""
+
+
+@app.command()
+def chat(
+    name: Annotated[str, typer.Argument(metavar="[SESSION]", help="The session, made or gone on with.")] = "chat",
+    model: Annotated[
+        str, typer.Option(metavar="SPEC", help='Who answers: "smollm2", "qwen", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
+    ] = "smollm2",
+    window: Annotated[int, typer.Option(help="Tokens of the window; the model's own where that is smaller.")] = 8000,
+    policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
+    reply: Annotated[int, typer.Option(min=1, help="Tokens of one reply, at most.")] = 512,
+    system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt of a new session.")] = "",
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Offer the model the memory tools.")] = True,
+    db: Db = None,
+    tenant: Tenant = None,
+) -> None:
+    """Talk with a model; its replies stream, and it can recall whatever left its window.
+
+    Lines that begin with a slash are for Kilburn: /help lists them. Reads lines from a pipe as well.
+
+    Example:
+
+        kilburn chat session-1 --model smollm2
+    """
+    speaker = model_of(model)
+    if speaker is None:
+        raise SpecError("a chat needs a model", advice="give --model smollm2, or kilburn models list")
+    try:
+        context = min(window, speaker.context or window)
+        if context < window:
+            say(f"the window is {count(context)} tokens, all that {speaker.name} has")
+        with kilburn.open(
+            db or "agent.db",
+            window=context,
+            policy=policy,
+            tenant=tenant or "default",
+            reserve=min(reply, context // 2),
+            model=speaker,
+        ) as store:
+            agent = Agent(speaker, [], store.process(name), limits=Limits(steps=8, reply=reply), memory=memory, system=system)
+            _talk(agent)
+    finally:
+        if hasattr(speaker, "close"):
+            speaker.close()
+
+
+def _talk(agent: Agent) -> None:
+    """Line after line, until there are none."""
+    if sys.stdin.isatty():
+        say(
+            f"{agent.process.name}: {count(agent.process.kernel.tier.last)} pages; {agent.model.name} answers; /help, or Ctrl-D to leave"
+        )
+    for line in _lines():
+        word, _, rest = line.strip().partition(" ")
+        if word in ("/quit", "/exit"):
+            return
+        try:
+            if word.startswith("/"):
+                print(_own(agent, word, rest.strip()))
+            elif word:
+                _answer(agent, line)
+        except KilburnError as error:
+            if not sys.stdin.isatty() and isinstance(error, ModelError):
+                raise
+            say(f"kilburn: {error.what}{': ' + error.advice if error.advice else ''}")
+
+
+def _lines() -> Iterator[str]:
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\n") for line in sys.stdin)
+        return
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print()
+            return
+
+
+def _own(agent: Agent, word: str, rest: str) -> str:
+    """What a line with a slash asks of Kilburn."""
+    process = agent.process
+    if word == "/recall":
+        return plain(process.recall(rest))
+    if word == "/search":
+        return (
+            "\n".join(f"{hit.address} ({hit.origin}): {plain(hit.text.strip())}" for hit in process.search(rest))
+            or "nothing found"
+        )
+    if word == "/pin":
+        process.pin(rest)
+        return f"{rest} stays"
+    if word == "/unpin":
+        process.unpin(rest)
+        return f"{rest} may go"
+    if word == "/stats":
+        stats = process.stats()
+        used = f"{count(stats.tokens_in_window)} of {count(stats.window)} tokens in the window, {count(stats.tokens_seen)} seen"
+        return (
+            f"{used}; hit rate {percent(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
+        )
+    return HELP
+
+
+def _answer(agent: Agent, line: str) -> None:
+    """One turn: the reply as it comes, tool calls on standard error. Ctrl-C ends the turn, not the chat."""
+    events = agent.stream(line)
+    try:
+        for event in events:
+            if isinstance(event, Said):
+                sys.stdout.write("" if event.reasoning else plain(event.text))
+                sys.stdout.flush()
+            elif isinstance(event, Called):
+                say(f"[{event.name} {plain(event.arguments)}]")
+            elif isinstance(event, Returned):
+                say(f"[{'failed' if event.failed else 'back'}: {count(len(event.text))} characters]")
+            elif isinstance(event, Stopped) and event.outcome.finish not in ("stop", "length"):
+                say(f"[stopped: {event.outcome.finish}]")
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        say("[interrupted]")
+    finally:
+        close = getattr(events, "close", None)
+        if close is not None:
+            close()
+    print()

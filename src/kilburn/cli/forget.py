@@ -1,0 +1,99 @@
+"""`forget`: pages and everything made from them, gone from every place that Kilburn reaches.
+
+It shows first what would go and what stays elsewhere, and hands out a receipt. It refuses to go on
+without a yes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from kilburn.cli.access import session, writing
+from kilburn.cli.screen import count, plain
+from kilburn.cli.session import Session
+from kilburn.cli.shell import Db, Json, Tenant, app, emit, say
+from kilburn.errors import SpecError
+from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.page import Page
+
+__all__ = ["forget"]
+
+
+@app.command()
+def forget(
+    name: Session,
+    address: Annotated[str, typer.Argument(help="p17, a range p17-p42, or f3.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    why: Annotated[str, typer.Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")] = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Forget pages, with their folds and index entries, for ever; prints a receipt.
+
+    Example:
+
+        kilburn forget session-1 p17 --yes
+    """
+    with writing(db, tenant) as store:
+        process = session(store, name)
+        tier = process.kernel.tier
+        pages = [tier.pages[number] for number in process.kernel.closure(process.kernel.resolve(address))]
+        copies, exports = _copies(store, process, pages), _exports(process, pages)
+        if not json:
+            _announce(pages, copies, exports)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
+            typer.confirm(f"Forget {count(len(pages))} pages for ever?", abort=True, err=True)
+        gone = process.forget(address, why)
+    receipt = {"session": name, "asked": address, "forgotten": gone, "time": time.time(), "copies": copies, "exports": exports}
+    if json:
+        emit(receipt)
+        return
+    print(f"forgotten: {' '.join(gone)}")
+    print("not reached: providers' caches, file-system snapshots, and copies of the file made elsewhere")
+
+
+def _announce(pages: list[Page], copies: list[dict[str, str]], exports: list[dict[str, Any]]) -> None:
+    for page in pages:
+        made = (
+            f", made from {' '.join(f'p{source}' if source > 0 else f'f{-source}' for source in page.sources)}"
+            if page.sources
+            else ""
+        )
+        say(f"goes: {page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{made}  {plain(page.label)}")
+    for copy in copies:
+        say(f"stays: {copy['session']} {copy['address']} has the same text as {copy['of']}")
+    for export in exports:
+        when = datetime.fromtimestamp(export["time"]).astimezone().isoformat(sep=" ", timespec="seconds")
+        say(f"stays: an export of {when} to {plain(export['to'])}")
+
+
+def _copies(store: Hierarchy, process: Process, pages: list[Page]) -> list[dict[str, str]]:
+    """Pages of this tenant, outside of what goes, that have the same text."""
+    going = {page.digest: page.address for page in pages if page.digest}
+    gone = {page.id for page in pages}
+    found = []
+    for info in store.processes():
+        for page, _ in store.store.pages(info.number):
+            if page.digest in going and not (info.name == process.name and page.id in gone):
+                found.append({"session": info.name, "address": page.address, "of": going[page.digest]})
+    return found
+
+
+def _exports(process: Process, pages: list[Page]) -> list[dict[str, Any]]:
+    """Exports that were made when these pages existed."""
+    first = min((page.id for page in pages if page.id > 0), default=0)
+    return [
+        {"to": event.data["export"], "time": event.time}
+        for event in process.events()
+        if event.act is Act.NOTE and "export" in event.data and 0 < first <= int(event.data.get("last", 0))
+    ]

@@ -1,0 +1,165 @@
+"""One recorded run through a window, measured, and checked by other means than the kernel's own.
+
+Overflow is found by counting the rendered prompt again, message by message, from what would go to
+the provider; loss by comparing every message, and every page's bytes read back from the store, with
+what was admitted. It refuses to trust the figures that it checks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from kilburn.budget import Counter
+from kilburn.kernel.process import Process
+from kilburn.page import parse_address
+from kilburn.tokens.images import cost_of_image
+from kilburn.wire.form import parse
+from kilburn.wire.recording import Run
+
+__all__ = ["Measured", "Total", "lost_bytes", "recount", "stream", "total_of"]
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """Figures of one run. Tokens are the window's own counter's.
+
+    Args:
+        overflow: prompts that were larger than the window; `lost` bytes that did not come back. Both must be 0.
+        peak: the largest prompt, counted again from what was rendered.
+        curve: after each message, the tokens seen so far and those in the window.
+    """
+
+    name: str
+    messages: int = 0
+    pages: int = 0
+    tokens_seen: int = 0
+    prompts: int = 0
+    tokens_shipped: int = 0
+    tokens_reprefilled: int = 0
+    evictions: int = 0
+    folds: int = 0
+    faults: int = 0
+    asks: int = 0
+    refused_moves: int = 0
+    fallbacks: int = 0
+    peak: int = 0
+    overflow: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+    curve: list[tuple[int, int]] = []
+
+    def figures(self) -> dict[str, Any]:
+        """All but the curve."""
+        return {key: value for key, value in msgspec.structs.asdict(self).items() if key != "curve"}
+
+
+class Total(Measured, kw_only=True):
+    """The sum over all runs; `peak` is the largest."""
+
+    runs: int = 0
+
+
+def stream(process: Process, run: Run, form: str = "chat") -> Measured:
+    """Append a run's messages one by one, rendering a prompt before each message of the assistant and at the end.
+
+    Raises:
+        WireError: a message that is none, or does not fit its place; what was appended before stays.
+    """
+    counter, capacity = process.kernel.counter, process.kernel.budget.capacity
+    found = Measured(name=run.name)
+    curve: list[tuple[int, int]] = []
+    began = time.perf_counter()
+    seen = 0
+    for message in run.messages:
+        if message.get("role") == "assistant" and found.messages:
+            _ship(process, form, counter, capacity, found)
+        first, last = parse_address(process.append(message))
+        found.messages += 1
+        seen += sum(map(process.kernel.tier.cost, range(first, last + 1)))
+        curve.append((seen, process.kernel.use))
+    if found.messages:
+        _ship(process, form, counter, capacity, found)
+    found.seconds = time.perf_counter() - began
+    found.curve = curve
+    stats = process.stats()
+    for name in ("pages", "tokens_seen", "prompts", "tokens_shipped", "tokens_reprefilled", "evictions", "folds", "faults"):
+        setattr(found, name, stats[name])
+    found.asks, found.refused_moves, found.fallbacks = stats.asks, stats.refused_moves, stats.fallbacks
+    return found
+
+
+def _ship(process: Process, form: str, counter: Counter, capacity: int, found: Measured) -> None:
+    prompt = process.render(form)
+    tokens = recount(prompt, counter) + (recount([{"content": prompt.system}], counter) if prompt.system else 0)
+    found.peak = max(found.peak, tokens)
+    found.overflow += tokens > capacity
+
+
+def recount(prompt: Iterable[dict[str, Any]], counter: Counter) -> int:
+    """Tokens of a prompt from its dicts alone: every text, name, id and argument in it, and an envelope a message."""
+    return sum(counter.envelope + sum(_texts(message, counter)) for message in prompt)
+
+
+def _texts(message: dict[str, Any], counter: Counter) -> list[int]:
+    costs = []
+    content = message.get("content")
+    for block in content if isinstance(content, list) else [{"type": "text", "text": content}]:
+        url = _image_of(block)
+        costs.append(cost_of_image(counter, url) if url else sum(map(counter.count, _strings(block))))
+    for call in message.get("tool_calls") or ():
+        costs.append(sum(map(counter.count, _strings(call))))
+    costs.append(counter.count(str(message.get("tool_call_id") or "")))
+    return costs
+
+
+def _image_of(block: Any) -> str:
+    inner = block.get("image_url") if isinstance(block, dict) else None
+    return str(inner.get("url", "")) if isinstance(inner, dict) else ""
+
+
+def _strings(value: Any) -> list[str]:
+    """Every string in a block that the model would see; keys and `type` are the provider's own syntax."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return [text for item in value for text in _strings(item)]
+    if isinstance(value, dict):
+        return [text for key, item in value.items() if key not in ("type", "cache_control") for text in _strings(item)]
+    return []
+
+
+def lost_bytes(process: Process, run: Run) -> int:
+    """Bytes of a run that do not come back: its messages as dicts, and its pages' texts by address.
+
+    Reads from the store, not from what is at hand.
+    """
+    process.kernel.forget_texts()
+    lost = 0
+    given = run.messages[:]
+    back = process.messages()
+    for before, after in zip(given, [*back, *[None] * (len(given) - len(back))], strict=False):
+        written = msgspec.json.encode(before)
+        if after is None or msgspec.json.encode(after) != written:
+            lost += len(written)
+    parts = [part.text for message in given for parsed in parse(message) for part in parsed.parts]
+    process.kernel.forget_texts()
+    recalled = process.recall(f"p1-p{process.kernel.tier.last}").parts if parts else ()
+    for text, found in zip(parts, [*recalled, *[None] * (len(parts) - len(recalled))], strict=False):
+        lost += 0 if found == text else len(text.encode("utf-8"))
+    return lost
+
+
+def total_of(runs: Iterable[Measured]) -> Total:
+    """The sum of runs."""
+    total = Total(name="total")
+    for run in runs:
+        for key, value in run.figures().items():
+            if key == "peak":
+                total.peak = max(total.peak, value)
+            elif key != "name":
+                setattr(total, key, getattr(total, key) + value)
+        total.runs += 1
+    return total

@@ -1,0 +1,37 @@
+"""`policies`: what can sit at the window, by the names that a spec uses."""
+
+from __future__ import annotations
+
+import inspect
+
+from kilburn.cli.screen import table
+from kilburn.cli.shell import Json, app, emit
+from kilburn.kernel.resolve import locate, names
+
+__all__ = ["policies"]
+
+
+@app.command()
+def policies(json: Json = False) -> None:
+    """List the policies that ship with Kilburn, with their arguments.
+
+    Example:
+
+        kilburn policies
+    """
+    rows = []
+    for name in names("policies"):
+        made = locate("policies", name)
+        arguments = ", ".join(_argument(parameter) for parameter in inspect.signature(made).parameters.values())
+        rows.append({"name": name, "arguments": arguments, "what": (inspect.getdoc(made) or "").partition("\n")[0]})
+    if json:
+        emit(rows)
+        return
+    table(("name", "arguments", "what"), ((row["name"], row["arguments"], row["what"]) for row in rows))
+
+
+def _argument(parameter: inspect.Parameter) -> str:
+    """An argument as a spec writes it."""
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
+    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"

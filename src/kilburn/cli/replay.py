@@ -1,0 +1,172 @@
+"""`replay`: stream recorded runs through a window, and say what it cost and whether anything went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import kilburn
+from kilburn.cli.access import model_of
+from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
+from kilburn.cli.sawtooth import check_picture, draw
+from kilburn.cli.screen import count, progress, table
+from kilburn.cli.shell import Json, Tenant, app, emit, say
+from kilburn.errors import SpecError, WireError
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.wire.recording import Run, read_runs
+
+__all__ = ["replay"]
+
+SHOWN = 20
+"""Runs that are listed one by one for people."""
+
+
+@app.command()
+def replay(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="FILE|DIR", help="Chat JSONL, trajectories, or a folder of them; .gz too.", show_default=False),
+    ],
+    window: Annotated[int, typer.Option(help="Tokens of the window.")] = 4000,
+    policy: Annotated[
+        str, typer.Option(metavar="SPEC", help='What decides, such as "lru" or "chain(mask(keep=3), fifo)".')
+    ] = "hybrid",
+    model: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Who answers when the policy asks; nobody by default.")
+    ] = None,
+    tokenizer: Annotated[str, typer.Option(metavar="NAME", help='"auto", a model\'s name, or "chars/4".')] = "auto",
+    reserve: Annotated[int, typer.Option(help="Tokens kept free for the reply.")] = 0,
+    db: Annotated[
+        str | None, typer.Option("--db", metavar="FILE", help="Keep the sessions in this store; in memory by default.")
+    ] = None,
+    tenant: Tenant = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Runs at most.")] = None,
+    form: Annotated[str, typer.Option("--format", help='The provider\'s form, "chat" or "messages".')] = "chat",
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
+    json: Json = False,
+) -> None:
+    """Stream recorded runs through a window: overflow and bytes lost (both must be 0), tokens shipped, evictions, folds, time.
+
+    Exit status 1 where a prompt overflowed or a byte was lost.
+
+    Example:
+
+        kilburn replay run.jsonl --window 4000 --policy lru --plot window.html
+    """
+    if plot is not None:
+        check_picture(plot)
+    if form not in ("chat", "messages"):
+        raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
+    runs = _some(read_runs(source), limit)
+    if not runs:
+        raise WireError(f"{source} holds no run", advice="one message a line, or one run a line")
+    speaker = model_of(model)
+    try:
+        with kilburn.open(
+            db or ":memory:",
+            window=window,
+            policy=policy,
+            tenant=tenant or "default",
+            tokenizer=tokenizer,
+            reserve=reserve,
+            model=speaker,
+        ) as store:
+            measured = _measure(store, runs, form)
+            used = store.counter.name
+    finally:
+        if speaker is not None and hasattr(speaker, "close"):
+            speaker.close()
+    total = total_of(measured)
+    if plot is not None:
+        longest = max(measured, key=lambda run: run.tokens_seen)
+        draw(plot, longest.curve, window=window - reserve, title=f"{longest.name} through {window:,} tokens, {policy}")
+    if json:
+        setting = {
+            "source": str(source),
+            "window": window,
+            "reserve": reserve,
+            "policy": policy,
+            "tokenizer": used,
+            "model": model,
+        }
+        emit({**setting, "total": total.figures(), "runs": [run.figures() for run in measured]})
+    else:
+        _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {used}")
+    if plot is not None:
+        say(f"drawn: {plot}")
+    if total.overflow or total.lost:
+        raise typer.Exit(1)
+
+
+def _some(runs: Iterable[Run], limit: int | None) -> list[Run]:
+    found = []
+    for run in runs:
+        found.append(run)
+        if limit is not None and len(found) >= limit:
+            break
+    return found
+
+
+def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
+    taken = {info.name for info in store.processes()} & {run.name for run in runs}
+    if taken:
+        raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another --db, or none")
+    measured = []
+    with progress("replaying", len(runs)) as done:
+        for number, run in enumerate(runs, start=1):
+            process = store.process(run.name)
+            try:
+                found = stream(process, run, form)
+            except WireError as error:
+                raise type(error)(
+                    f"run {run.name!r}, message {len(process.messages()) + 1}: {error.what}", advice=error.advice
+                ) from error
+            found.lost = lost_bytes(process, run)
+            measured.append(found)
+            done(number)
+    return measured
+
+
+def _report(measured: list[Measured], total: Total, title: str) -> None:
+    heads = (
+        "run",
+        "messages",
+        "tokens",
+        "shipped",
+        "re-prefilled",
+        "evictions",
+        "folds",
+        "faults",
+        "peak",
+        "overflow",
+        "lost",
+        "seconds",
+    )
+    rows = [_row(run) for run in measured[:SHOWN]]
+    if len(measured) > 1:
+        rows.append(_row(total))
+    print(title)
+    table(heads, rows, numbers=heads[1:])
+    if len(measured) > SHOWN:
+        print(f"{len(measured) - SHOWN} more runs are in the total; --json lists all")
+    verdict = "no overflow, nothing lost" if not total.overflow and not total.lost else "FAILED"
+    print(f"{verdict}: {total.overflow} of {count(total.prompts)} prompts over the window, {total.lost} bytes lost")
+
+
+def _row(run: Measured) -> tuple[str, ...]:
+    numbers: tuple[Any, ...] = (
+        run.messages,
+        run.tokens_seen,
+        run.tokens_shipped,
+        run.tokens_reprefilled,
+        run.evictions,
+        run.folds,
+        run.faults,
+        run.peak,
+        run.overflow,
+        run.lost,
+    )
+    return (run.name, *map(count, numbers), f"{run.seconds:.2f}")

@@ -1,0 +1,234 @@
+"""Looking at sessions: `ps`, `show`, `stats`. It refuses to change anything: the store is opened for reading."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from kilburn.cli.access import reading, session, window_of
+from kilburn.cli.screen import age, count, plain, progress, table
+from kilburn.cli.shell import Db, Json, Tenant, app, emit
+from kilburn.errors import SpecError
+from kilburn.kernel.process import Process
+from kilburn.message import Trust
+from kilburn.page import Page, address_of
+from kilburn.store import ProcessInfo, State
+
+__all__ = ["figures", "ps", "show", "stats"]
+
+Session = Annotated[str, typer.Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
+
+
+def figures(info: ProcessInfo, process: Process) -> dict[str, Any]:
+    """What `ps` says of one session."""
+    stats = process.stats()
+    places: dict[str, int] = {}
+    for _, state in process.pages():
+        places[state.at] = places.get(state.at, 0) + 1
+    return {
+        "session": info.name,
+        "pages": stats.pages,
+        "tokens": stats.tokens_seen,
+        "tokens_in_window": stats.tokens_in_window,
+        "window": window_of(process),
+        "places": places,
+        "hit_rate": stats.hit_rate,
+        "faults": stats.faults,
+        "refaults": stats.refaults,
+        "evictions": stats.evictions,
+        "folds": stats.folds,
+        "created": info.created,
+        "used": info.used,
+    }
+
+
+@app.command()
+def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """List the sessions of a store: pages, tokens, what is in the window, hit rate, last use.
+
+    Example:
+
+        kilburn ps --db agent.db
+    """
+    with reading(db, tenant) as store:
+        infos = store.processes()
+        with progress("reading the ledgers", len(infos)) as done:
+            rows = []
+            for number, info in enumerate(infos, start=1):
+                rows.append(figures(info, store.process(info.name)))
+                done(number)
+    if json:
+        emit(rows)
+        return
+    heads = ("session", "pages", "tokens", "in window", "of", "hit rate", "faults", "folds", "last use")
+    table(
+        heads,
+        (
+            (
+                row["session"],
+                count(row["pages"]),
+                count(row["tokens"]),
+                count(row["tokens_in_window"]),
+                count(row["window"]) if row["window"] else "-",
+                percent(row["hit_rate"]),
+                count(row["faults"]),
+                count(row["folds"]),
+                f"{age(row['used'])} ago",
+            )
+            for row in rows
+        ),
+        numbers=heads[1:-1],
+    )
+
+
+def percent(share: float | None) -> str:
+    """A share as people write it; a dash for none."""
+    return "-" if share is None else f"{share:.0%}"
+
+
+@app.command()
+def stats(name: Session, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Show the figures of one session, from its ledger.
+
+    Example:
+
+        kilburn stats session-1 --json
+    """
+    with reading(db, tenant) as store:
+        process = session(store, name)
+        found = dict(process.stats())
+        found["window"] = window_of(process)
+    if json:
+        emit(found)
+        return
+    shown = {key: value for key, value in found.items() if key != "warnings"}
+    table(("figure", "value"), ((key.replace("_", " "), value_of(value)) for key, value in shown.items()), numbers=("value",))
+    for warning in found["warnings"]:
+        print(f"warning: {warning}")
+
+
+def value_of(value: Any) -> str:
+    """A figure as people write it."""
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if isinstance(value, float) else count(value)
+
+
+@app.command()
+def show(
+    name: Session,
+    address: Annotated[
+        str | None, typer.Argument(help="p17, a range p17-p42, or f3; all pages where left out.", show_default=False)
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Show a session's page table, or pages with all that is known of them, text included.
+
+    Examples:
+
+        kilburn show session-1
+
+        kilburn show session-1 p17
+    """
+    with reading(db, tenant) as store:
+        process = session(store, name)
+        pages = dict(enumerate(process.pages()))
+        cited = citing(page for page, _ in pages.values())
+        if address is None:
+            described = [describe(page, state, cited) for page, state in pages.values()]
+            if json:
+                emit({"session": name, "pages": described})
+            else:
+                _page_table(described)
+            return
+        wanted = set(process.kernel.resolve(address))
+        chosen = [(page, state) for page, state in pages.values() if page.id in wanted]
+        process.kernel.fetch(page.digest for page, _ in chosen)
+        described = [describe(page, state, cited) | {"text": process.kernel.text(page.id)} for page, state in chosen]
+    if not described:
+        raise SpecError(f"{address} names no page of {name!r}")
+    if json:
+        emit({"session": name, "address": address, "pages": described})
+        return
+    for number, row in enumerate(described):
+        print("\n" * bool(number) + _card(row))
+
+
+def citing(pages: Any) -> dict[int, list[str]]:
+    """Page id -> the addresses of what was made from it."""
+    cited: dict[int, list[str]] = {}
+    for page in pages:
+        for source in page.sources:
+            cited.setdefault(source, []).append(page.address)
+    return cited
+
+
+def describe(page: Page, state: State, cited: dict[int, list[str]]) -> dict[str, Any]:
+    """All that is known of a page but its text."""
+    return {
+        "address": page.address,
+        "kind": str(page.kind),
+        "role": str(page.role),
+        "tokens": page.tokens,
+        "time": page.time,
+        "trust": Trust(page.trust).name.lower(),
+        "at": state.at,
+        "pinned": state.pinned,
+        "mark": state.mark,
+        "message": page.message,
+        "group": address_of(page.group) if page.group else None,
+        "call": page.call,
+        "name": page.name,
+        "sources": [address_of(source) for source in page.sources],
+        "spans": [list(span) for span in page.spans],
+        "folds": cited.get(page.id, []),
+        "digest": page.digest,
+        "label": page.label,
+    }
+
+
+def _page_table(rows: list[dict[str, Any]]) -> None:
+    now = time.time()
+    heads = ("address", "kind", "role", "tokens", "age", "trust", "at", "", "what")
+    table(
+        heads,
+        (
+            (
+                row["address"],
+                row["kind"],
+                row["role"],
+                count(row["tokens"]),
+                age(row["time"], now),
+                row["trust"],
+                row["at"],
+                ("pinned " if row["pinned"] else "") + (f"mark {row['mark']:g}" if row["mark"] else ""),
+                row["label"],
+            )
+            for row in rows
+        ),
+        numbers=("tokens", "age"),
+    )
+
+
+def _card(row: dict[str, Any]) -> str:
+    when = datetime.fromtimestamp(row["time"]).astimezone().isoformat(sep=" ", timespec="seconds")
+    marks = (", pinned" if row["pinned"] else "") + (f", mark {row['mark']:g}" if row["mark"] else "")
+    lines = [
+        f"{row['address']}  {row['kind']}, {row['role']}, {count(row['tokens'])} tokens, trust {row['trust']}",
+        f"  admitted  {when} ({age(row['time'])} ago), message {row['message']}",
+        f"  is        {row['at']}{marks}",
+    ]
+    for key, title in (("call", "call"), ("name", "tool"), ("group", "group")):
+        if row[key]:
+            lines.append(f"  {title:<9} {plain(str(row[key]))}")
+    if row["sources"]:
+        lines.append(f"  made from {' '.join(row['sources'])}{' spans ' + str(row['spans']) if row['spans'] else ''}")
+    if row["folds"]:
+        lines.append(f"  folded in {' '.join(row['folds'])}")
+    lines.append(f"  sha256    {row['digest']}")
+    return "\n".join([*lines, "", plain(row["text"])])

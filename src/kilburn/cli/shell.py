@@ -1,0 +1,151 @@
+"""The program around the verbs: its options, its exit status, its errors.
+
+    0    done
+    1    it was done and something is wrong (findings, overflow, loss), or it failed
+    2    what was given cannot be used: no such file, session or address, a broken input, an unknown option
+    130  interrupted
+
+A program reads standard output; people read standard error. It refuses to know any verb: they
+register themselves with `app`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import typer.main
+
+from kilburn import __version__
+from kilburn.errors import Forgotten, KernelError, KilburnError, SpecError, WireError
+from kilburn.kernel.process import HitRateWarning
+
+__all__ = ["Db", "Json", "Tenant", "app", "emit", "main", "say"]
+
+USAGE = (WireError, SpecError, KernelError)
+"""Errors in what was given, not in what was done with it."""
+
+app = typer.Typer(
+    name="kilburn",
+    help="A one-level store for LLM agents: the whole past is addressable, the window never overflows, nothing is lost.",
+    epilog="Begin with: kilburn demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _inherited(name: str, otherwise: str) -> Any:
+    """A callback that takes an option from the program where the verb was given none."""
+
+    def choose(ctx: typer.Context, value: str | None) -> str:
+        return value or ctx.find_root().params.get(name) or otherwise
+
+    return choose
+
+
+Db = Annotated[
+    str | None,
+    typer.Option(
+        "--db", metavar="FILE", callback=_inherited("db", "agent.db"), help="The store's file; else $KILBURN_DB, else agent.db."
+    ),
+]
+Tenant = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        callback=_inherited("tenant", "default"),
+        help="The partition; else $KILBURN_TENANT, else default.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kilburn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
+    db: Annotated[
+        str | None, typer.Option("--db", metavar="FILE", envvar="KILBURN_DB", help="The store's file; agent.db by default.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", envvar="KILBURN_TENANT", help="The partition in it.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", envvar="KILBURN_DEBUG", help="Show where an error came from.")] = False,
+) -> None:
+    """A one-level store for LLM agents: the whole past is addressable, the window never overflows, nothing is lost."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status. Takes the process's own arguments where none are given."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with warnings.catch_warnings():
+        # The figures say it in words where they are shown.
+        warnings.simplefilter("ignore", HitRateWarning)
+        status = _run(given)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _hush()
+        return 1
+    return status
+
+
+def _run(given: list[str]) -> int:
+    try:
+        typer.main.get_command(app).main(args=given, prog_name="kilburn")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        return 130
+    except (KilburnError, OSError, UnicodeError) as error:
+        if isinstance(error, BrokenPipeError):
+            _hush()
+            return 1
+        if _wants_debug(given):
+            traceback.print_exc()
+        say(f"kilburn: {' '.join(_words_of(error).split())}")
+        return 2 if isinstance(error, USAGE) and not isinstance(error, Forgotten) else 1
+    return 0
+
+
+def _wants_debug(given: list[str]) -> bool:
+    verb = next((at for at, word in enumerate(given) if not word.startswith("-")), len(given))
+    return "--debug" in given[:verb] or bool(os.environ.get("KILBURN_DEBUG"))
+
+
+def _words_of(error: BaseException) -> str:
+    if isinstance(error, KilburnError):
+        return f"{error.what}: {error.advice}" if error.advice else error.what
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _hush() -> None:
+    """The reader of our output went away: nothing more is to be written, not even at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(line: str) -> None:
+    """A line for people, on standard error."""
+    print(line, file=sys.stderr)
+
+
+def emit(value: Any) -> None:
+    """A value as JSON on standard output, keys in the order given."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

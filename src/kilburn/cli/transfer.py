@@ -1,0 +1,175 @@
+"""`export` and `import`: sessions as JSONL, without loss. It refuses to write into a session that exists."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import typer
+
+from kilburn.budget import Budget
+from kilburn.cli.access import WIDE, reading, session, writing
+from kilburn.cli.archive import Clock, Saved, gather, rebuild, write
+from kilburn.cli.screen import count, progress
+from kilburn.cli.shell import Db, Json, Tenant, app, emit, say
+from kilburn.errors import SpecError, StoreBusy, StoreReadOnly, WireError
+from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.stores.memory import Memory
+from kilburn.wire.recording import read_lines
+
+__all__ = ["bring", "export"]
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+@app.command()
+def export(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[SESSION]", help="A session's name; all sessions where left out.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write, .gz too; else standard output.")
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+) -> None:
+    """Write sessions as JSONL, every message as it was appended; `import` makes the same sessions again.
+
+    The ledger keeps a note of it, so that `forget` can say which copies it knows of.
+
+    Example:
+
+        kilburn export session-1 --out copy.jsonl
+    """
+    with reading(db, tenant) as store:
+        infos = [info for info in store.processes() if name in (None, info.name)]
+        if name is not None:
+            session(store, name)
+        with _target(out) as file, progress("exporting", sum(info.pages for info in infos)) as done:
+            written = 0
+            for info in infos:
+                for line in write(store.process(info.name), info):
+                    file.write(line)
+                    written += 1
+                    done(written)
+    _note(db, tenant, [info.name for info in infos], str(out.absolute()) if out else "standard output")
+    if out:
+        say(f"{count(len(infos))} sessions, {count(written)} lines: {out}")
+
+
+@contextmanager
+def _target(out: Path | None) -> Iterator[Sink]:
+    """Where an export goes; a file appears whole or not at all, readable by its owner only."""
+    if out is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    part = out.with_name(out.name + ".part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as plain:
+            if out.suffix == ".gz":
+                with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
+                    yield packed
+            else:
+                yield plain
+            plain.flush()
+            os.fsync(plain.fileno())
+        part.replace(out)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> None:
+    """Remember in each session's ledger that a copy of it exists."""
+    try:
+        with writing(db, tenant) as store:
+            for name in names:
+                kernel = store.process(name).kernel
+                with kernel.batch():
+                    kernel.note(Act.NOTE, policy="user", cause="user", export=where, last=kernel.tier.last)
+    except (StoreReadOnly, StoreBusy) as error:
+        say(f"kilburn: the export is complete, but its note could not be written: {error.what}")
+
+
+@app.command("import")
+def bring(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="An export, or bare chat JSONL; .gz too.", show_default=False)],
+    name: Annotated[
+        str | None, typer.Option("--session", metavar="NAME", help="What to call it; else its own name, or the file's.")
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(metavar="NAME", help='Who counts the pages: "auto", a model\'s name, or "chars/4".')
+    ] = "auto",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Bring sessions into a store: all of the file, or nothing of it.
+
+    An export becomes the sessions that it was made from; a file of one message a line becomes one session.
+
+    Example:
+
+        kilburn import run.jsonl --session light
+    """
+    stem = source.name.removesuffix(".gz").rpartition(".")[0] or source.name
+    saved = gather(read_lines(source), stem)
+    if not saved:
+        raise WireError(f"{source} is empty", advice="give an export, or one message a line")
+    if name is not None:
+        if len(saved) > 1:
+            raise SpecError(f"{source} holds {len(saved)} sessions", advice="leave --session out")
+        saved[0].name = name
+    _rehearse(saved, tokenizer)
+    clock = Clock(time.time())
+    with writing(db, tenant, clock=clock, tokenizer=tokenizer, create=True) as store:
+        taken = {info.name for info in store.processes() if info.pages} & {item.name for item in saved}
+        if taken:
+            raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another name with --session")
+        rows: list[tuple[str, int, int]] = []
+        with progress("importing", sum(len(item.entries) for item in saved)) as done:
+            lines = 0
+            for item in saved:
+                stats = rebuild(store, clock, item).stats()
+                rows.append((item.name, stats.pages, stats.tokens_seen))
+                lines += len(item.entries)
+                done(lines)
+    if json:
+        emit(
+            {
+                "source": str(source),
+                "sessions": [{"session": made, "pages": pages, "tokens": tokens} for made, pages, tokens in rows],
+            }
+        )
+        return
+    for made, pages, tokens in rows:
+        print(f"{made}: {count(pages)} pages, {count(tokens)} tokens")
+
+
+def _rehearse(saved: list[Saved], tokenizer: str) -> None:
+    """Do it all in memory first, so that a file that does not fit leaves no half of it in the store.
+
+    Raises:
+        SpecError: two sessions of one name. WireError, KernelError: see `rebuild`.
+    """
+    names = [item.name for item in saved]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SpecError(f"two sessions are called {twice!r}", advice="export them one by one")
+    clock = Clock(time.time())
+    with Hierarchy(Memory(), Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock) as store:
+        for item in saved:
+            rebuild(store, clock, item)

@@ -1,0 +1,135 @@
+"""What everybody does today, as showers: the tail, truncated outputs, the last outputs, a tail with BM25.
+
+Each is fed a run's events and says what it would show before the next action, in a window of so many
+tokens of four characters. They refuse to be good: they are what a policy is measured against.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+__all__ = ["BASELINES", "CHARACTERS", "LastOutputs", "Paged", "Shower", "Tail", "Truncated", "bm25"]
+
+CHARACTERS = 4
+"""Characters in a token, for every column of the table."""
+
+LONGEST_OUTPUT = 2000
+OUTPUTS = 3
+CHUNK = 800
+
+_WORD = re.compile(r"[a-z0-9_]+")
+
+
+@runtime_checkable
+class Shower(Protocol):
+    """Is fed the events of one run in order, and says what stands in the window before the next action."""
+
+    def thought(self, text: str) -> None:
+        """The agent thinks."""
+        ...
+
+    def action(self, text: str) -> None:
+        """The agent acts."""
+        ...
+
+    def observation(self, text: str) -> None:
+        """The world answers."""
+        ...
+
+    def shown(self) -> str:
+        """The window's text."""
+        ...
+
+
+class Tail:
+    """The last characters of everything."""
+
+    def __init__(self, window: int) -> None:
+        self.room = window * CHARACTERS
+        self.events: list[str] = []
+        self.outputs: list[int] = []
+
+    def thought(self, text: str) -> None:
+        """The agent thinks."""
+        self.events.append(text)
+
+    def action(self, text: str) -> None:
+        """The agent acts."""
+        self.events.append(text)
+
+    def observation(self, text: str) -> None:
+        """The world answers."""
+        self.outputs.append(len(self.events))
+        self.events.append(text)
+
+    def shown(self) -> str:
+        """The last characters of the events."""
+        return "\n".join(self.events)[-self.room :]
+
+
+class Truncated(Tail):
+    """The tail of the events, where a long output is its first and last 1,000 characters."""
+
+    def observation(self, text: str) -> None:
+        """The world answers; the middle of a long answer is lost."""
+        half = LONGEST_OUTPUT // 2
+        super().observation(text if len(text) <= LONGEST_OUTPUT else f"{text[:half]}\n...\n{text[-half:]}")
+
+
+class LastOutputs(Tail):
+    """The tail of the events without the outputs before the last three."""
+
+    def observation(self, text: str) -> None:
+        """The world answers; what it said long ago is lost."""
+        super().observation(text)
+        if len(self.outputs) > OUTPUTS:
+            self.events[self.outputs[-OUTPUTS - 1]] = ""
+
+
+class Paged(Tail):
+    """One half the tail, the other half whole chunks of 800 characters of the outputs, ranked by the last thought."""
+
+    def shown(self) -> str:
+        """Chunks in their own order, then the tail; everything, while it fits. A chunk may stand in the tail too."""
+        text = "\n".join(self.events)
+        if len(text) <= self.room:
+            return text
+        half = self.room // 2
+        outputs = [self.events[at] for at in self.outputs]
+        chunks = [output[at : at + CHUNK] for output in outputs for at in range(0, len(output), CHUNK)]
+        scores = bm25(self.events[-1], chunks)
+        room = self.room - half
+        chosen: list[int] = []
+        for index in sorted(range(len(chunks)), key=lambda at: (-scores[at], -at)):
+            if len(chunks[index]) < room:
+                chosen.append(index)
+                room -= len(chunks[index]) + 1
+        return "\n".join([*(chunks[index] for index in sorted(chosen)), text[-half:]])
+
+
+def bm25(query: str, texts: Sequence[str], *, k: float = 1.2, b: float = 0.75) -> list[float]:
+    """The score of each text for the query's words (Robertson and Zaragoza, 2009; the usual k and b)."""
+    counts = [Counter(_WORD.findall(text.lower())) for text in texts]
+    lengths = [count.total() for count in counts]
+    mean = sum(lengths) / max(1, len(lengths)) or 1.0
+    scores = [0.0] * len(texts)
+    for word in set(_WORD.findall(query.lower())):
+        holding = [index for index, count in enumerate(counts) if word in count]
+        rarity = math.log(1 + (len(texts) - len(holding) + 0.5) / (len(holding) + 0.5))
+        for index in holding:
+            times = counts[index][word]
+            scores[index] += rarity * times * (k + 1) / (times + k * (1 - b + b * lengths[index] / mean))
+    return scores
+
+
+BASELINES: dict[str, Callable[[int], Shower]] = {
+    "tail": Tail,
+    "truncated": Truncated,
+    "last3": LastOutputs,
+    "tail+bm25": Paged,
+}
+"""The published four, by name."""

@@ -1,0 +1,160 @@
+"""Recorded agent runs: a head (system, task) and steps of thought, action and output.
+
+Read from JSON lines, plain or gzip, one run at a time; or made up from a seed, so that a measurement
+runs on a machine without any file. It refuses to know what is measured on them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from kilburn.errors import InvalidMessage, SpecError
+
+__all__ = ["Run", "Step", "Turn", "read", "synthetic"]
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One message of the head."""
+
+    role: str
+    content: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step: what the agent thought, what it did, what came back."""
+
+    thought: str
+    action: str
+    observation: str
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One recorded run."""
+
+    id: str
+    head: tuple[Turn, ...]
+    steps: tuple[Step, ...]
+
+
+def read(path: str | Path) -> Iterator[Run]:
+    """The runs of a file, one line at a time.
+
+    Raises:
+        SpecError: no such file, or it cannot be read.
+        InvalidMessage: a line that is no run (the message names the line), or a broken gzip file.
+    """
+    file = Path(path)
+    decoder = msgspec.json.Decoder(Run)
+    number = 0
+    try:
+        with file.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            with gzip.open(raw, "rb") if packed else raw as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield _decoded(decoder, line, file, number)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InvalidMessage(f"{file.name} breaks off after line {number}: {error}", advice="fetch the file again") from error
+    except OSError as error:
+        raise SpecError(f"cannot read {file}: {error.strerror or error}", advice="give the path of a JSON-lines file") from error
+
+
+def _decoded(decoder: msgspec.json.Decoder[Run], line: bytes, file: Path, number: int) -> Run:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidMessage(
+            f"{file.name}, line {number}: {str(error)[:200]}",
+            advice="each line is {id, head: [{role, content}], steps: [{thought, action, observation}]}",
+        ) from error
+
+
+_SYLLABLES = ("ba", "co", "di", "fu", "ga", "he", "ki", "lo", "mu", "na", "pe", "ra", "so", "ti", "vu", "wa", "xe", "yo", "zu")
+_VERBS = ["load", "parse", "merge", "render", "check", "fetch", "store", "split", "bind", "trace"]
+_TYPES = ["int", "str", "bytes", "float", "bool"]
+
+
+def synthetic(runs: int, seed: int) -> Iterator[Run]:
+    """`runs` made-up runs: an agent reads, searches, edits and tests a code base that does not exist.
+
+    Later actions name functions and files that only older outputs mentioned, as real ones do. The
+    same seed gives the same runs.
+    """
+    for number in range(runs):
+        yield _Made(random.Random(f"{seed}/{number}")).run(f"made-{seed}-{number}")
+
+
+class _Made:
+    """One made-up code base and the agent that walks through it."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.used: set[str] = set()
+        self.package = self._word()
+        self.files = {f"src/{self.package}/{self._word()}.py": self._functions() for _ in range(chance.randint(6, 12))}
+        self.steps: list[Step] = []
+        self.seen: list[str] = []
+
+    def _word(self) -> str:
+        while True:
+            word = "".join(self.chance.choices(_SYLLABLES, k=3))
+            if word not in self.used:
+                self.used.add(word)
+                return word
+
+    def _functions(self) -> list[str]:
+        return [f"{self.chance.choice(_VERBS)}_{self._word()}" for _ in range(self.chance.randint(5, 14))]
+
+    def run(self, name: str) -> Run:
+        task = f"The result of the {self.package} package is wrong for empty input. Find out why and repair it."
+        self._add("Let me see which files there are.", "ls -R src", "\n".join(sorted(self.files)))
+        for _ in range(self.chance.randint(8, 20)):
+            self.chance.choice((self._view, self._view, self._search, self._edit, self._edit, self._test))()
+        self._add("That should do.", "submit", "done")
+        head = (Turn("system", "You are a programmer with a shell. One command at a time."), Turn("user", task))
+        return Run(name, head, tuple(self.steps))
+
+    def _add(self, thought: str, action: str, observation: str) -> None:
+        self.steps.append(Step(thought, action, observation))
+
+    def _body(self, function: str) -> list[str]:
+        kind = self.chance.choice(_TYPES)
+        lines = [f"def {function}(value: {kind}) -> {kind}:", f'    """{function.split("_")[0].title()} one value."""']
+        lines += [f"    step = value + {self.chance.randint(2, 999)}" for _ in range(self.chance.randint(1, 6))]
+        return [*lines, "    return step", ""]
+
+    def _view(self) -> None:
+        file = self.chance.choice(sorted(self.files))
+        lines = [line for function in self.files[file] for line in self._body(function)]
+        self.seen += self.files[file]
+        shown = "\n".join(f"{number}:{line}" for number, line in enumerate(lines, 1))
+        self._add("The next file may hold the fault.", f"open {file}", f"[File: {file} ({len(lines)} lines total)]\n{shown}")
+
+    def _search(self) -> None:
+        word = self.chance.choice(_VERBS)
+        found = [f"{file}: def {name}" for file, names in self.files.items() for name in names if name.startswith(word)]
+        self.seen += [line.rsplit(" ", 1)[1] for line in found]
+        self._add(f"Which functions {word} something?", f'search_dir "{word}"', "\n".join(found) or "No matches found")
+
+    def _edit(self) -> None:
+        if not self.seen:
+            return self._view()
+        target = self.chance.choice(self.seen)
+        hint = target.split("_")[0]
+        self._add(
+            f"The {hint} function has to check for empty input first.",
+            f"edit 3:3\n    {target}(value or 0)\nend_of_edit",
+            "File updated.",
+        )
+        return None
+
+    def _test(self) -> None:
+        lines = [f"test_{self._word()} PASSED" for _ in range(self.chance.randint(10, 60))]
+        self._add("Let me run the tests.", "python -m pytest", "\n".join(lines))

@@ -1,0 +1,90 @@
+"""The laws of a process, asserted from outside: what must hold after every operation.
+
+Used by the conformance kit and by the state machine of the tests. It recomputes everything the
+kernel keeps incrementally, from the ledger and the stored pages, and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kilburn.kernel.admission import text_cost
+from kilburn.kernel.ledger import replay
+from kilburn.kernel.process import Process
+from kilburn.kernel.render import Prompt
+from kilburn.kernel.tier import Tier
+from kilburn.message import Kind
+from kilburn.wire.validity import validate_chat, validate_messages
+
+__all__ = ["check_laws", "counted"]
+
+
+def counted(prompt: Prompt, process: Process) -> int:
+    """Tokens of a rendered chat prompt, counted again from the outside, text by text."""
+    counter = process.kernel.counter
+    total = 0
+    for message in prompt:
+        content = message.get("content")
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content or [] if part.get("type") == "text"]
+        total += sum(counter.count(text) for text in texts)
+        for call in message.get("tool_calls") or []:
+            total += counter.count(call["function"]["name"]) + counter.count(call["function"]["arguments"])
+    return total
+
+
+def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = None) -> None:
+    """Assert the laws that can be seen from outside.
+
+    Args:
+        appended: all that was appended, in order, where nothing was forgotten.
+    """
+    kernel, tier = process.kernel, process.kernel.tier
+    if appended is not None:
+        assert process.messages() == list(appended), "law 1: the transcript is not what was appended"
+    prompt = process.render()
+    assert prompt.tokens <= kernel.capacity, f"law 2: {prompt.tokens} tokens in a window of {kernel.capacity}"
+    assert counted(prompt, process) <= prompt.tokens, "law 2: the prompt weighs more than was counted"
+    for page in tier.pins:
+        assert tier.at(page) == "in", f"law 3: pinned page {page} is not in the window"
+        if tier.pages[page].kind is Kind.TEXT:
+            assert any(_holds(message, kernel.text(page)) for message in prompt), f"law 3: pinned page {page} is not rendered as it was"
+    _check_derived(process)
+    if prompt:
+        validate_chat(prompt)
+        validate_messages(list(process.render("messages")))
+    _check_replay(process)
+
+
+def _holds(message: dict[str, Any], text: str) -> bool:
+    content = message.get("content")
+    return content == text or (isinstance(content, list) and any(part.get("text") == text for part in content))
+
+
+def _check_derived(process: Process) -> None:
+    kernel, tier = process.kernel, process.kernel.tier
+    for page in tier.pages.values():
+        if page.kind not in (Kind.FOLD, Kind.EXCERPT) or tier.at(page.id) == "dropped":
+            continue
+        assert page.sources, f"law 4: {page.address} cites nothing"
+        assert page.depth == 1 + max(tier.pages[source].depth for source in page.sources), "law 4: wrong depth"
+        assert page.trust <= min(tier.pages[source].trust for source in page.sources), f"law 7: {page.address} is trusted more than its sources"
+        if page.kind is Kind.EXCERPT:
+            text, source = kernel.text(page.id), kernel.text(page.sources[0])
+            assert all(source[start:stop] in text for start, stop in page.spans), f"law 4: {page.address} is not verbatim"
+
+
+def _check_replay(process: Process) -> None:
+    kernel, tier = process.kernel, process.kernel.tier
+    if not kernel.store.readonly:
+        kernel.flush()
+    stored = dict((page.id, (page, state)) for page, state in kernel.store.pages(kernel.info.number))
+    again = Tier(lambda line: text_cost(kernel.counter, line))
+    again.costs = dict(tier.costs)
+    replay(kernel.store.events(kernel.info.number), {number: page for number, (page, _) in stored.items()}, again)
+    assert again.states == tier.states, "law 8: replaying the ledger gives other states"
+    assert {number: state for number, (_, state) in stored.items()} == tier.states, "law 8: the stored states differ"
+    assert again.use == tier.use, f"law 8: replaying the ledger gives another use ({again.use}, not {tier.use})"
+    assert list(again.gaps) == list(tier.gaps), "law 8: replaying the ledger gives other gaps"
+    assert again.cover == tier.cover, "law 8: replaying the ledger gives other folds"
+    assert [page.id for page in again.visible()] == [page.id for page in tier.visible()], "law 8: replaying gives another order"

@@ -1,0 +1,76 @@
+"""Conformance of policies: what every policy must hold, whoever wrote it.
+
+`check_policy(make)` streams seeded traces through small windows with the policy and checks the laws
+after every message. It refuses to judge how good a policy is.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kilburn.budget import Budget
+from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.policy import Policy
+from kilburn.stores.memory import Memory
+from kilburn.testing.clock import FakeClock
+from kilburn.testing.laws import check_laws
+
+__all__ = ["check_policy", "trace"]
+
+WORDS = ["parser", "token", "window", "cache", "error", "fix", "test", "path", "loop", "decided", "because", "TODO", "12", "4096"]
+
+
+def trace(seed: int, steps: int = 40) -> Iterator[dict[str, Any]]:
+    """A seeded run of an agent as chat messages: talk, calls, parallel calls, outputs of all sizes."""
+    rng = random.Random(seed)
+    yield {"role": "system", "content": "You repair programs. Never delete files."}
+    yield {"role": "user", "content": f"Fix issue {seed} in src/parser.py"}
+    for step in range(steps):
+        calls = rng.choice([0, 1, 1, 1, 2, 3])
+        text = " ".join(rng.choices(WORDS, k=rng.randint(1, 30)))
+        if not calls:
+            yield {"role": "assistant", "content": text}
+            yield {"role": "user", "content": " ".join(rng.choices(WORDS, k=rng.randint(1, 60)))}
+            continue
+        made = [{"id": f"c{seed}-{step}-{n}", "type": "function", "function": {"name": "read", "arguments": json.dumps({"path": f"src/m{n}.py"})}} for n in range(calls)]
+        yield {"role": "assistant", "content": text or None, "tool_calls": made}
+        for call in made:
+            lines = rng.choice([1, 5, 20, 60, 400])
+            output = "\n".join(f"{n}: " + " ".join(rng.choices(WORDS, k=8)) for n in range(lines))
+            yield {"role": "tool", "tool_call_id": call["id"], "content": output}
+
+
+def check_policy(make: Callable[[], Policy], *, windows: tuple[int, ...] = (300, 1000, 4000), seeds: tuple[int, ...] = (1, 2), model: Any = None) -> None:
+    """Assert that a policy keeps the laws, is pure, and never has its moves refused.
+
+    Args:
+        make: a fresh policy; two of them must plan alike.
+        windows: sizes in tokens of four characters.
+        model: who answers its `Ask`s, or None.
+    """
+    for window in windows:
+        for seed in seeds:
+            runs = [_run(make(), window, seed, model) for _ in range(2)]
+            assert runs[0] == runs[1], f"window {window}, seed {seed}: the same trace gave other moves"
+
+
+def _run(policy: Policy, window: int, seed: int, model: Any) -> list[Any]:
+    with Hierarchy(Memory(), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()) as store:
+        process = store.process("check")
+        for message in trace(seed):
+            process.append(message)
+            prompt = process.render()
+            assert prompt.tokens <= window, f"a prompt of {prompt.tokens} tokens in a window of {window}"
+        check_laws(process, list(trace(seed)))
+        refused = [event.why for event in process.events() if event.act is Act.REFUSE]
+        assert not refused, f"moves were refused: {refused[:3]}"
+        return _moves(process)
+
+
+def _moves(process: Process) -> list[Any]:
+    return [(event.act, event.pages, event.policy, event.data) for event in process.events() if event.act is not Act.ASK]

@@ -1,0 +1,151 @@
+"""Recorded runs as they lie in files: chat JSONL, trajectories, exports of Kilburn, plain or gzipped.
+
+A run is a name and its messages in the chat (or messages) form, ready for `Process.append`. It
+refuses to judge them: whether roles are known and calls are paired is checked on admission.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import InvalidMessage
+
+__all__ = ["Run", "read_lines", "read_runs"]
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+GZIP = b"\x1f\x8b"
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One recorded run: a name, unique within what was read together, and its messages in order."""
+
+    name: str
+    messages: list[dict[str, Any]]
+
+
+def read_runs(path: str | Path) -> Iterator[Run]:
+    """The runs of a file, or of all `.jsonl` and `.jsonl.gz` files below a folder, by name.
+
+    A file holds one message a line (one run), or one run a line: `{"messages": [...]}`, or the
+    trajectory form `{"id", "head", "steps": [{"thought", "action", "observation"}]}`, where a step
+    becomes an assistant message with one call of `run`, and its result. An export of Kilburn holds
+    one run for each of its sessions.
+
+    Raises:
+        InvalidMessage: no such file, or a line that is none of these; it names file and line.
+    """
+    used: dict[str, int] = {}
+    for file in _files(Path(path)):
+        for run in _runs_of(file):
+            used[run.name] = used.get(run.name, 0) + 1
+            yield run if used[run.name] == 1 else Run(f"{run.name}#{used[run.name]}", run.messages)
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The JSON objects of a file, one a line, each with where it stands (`file:line`); empty lines are skipped.
+
+    Raises:
+        InvalidMessage: the file cannot be read, or a line is no JSON object.
+    """
+    name = Path(path).name
+    decode = msgspec.json.Decoder().decode
+    for number, line in enumerate(_raw_lines(Path(path)), start=1):
+        if not line.strip():
+            continue
+        where = f"{name}:{number}"
+        try:
+            value = decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidMessage(f"{where}: not JSON: {error}", advice="write one JSON object a line") from None
+        if not isinstance(value, dict):
+            raise InvalidMessage(
+                f"{where}: {type(value).__name__} where an object belongs", advice="write one JSON object a line"
+            )
+        yield where, value
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+    if not found:
+        raise InvalidMessage(f"no .jsonl or .jsonl.gz file below {path}", advice="give a file, or a folder that holds some")
+    return found
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP
+            raw.seek(0)
+            if packed:
+                with gzip.open(raw) as unpacked:
+                    yield from unpacked
+            else:
+                yield from raw
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InvalidMessage(f"{path}: a broken gzip file: {error}", advice="fetch or write it again") from error
+    except OSError as error:
+        raise InvalidMessage(f"{path}: {error.strerror or error}", advice="check the path") from error
+
+
+def _runs_of(file: Path) -> Iterator[Run]:
+    stem = file.name.removesuffix(".gz").rpartition(".")[0] or file.name
+    name, gathered = stem, list[dict[str, Any]]()
+    for where, value in read_lines(file):
+        if "role" in value:
+            gathered.append(value)
+        elif "kilburn" in value or isinstance(value.get("message"), dict):
+            if "kilburn" in value and gathered:
+                yield Run(name, gathered)
+                gathered = []
+            if "kilburn" in value:
+                name = str(value.get("session", stem))
+            else:
+                gathered.append(value["message"])
+        elif "forgotten" in value or "parts" in value:
+            continue  # an export's line on what is no whole message any more
+        else:
+            yield _line_run(value, where, stem)
+    if gathered:
+        yield Run(name, gathered)
+
+
+def _line_run(value: dict[str, Any], where: str, stem: str) -> Run:
+    name = str(value.get("id") or f"{stem}:{where.rpartition(':')[2]}")
+    if isinstance(value.get("steps"), list):
+        return Run(
+            name, [*_objects(value.get("head", []), f"{where}: head"), *_steps(_objects(value["steps"], f"{where}: steps"))]
+        )
+    if isinstance(value.get("messages"), list):
+        return Run(name, _objects(value["messages"], f"{where}: messages"))
+    raise InvalidMessage(
+        f"{where}: neither a message nor a run; its keys are {', '.join(map(repr, list(value)[:6])) or 'none'}",
+        advice="a message has `role`, a run `messages` or `steps`",
+    )
+
+
+def _objects(value: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InvalidMessage(f"{where} is no list of objects")
+    return value
+
+
+def _steps(steps: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for number, step in enumerate(steps, start=1):
+        thought, action, observation = (str(step.get(key) or "") for key in ("thought", "action", "observation"))
+        if not action:
+            yield {"role": "assistant", "content": thought}
+            if observation:
+                yield {"role": "user", "content": observation}
+            continue
+        arguments = msgspec.json.encode({"command": action}).decode()
+        call = {"id": f"call_{number}", "type": "function", "function": {"name": "run", "arguments": arguments}}
+        yield {"role": "assistant", "content": thought, "tool_calls": [call]}
+        yield {"role": "tool", "tool_call_id": f"call_{number}", "content": observation}

@@ -1,0 +1,212 @@
+"""The ten laws under random policies, windows, traces, failures and reopenings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kilburn.budget import Budget
+from kilburn.errors import Forgotten, KernelError, KilburnError, PinsExceedWindow, StoreFull
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.models.scripted import Scripted
+from kilburn.move import Evict, Fold, Load, Move, Retire
+from kilburn.policy import View
+from kilburn.store import Batch
+from kilburn.stores.sqlite import Sqlite
+from kilburn.testing.clock import FakeClock
+from kilburn.testing.laws import check_laws
+
+TEXTS = st.text(alphabet=st.sampled_from("abc é漢\n.\x00🙂_"), max_size=60)
+LONG = st.integers(1, 400).map(lambda n: "\n".join(f"line {i} of {n}" for i in range(n)))
+POLICIES = ["fifo", "lru", "importance", "tiered", "mask", "summarize", "preprocess", "chain(preprocess, mask, fifo)"]
+
+
+class Wild:
+    """A policy that proposes whatever Hypothesis says, legal or not."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[int, int, int]] = []
+
+    def plan(self, view: View) -> Sequence[Move]:
+        made: list[Move] = []
+        for kind, index, size in self.moves:
+            pages = [page.id for page in view.pages] or [1]
+            chosen = tuple(dict.fromkeys(pages[index % len(pages) :][:size])) or (1,)
+            made.append(_move(kind, chosen))
+        self.moves = []
+        return made
+
+
+def _move(kind: int, pages: tuple[int, ...]) -> Move:
+    return [
+        Evict(pages),
+        Fold(pages, text="short"),
+        Fold(pages[:1], keep=((0, 3),)),
+        Load(pages),
+        Retire(pages),
+        Fold(pages, text=" "),
+    ][kind % 6]
+
+
+class Failing:
+    """A store whose commits fail when told: a full disk."""
+
+    def __init__(self, inner: Sqlite) -> None:
+        self.inner, self.full = inner, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def commit(self, process: int, batch: Batch) -> None:
+        if self.full:
+            raise StoreFull("no space left", advice="make room")
+        self.inner.commit(process, batch)
+
+
+class Laws(RuleBasedStateMachine):
+    @initialize(policy=st.sampled_from([*POLICIES, "wild"]), window=st.sampled_from([60, 150, 500, 2000]), script=st.booleans())
+    def start(self, policy: str, window: int, script: bool) -> None:
+        self.wild = Wild()
+        self.policy: Any = self.wild if policy == "wild" else policy
+        self.window = window
+        self.clock = FakeClock()
+        self.store = Failing(Sqlite(":memory:"))
+        self.model = Scripted(["", "a summary", "no no no no no no no no no no", RuntimeErrorText] * 50) if script else None
+        self.appended: list[dict[str, Any]] | None = []
+        self.open: list[str] = []
+        self.calls = 0
+        self.retired: set[int] = set()
+        self._open()
+
+    def _open(self) -> None:
+        self.process = Hierarchy(self.store, Budget(self.window), self.policy, tokenizer="chars/4", model=self.model, clock=self.clock).process("s")
+
+    def _append(self, message: dict[str, Any]) -> bool:
+        before = (dict(self.process.kernel.tier.states), self.process.kernel.use)
+        try:
+            self.process.append(message)
+        except PinsExceedWindow:
+            assert (dict(self.process.kernel.tier.states), self.process.kernel.use) == before
+            return False
+        if self.appended is not None:
+            self.appended.append(message)
+        return True
+
+    @rule(role=st.sampled_from(["user", "assistant", "system", "developer"]), text=st.one_of(TEXTS, LONG))
+    def say(self, role: str, text: str) -> None:
+        self._append({"role": role, "content": text})
+
+    @rule(count=st.integers(1, 3), text=TEXTS, long=st.booleans())
+    def call(self, count: int, text: str, long: bool) -> None:
+        made = []
+        for _ in range(count):
+            self.calls += 1
+            arguments = json.dumps({"path": "x" * (500 if long else 5)})
+            made.append({"id": f"c{self.calls}", "type": "function", "function": {"name": "read", "arguments": arguments}})
+        if self._append({"role": "assistant", "content": text or None, "tool_calls": made}):
+            self.open += [call["id"] for call in made]
+
+    @precondition(lambda self: self.open)
+    @rule(index=st.integers(0, 5), text=st.one_of(TEXTS, LONG))
+    def answer(self, index: int, text: str) -> None:
+        call = self.open[index % len(self.open)]
+        if self._append({"role": "tool", "tool_call_id": call, "content": text}):
+            self.open.remove(call)
+
+    @rule(index=st.integers(0, 50), what=st.sampled_from(["pin", "unpin", "remember"]))
+    def mark(self, index: int, what: str) -> None:
+        last = self.process.kernel.tier.last
+        if last:
+            before = dict(self.process.kernel.tier.states)
+            try:
+                getattr(self.process, what)(f"p{index % last + 1}")
+            except (Forgotten, PinsExceedWindow, KernelError):
+                assert dict(self.process.kernel.tier.states) == before
+
+    @rule(kind=st.integers(0, 5), index=st.integers(0, 50), size=st.integers(1, 6))
+    def move(self, kind: int, index: int, size: int) -> None:
+        tier = self.process.kernel.tier
+        if not tier.last:
+            return
+        first = index % tier.last + 1
+        move = _move(kind, tuple(range(first, min(tier.last, first + size - 1) + 1)))
+        before = (dict(tier.states), self.process.kernel.use, list(tier.gaps))
+        try:
+            self.process.apply(move)
+        except KilburnError:
+            assert (dict(tier.states), self.process.kernel.use, list(tier.gaps)) == before
+
+    @rule(moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(1, 5)), max_size=3))
+    def scheme(self, moves: list[tuple[int, int, int]]) -> None:
+        self.wild.moves = moves
+
+    @rule(index=st.integers(0, 50), size=st.integers(0, 10))
+    def recall(self, index: int, size: int) -> None:
+        last = self.process.kernel.tier.last
+        if last:
+            first = index % last + 1
+            try:
+                found = self.process.recall(f"p{first}-p{min(last, first + size)}")
+            except Forgotten:
+                return
+            assert "".join(found.parts) == found
+
+    @rule(index=st.integers(0, 50))
+    def forget(self, index: int) -> None:
+        tier = self.process.kernel.tier
+        if tier.last:
+            number = index % tier.last + 1
+            call = tier.pages[number].call
+            try:
+                gone = self.process.forget(f"p{number}")
+            except (Forgotten, PinsExceedWindow):
+                return
+            assert f"p{number}" in gone
+            with pytest.raises(Forgotten):
+                self.process.recall(f"p{number}")
+            self.appended = None
+            if call in self.open and tier.pages[number].kind == "call":
+                self.open.remove(call)
+
+    @rule()
+    def reopen(self) -> None:
+        before = (dict(self.process.kernel.tier.states), self.process.kernel.use)
+        self.process.stats()
+        self._open()
+        assert (dict(self.process.kernel.tier.states), self.process.kernel.use) == before
+
+    @rule(text=LONG)
+    def full_disk(self, text: str) -> None:
+        tier = self.process.kernel.tier
+        before = (dict(tier.states), self.process.kernel.use, list(tier.gaps), tier.last)
+        self.store.full = True
+        try:
+            with pytest.raises((StoreFull, PinsExceedWindow)):
+                self.process.append({"role": "user", "content": text})
+        finally:
+            self.store.full = False
+        assert (dict(tier.states), self.process.kernel.use, list(tier.gaps), tier.last) == before
+
+    @invariant()
+    def laws(self) -> None:
+        if hasattr(self, "process"):
+            check_laws(self.process, self.appended)
+            for page in self.process.kernel.tier.pages:
+                if self.process.kernel.tier.at(page) == "retired":
+                    assert all(hit.address != f"p{page}" for hit in self.process.search("line"))
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+
+
+RuntimeErrorText = "I'm sorry, I can't help with that."
+
+TestLaws = Laws.TestCase
+TestLaws.settings = settings(max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))

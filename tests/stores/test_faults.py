@@ -1,0 +1,146 @@
+"""Whatever the disk does: what was acknowledged is there, exactly, and nothing half done is."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kilburn.errors import StoreError, StoreFull
+from kilburn.page import digest_of
+from kilburn.store import Batch, State
+from kilburn.stores.sqlite import Sqlite
+from kilburn.testing.faults import FaultVFS
+from kilburn.testing.stores import batch_of
+
+RUNS = 640
+
+
+def steps(seed: int) -> Iterator[tuple[Batch, dict[int, str], set[int]]]:
+    """Batches of a made-up session, with the texts and the indexed pages that must be there after each."""
+    chance = random.Random(seed)
+    texts: dict[int, str] = {}
+    indexed: set[int] = set()
+    head = 0
+    for _ in range(6):
+        new = {
+            number: f"page{number} seed{seed} "
+            + " ".join(chance.choices(["alpha", "beta", "gamma", "delta", "foo_bar", "src/a.py"], k=chance.choice((3, 60, 400))))
+            for number in range(len(texts) + 1, len(texts) + 1 + chance.randrange(1, 5))
+        }
+        batch = batch_of(head, new, states={number: State("in") for number in new})
+        texts = texts | new
+        indexed = indexed | set(new)
+        if indexed and chance.random() < 0.5:
+            gone = chance.choice(sorted(indexed - set(new)) or [0])
+            batch.unindex = [gone] if gone else []
+            indexed = indexed - {gone}
+        if chance.random() < 0.3:
+            gone = chance.choice(sorted(set(texts) - set(new)) or [0])
+            batch.erase = [gone] if gone else []
+            texts = texts | ({gone: ""} if gone else {})
+            indexed = indexed - {gone}
+        head += len(batch.events)
+        yield batch, texts, indexed
+
+
+def run(folder: Path, seed: int, operation: int, power: bool, synchronous: str = "FULL") -> tuple[int, list[str]]:
+    """One session with a fault at `operation`; the acknowledged commits and the faults that happened."""
+    path = str(folder / f"{seed}.db")
+    vfs = FaultVFS(f"fault{seed}", seed=seed, broken=seed % 3 == 0)
+    acknowledged = 0
+    wanted: list[tuple[dict[int, str], set[int]]] = [({}, set())]
+    attempted = 0
+    store = None
+    try:
+        store = Sqlite(path, vfs=vfs.name, synchronous=synchronous)
+        info = store.process("s", time=1.0)
+        assert info is not None
+        vfs.arm(operation)
+        for batch, texts, indexed in steps(seed):
+            attempted += 1
+            wanted.append((texts, indexed))
+            store.commit(info.number, batch)
+            acknowledged = attempted
+    except StoreError:
+        pass
+    finally:
+        crash(store, vfs, power)
+    check(path, wanted, acknowledged, attempted)
+    return acknowledged, vfs.failed
+
+
+def crash(store: Sqlite | None, vfs: FaultVFS, power: bool) -> None:
+    """End without the tidy close that would write the log into the file."""
+    if power:
+        vfs.break_down()
+    if store is not None:
+        try:
+            store.close()
+        except StoreError:
+            pass
+    if power:
+        vfs.lose_power()
+    vfs.unregister()
+
+
+def check(path: str, wanted: list[tuple[dict[int, str], set[int]]], acknowledged: int, attempted: int) -> None:
+    with Sqlite(path, synchronous="OFF") as store:
+        assert store.findings() == []
+        info = store.process("s", time=1.0, create=False)
+        assert info is not None
+        events = list(store.events(info.number))
+        # The commit under way may have reached the disk although its writer was told of an error.
+        assert acknowledged <= len(events) <= attempted
+        texts, indexed = wanted[len(events)]
+        pages = {page.id: page for page, _ in store.pages(info.number)}
+        assert set(pages) == set(texts)
+        for number, text in texts.items():
+            assert pages[number].digest == (digest_of(text) if text else "")
+            assert not text or store.texts([pages[number].digest]) == {pages[number].digest: text}
+        assert {hit.page for hit in store.search(" ".join(f"page{n}" for n in indexed), limit=1000)} == indexed
+        store.commit(info.number, batch_of(len(events), {1000: "life goes on"}))
+
+
+def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    faults: set[str] = set()
+    hit = 0
+    for seed in range(RUNS):
+        acknowledged, failed = run(tmp_path, seed, chance.randrange(1, 120), power=seed % 2 == 0)
+        faults.update(name.split()[0] for name in failed)
+        hit += acknowledged < 6
+        for name in os.listdir(tmp_path):
+            os.unlink(tmp_path / name)
+    assert faults >= {"write", "torn", "full", "sync"}
+    assert hit > RUNS // 4
+
+
+def test_the_power_cut_is_real(tmp_path: Path) -> None:
+    lost = 0
+    for seed in range(0, 40, 2):
+        try:
+            run(tmp_path, seed, 10_000, power=True, synchronous="OFF")
+        except (AssertionError, StoreError):
+            lost += 1
+    assert lost > 5, "a store that never syncs must lose something, or these tests see nothing"
+
+
+def test_a_full_disk_says_so_and_the_store_lives_on(tmp_path: Path) -> None:
+    vfs = FaultVFS("full", seed=1, faults=("full",))
+    store = Sqlite(tmp_path / "full.db", vfs="full")
+    info = store.process("s", time=1.0)
+    assert info is not None
+    store.commit(info.number, batch_of(0, {1: "kept"}))
+    vfs.arm(1)
+    with pytest.raises(StoreFull, match="free some space"):
+        store.commit(info.number, batch_of(1, {2: "refused"}))
+    assert [page.id for page, _ in store.pages(info.number)] == [1]
+    store.commit(info.number, batch_of(1, {3: "written once there is space"}))
+    assert [page.id for page, _ in store.pages(info.number)] == [1, 3]
+    assert store.findings() == []
+    store.close()
+    vfs.unregister()
