@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kilburn.page import Span
+from kilburn.page import Parts, Span
 
 __all__ = ["Drop", "Evict", "Fold", "Load", "Move", "Retire"]
 
@@ -34,8 +34,8 @@ class Evict(msgspec.Struct, frozen=True):
 class Fold(msgspec.Struct, frozen=True):
     """Put a derived page in place of its sources.
 
-    Give `text` for a written summary, or `keep` for a verbatim excerpt of exactly one source (the
-    kept spans, byte-identical, the removed ones recorded). Sources that are resident leave the
+    Give `text` for a written summary, `keep` for a verbatim excerpt of exactly one source, or `parts`
+    for a verbatim excerpt of several: the kept spans, byte-identical, all else left out. Sources that are resident leave the
     window and the fold stands in their place; sources that are already out stay out, and the fold
     is added at the end of the window.
     """
@@ -43,6 +43,7 @@ class Fold(msgspec.Struct, frozen=True):
     pages: tuple[int, ...]
     text: str | None = None
     keep: tuple[Span, ...] = ()
+    parts: Parts = ()
     why: str = ""
 
 

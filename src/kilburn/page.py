@@ -14,10 +14,17 @@ import msgspec
 from kilburn.errors import UnknownAddress
 from kilburn.message import Kind, Role, Trust
 
-__all__ = ["Page", "Span", "address_of", "digest_of", "parse_address", "span_of"]
+__all__ = ["OMITTED", "Page", "Parts", "Span", "address_of", "digest_of", "parse_address", "span_of", "tombstone_of"]
 
 Span = tuple[int, int]
 """Half-open range of characters of a page's text."""
+
+
+Parts = tuple[tuple[int, tuple[Span, ...]], ...]
+"""Kept spans of several pages: (page id, its spans), in order."""
+
+OMITTED = "…"
+"""Stands between kept spans, on a line of its own."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,11 +37,13 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         digest: SHA-256 of the text in UTF-8, hex.
         extra: SHA-256 of the wire form's leftovers (see `Part.extra`), or "".
         message: number of the message within its process, from 1; parts of one message share it.
+        answers: of a result, and of what is attached to it, the id of the call's page; else 0.
         group: pages that move together share it (a call and its result); 0 for none.
         tokens: what it costs when resident and whole, its share of the message's envelope included.
         time: seconds since the epoch, from the kernel's clock.
         sources: ids of the pages that it was made from; empty for originals.
-        spans: for an EXCERPT, the kept spans of its one source.
+        spans: for an EXCERPT of one source, its kept spans.
+        parts: for an EXCERPT of several sources, the kept spans of each that has any.
         depth: 0 for originals, 1 for what is made from originals, and so on.
         place: where it stands in the window: (id of an original, rank). Originals are (id, 0).
         label: one line on what it is, for handles; at most 80 characters.
@@ -50,10 +59,12 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     trust: Trust
     extra: str = ""
     group: int = 0
+    answers: int = 0
     call: str | None = None
     name: str | None = None
     sources: tuple[int, ...] = ()
     spans: tuple[Span, ...] = ()
+    parts: Parts = ()
     depth: int = 0
     place: tuple[int, int] = (0, 0)
     label: str = ""
@@ -62,6 +73,11 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     def address(self) -> str:
         """`p17` for an original, `f3` for a derived page."""
         return address_of(self.id)
+
+
+def tombstone_of(page: Page) -> Page:
+    """What stays of a forgotten page: its number, place and cost, no word of it."""
+    return msgspec.structs.replace(page, digest="", extra="", call=None, name=None, label="", spans=(), parts=())
 
 
 def digest_of(text: str) -> str:

@@ -16,7 +16,6 @@ import msgspec
 
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Effect
-from kilburn.message import Kind
 from kilburn.move import Move
 from kilburn.page import Page
 
@@ -55,6 +54,7 @@ class View:
         wanted: the pages that the cause is about.
         turn: number of the last admitted message; `now` is the kernel's time in seconds.
         pins: ids that no move may touch.
+        open: calls without a result yet, and what stands for them: they cannot leave.
         stubs: results that stand as a handle in place.
         marks: explicit importance ("remember this"), 0 to 1, by page id.
         uses: how pages were used, by page id; a page never recalled has its admission only.
@@ -74,6 +74,7 @@ class View:
     turn: int
     now: float
     pins: Set[int]
+    open: Set[int]
     stubs: Set[int]
     marks: Mapping[int, float]
     uses: Mapping[int, Use]
@@ -93,8 +94,9 @@ class View:
     def free(self, candidates: Iterable[Page], tokens: int) -> tuple[int, ...]:
         """Whole groups from `candidates`, in that order, until `tokens` would be freed.
 
-        Pinned pages and their groups are passed over. Returns the ids of resident pages; they may
-        free less than asked where the candidates run out.
+        Pinned pages and their groups are passed over. Of a group that holds an open call or a page of
+        the latest message, only results leave: their calls stay, a handle takes their place. Returns
+        the ids of resident pages; they may free less than asked where the candidates run out.
         """
         resident = {page.id: page for page in self.pages}
         chosen: dict[int, None] = {}
@@ -104,14 +106,24 @@ class View:
                 break
             if page.id in chosen or page.id in self.pins:
                 continue
-            together = self.group(page.id)
-            if any(member in self.pins for member in together):
+            together = [resident[member] for member in self.group(page.id) if member in resident]
+            if self.is_movable(page, together):
+                leaving = [member for member in together if member.id not in chosen]
+                freed += sum(member.tokens for member in leaving)
+            elif page.answers and not self.is_latest(page) and page.tokens > self.handle:
+                leaving = [page]
+                freed += page.tokens - self.handle
+            else:
                 continue
-            for member in together:
-                if member in resident and member not in chosen:
-                    chosen[member] = None
-                    freed += resident[member].tokens
+            chosen.update(dict.fromkeys(member.id for member in leaving))
         return tuple(chosen)
+
+    def is_movable(self, page: Page, together: Sequence[Page] | None = None) -> bool:
+        """Whether a page's whole group may leave: nothing pinned, no open call, and, unless the page
+        itself is, nothing of the latest message."""
+        members = [self.page(member) for member in self.group(page.id)] if together is None else together
+        latest = self.is_latest(page)
+        return not any(member.id in self.pins or member.id in self.open or (self.is_latest(member) and not latest) for member in members)
 
     def originals(self, page: Page) -> tuple[int, ...]:
         """What a fold must cite to stand for this page: itself, or the originals of a derived page (law 4)."""
@@ -119,7 +131,7 @@ class View:
 
     def is_latest(self, page: Page) -> bool:
         """Whether the page belongs to the message that was admitted last."""
-        return page.message == self.turn and page.kind not in (Kind.FOLD, Kind.EXCERPT)
+        return page.message == self.turn
 
 
 Plan = Sequence[Move] | Generator[Effect, Answer, Sequence[Move]]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -165,7 +165,7 @@ class Laws(RuleBasedStateMachine):
             call = tier.pages[number].call
             try:
                 gone = self.process.forget(f"p{number}")
-            except (Forgotten, PinsExceedWindow):
+            except KernelError:
                 return
             assert f"p{number}" in gone
             with pytest.raises(Forgotten):
@@ -209,4 +209,4 @@ class Laws(RuleBasedStateMachine):
 RuntimeErrorText = "I'm sorry, I can't help with that."
 
 TestLaws = Laws.TestCase
-TestLaws.settings = settings(max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+TestLaws.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, phases=[Phase.explicit, Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))

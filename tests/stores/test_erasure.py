@@ -6,6 +6,7 @@ import random
 import string
 from pathlib import Path
 
+import apsw
 import pytest
 
 from kilburn.event import Act, Event
@@ -85,8 +86,6 @@ def test_labels_calls_extras_digests_and_reasons_go_too(tmp_path: Path) -> None:
 
 
 def test_a_reader_delays_the_scrubbing_of_the_log_but_not_the_erasure(tmp_path: Path) -> None:
-    import apsw
-
     path = tmp_path / "k.db"
     with Sqlite(path, busy_timeout=0.05) as store:
         info = store.process("s", time=1.0)

@@ -6,10 +6,10 @@ over the public surface.
 
 from __future__ import annotations
 
-from kilburn.cli import chat, evaluate, forget, fsck, models, policies, recall, replay, session, top, transfer
+from kilburn.cli import chat, demo, evaluate, forget, fsck, models, policies, recall, replay, session, top, transfer
 from kilburn.cli.shell import app, main
 
-VERBS = (chat, evaluate, forget, fsck, models, policies, recall, replay, session, top, transfer)
+VERBS = (chat, demo, evaluate, forget, fsck, models, policies, recall, replay, session, top, transfer)
 """The modules whose import registers their verbs."""
 
 __all__ = ["VERBS", "app", "main"]

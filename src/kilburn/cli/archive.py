@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import InvalidMessage
+from kilburn.errors import InvalidMessage, KilburnError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import part_of
@@ -88,8 +88,9 @@ def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
     kernel = process.kernel
     waiting: list[tuple[Message, list[Page]]] = []
     for pages in _messages(process):
-        kernel.fetch(digest for page in pages for digest in (page.digest, page.extra) if digest)
-        whole = all(kernel.tier.at(page.id) != "dropped" for page in pages)
+        kept = [page for page in pages if kernel.tier.at(page.id) != "dropped"]
+        kernel.fetch(digest for page in kept for digest in (page.digest, page.extra))
+        whole = len(kept) == len(pages)
         waiting.append((_message(process, pages), pages))
         if whole and _goes_on(waiting[-1][0]):
             continue
@@ -145,14 +146,14 @@ def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Ite
     messages = [message for message, _ in group]
     if not messages:
         return
-    if all(message.parts for message in messages):
+    at = process.kernel.tier.at
+    if all(at(page.id) != "dropped" for _, pages in group for page in pages):
         original = _original(messages)
         if original is not None:
             yield {"message": original, "time": group[0][1][0].time}
             return
     for message, pages in group:
         left = iter(message.parts)
-        at = process.kernel.tier.at
         parts = [None if at(page.id) == "dropped" else next(left) for page in pages]
         holed = None in parts
         yield _Line(
@@ -232,8 +233,9 @@ def _entry(where: str, value: dict[str, Any]) -> Entry:
         if not isinstance(when, int | float):
             raise InvalidMessage("a line without a time", advice="export it again")
         return Entry(where=where, messages=parse(value.get("message")), time=when)
-    except InvalidMessage as error:
-        raise type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", advice=error.advice) from error
+    except KilburnError as error:
+        error.add_note(f"in {where}")
+        raise
 
 
 def _own(where: str, line: _Line) -> Entry:
@@ -279,8 +281,9 @@ def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
             clock.now = now if entry.time is None else entry.time
             try:
                 first, _ = kernel.take_in(entry.messages)
-            except InvalidMessage as error:
-                raise type(error)(f"{entry.where}: {error.what}", advice=error.advice) from error
+            except KilburnError as error:
+                error.add_note(f"in {entry.where}")
+                raise
             holes += [first + hole for hole in entry.holes]
     retired = [parse_address(address)[0] for address in saved.retired]
     with kernel.batch():

@@ -14,7 +14,7 @@ import typer
 import kilburn
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import model_of
-from kilburn.cli.screen import count, plain
+from kilburn.cli.screen import count, many, plain
 from kilburn.cli.session import percent
 from kilburn.cli.shell import Db, Tenant, app, say
 from kilburn.errors import KilburnError, ModelError, SpecError
@@ -76,9 +76,8 @@ def chat(
 def _talk(agent: Agent) -> None:
     """Line after line, until there are none."""
     if sys.stdin.isatty():
-        say(
-            f"{agent.process.name}: {count(agent.process.kernel.tier.last)} pages; {agent.model.name} answers; /help, or Ctrl-D to leave"
-        )
+        held = f"{agent.process.name}: {many(agent.process.kernel.tier.last, 'page')}"
+        say(f"{held}; {agent.model.name} answers; /help, or Ctrl-D to leave")
     for line in _lines():
         word, _, rest = line.strip().partition(" ")
         if word in ("/quit", "/exit"):

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from kilburn.cli.access import session, writing
-from kilburn.cli.screen import count, plain
+from kilburn.cli.screen import count, many, plain
 from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app, emit, say
 from kilburn.errors import SpecError
@@ -52,7 +52,7 @@ def forget(
         if not yes:
             if not sys.stdin.isatty():
                 raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
-            typer.confirm(f"Forget {count(len(pages))} pages for ever?", abort=True, err=True)
+            typer.confirm(f"Forget {many(len(pages), 'page')} for ever?", abort=True, err=True)
         gone = process.forget(address, why)
     receipt = {"session": name, "asked": address, "forgotten": gone, "time": time.time(), "copies": copies, "exports": exports}
     if json:

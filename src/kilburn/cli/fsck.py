@@ -13,8 +13,8 @@ import msgspec
 import typer
 
 from kilburn.cli.access import existing
-from kilburn.cli.screen import plain, progress
-from kilburn.cli.shell import Db, Json, Tenant, app, emit
+from kilburn.cli.screen import many, plain, progress
+from kilburn.cli.shell import Db, Json, Tenant, app, emit, say
 from kilburn.errors import KernelError, StoreCorrupt
 from kilburn.kernel.folding import cut
 from kilburn.kernel.ledger import replay
@@ -25,6 +25,9 @@ from kilburn.store import Batch, ProcessInfo, State
 from kilburn.stores.sqlite import Sqlite
 
 __all__ = ["fsck"]
+
+TRIES = 5
+"""Checks of a store that others write to, until one finds it at rest or in order."""
 
 
 @app.command()
@@ -57,8 +60,8 @@ def fsck(
         for finding in found:
             place = " ".join(str(finding[key]) for key in ("session", "page") if finding[key])
             print(f"{finding['kind']}: {place + ': ' if place else ''}{plain(str(finding['what']))}")
-        state = "all is well" if not found else "repaired" if repair and not left else f"{len(left)} findings"
-        print(f"{path}: {sessions} sessions, {pages} pages: {state}")
+        state = "all is well" if not found else "repaired" if repair and not left else many(len(left), "finding")
+        print(f"{path}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
         if left and not repair and any(finding["derived"] for finding in left):
             print("kilburn fsck --repair makes good what is derived")
     if left:
@@ -66,7 +69,18 @@ def fsck(
 
 
 def _check(store: Sqlite) -> list[dict[str, Any]]:
-    infos = {info.number: info for info in store.processes()}
+    """All findings; again where an agent wrote meanwhile, since a store in motion disagrees with itself."""
+    found: list[dict[str, Any]] = []
+    for _ in range(TRIES):
+        before = store.processes()
+        found = _check_once(store, {info.number: info for info in before})
+        if not found or store.processes() == before:
+            return found
+    say("kilburn: others wrote to this store all the while; run it again when they rest")
+    return found
+
+
+def _check_once(store: Sqlite, infos: dict[int, ProcessInfo]) -> list[dict[str, Any]]:
     found = []
     for finding in store.findings():
         name = infos[finding.process].name if finding.process in infos else None
@@ -84,9 +98,10 @@ def _check_session(store: Sqlite, info: ProcessInfo) -> Iterator[dict[str, Any]]
         return {"kind": kind, "session": info.name, "page": address_of(page) if page else None, "what": what, "derived": derived}
 
     try:
+        events = list(store.events(info.number))
         rows = list(store.pages(info.number))
         pages = {page.id: page for page, _ in rows}
-        tier = replay(store.events(info.number), pages, Tier(len))
+        tier = replay(events, pages, Tier(len))
     except (StoreCorrupt, KernelError, KeyError, ValueError, msgspec.DecodeError) as error:
         yield finding("ledger", 0, f"it cannot be replayed: {getattr(error, 'what', None) or repr(error)}")
         return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.screen import progress, table
+from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Json, app, emit
 from kilburn.models import weights
 
@@ -25,52 +25,30 @@ def list_models(json: Json = False) -> None:
 
         kilburn models list --json
     """
-    here = weights.present()
-    rows = [
-        {
-            "name": item.name,
-            "bytes": item.bytes,
-            "here": item.name in here,
-            "path": str(here[item.name]) if item.name in here else None,
-            "licence": item.licence,
-            "source": item.source,
-            "notes": item.notes,
-        }
-        for item in weights.catalogue()
-    ]
-    known = {row["name"] for row in rows}
-    for name, path in here.items():
-        if name not in known:
-            size = os.path.getsize(path)
-            rows.append(
-                {
-                    "name": name,
-                    "bytes": size,
-                    "here": True,
-                    "path": str(path),
-                    "licence": None,
-                    "source": "Hugging Face",
-                    "notes": "",
-                }
-            )
+    rows = _files()
     if json:
         emit(rows)
         return
     heads = ("name", "MB", "here", "licence", "notes")
-    table(
-        heads,
-        (
-            (
-                str(row["name"]),
-                f"{int(str(row['bytes'])) / 1e6:,.0f}",
-                "yes" if row["here"] else "no",
-                str(row["licence"] or "-"),
-                str(row["notes"]),
-            )
-            for row in rows
-        ),
-        numbers=("MB",),
+    shown = (
+        (row["name"], count(row["bytes"] // 10**6), "yes" if row["here"] else "no", row["licence"] or "-", row["notes"])
+        for row in rows
     )
+    table(heads, shown, numbers=("MB",))
+
+
+def _files() -> list[dict[str, Any]]:
+    """One row a model: those of the catalogue, then what else is in the cache."""
+    here = weights.present()
+    rows: list[dict[str, Any]] = []
+    for item in weights.catalogue():
+        path = here.pop(item.name, None)
+        row = {"name": item.name, "bytes": item.bytes, "here": path is not None, "path": str(path) if path else None}
+        rows.append({**row, "licence": item.licence, "source": item.source, "notes": item.notes})
+    for name, path in here.items():
+        row = {"name": name, "bytes": os.path.getsize(path), "here": True, "path": str(path)}
+        rows.append({**row, "licence": None, "source": "Hugging Face", "notes": ""})
+    return rows
 
 
 @models.command("pull")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_o
 from kilburn.cli.sawtooth import check_picture, draw
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Json, Tenant, app, emit, say
-from kilburn.errors import SpecError, WireError
+from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.wire.recording import Run, read_runs
 
@@ -58,11 +58,7 @@ def replay(
     """
     if plot is not None:
         check_picture(plot)
-    if form not in ("chat", "messages"):
-        raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
-    runs = _some(read_runs(source), limit)
-    if not runs:
-        raise WireError(f"{source} holds no run", advice="one message a line, or one run a line")
+    runs = _runs(source, limit, form)
     speaker = model_of(model)
     try:
         with kilburn.open(
@@ -101,13 +97,14 @@ def replay(
         raise typer.Exit(1)
 
 
-def _some(runs: Iterable[Run], limit: int | None) -> list[Run]:
-    found = []
-    for run in runs:
-        found.append(run)
-        if limit is not None and len(found) >= limit:
-            break
-    return found
+def _runs(source: Path, limit: int | None, form: str) -> list[Run]:
+    """The runs to stream, all read before the first one starts."""
+    if form not in ("chat", "messages"):
+        raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
+    runs = list(islice(read_runs(source), limit))
+    if not runs:
+        raise WireError(f"{source} holds no run", advice="one message a line, or one run a line")
+    return runs
 
 
 def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
@@ -120,10 +117,9 @@ def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
             process = store.process(run.name)
             try:
                 found = stream(process, run, form)
-            except WireError as error:
-                raise type(error)(
-                    f"run {run.name!r}, message {len(process.messages()) + 1}: {error.what}", advice=error.advice
-                ) from error
+            except KilburnError as error:
+                error.add_note(f"in message {process.kernel.tier.turn + 1} of run {run.name!r}")
+                raise
             found.lost = lost_bytes(process, run)
             measured.append(found)
             done(number)

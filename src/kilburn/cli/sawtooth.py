@@ -13,9 +13,10 @@ from pathlib import Path
 
 from kilburn.errors import MissingExtra, SpecError
 
-__all__ = ["check_picture", "draw"]
+__all__ = ["check_picture", "draw", "page", "thinned", "ticks"]
 
 WIDTH, HEIGHT = 960, 440
+POINTS = 4000
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 64, 64
 BLUE, RED, GREY, PALE = "#2b6cb0", "#c53030", "#718096", "#e2e8f0"
 
@@ -39,10 +40,23 @@ def draw(path: Path, curve: Sequence[tuple[int, int]], *, window: int, title: st
         SpecError, MissingExtra: see `check_picture`. OSError: the file cannot be written.
     """
     check_picture(path)
+    points = thinned(curve)
     if path.suffix == ".png":
-        _draw_png(path, curve, window, title)
+        _draw_png(path, points, window, title)
     else:
-        path.write_text(page(curve, window, title), encoding="utf-8")
+        path.write_text(page(points, window, title), encoding="utf-8")
+
+
+def thinned(curve: Sequence[tuple[int, int]], most: int = POINTS) -> list[tuple[int, int]]:
+    """At most about `most` points of a curve: of each stretch its lowest and its highest, so that every tooth stays."""
+    if len(curve) <= most:
+        return list(curve)
+    size = -(-2 * len(curve) // most)
+    kept: list[tuple[int, int]] = []
+    for start in range(0, len(curve), size):
+        stretch = curve[start : start + size]
+        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
+    return kept if kept[-1] == curve[-1] else [*kept, curve[-1]]
 
 
 def _pyplot() -> object:

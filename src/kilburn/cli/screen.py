@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-__all__ = ["Done", "age", "bar", "count", "grid", "plain", "progress", "table"]
+__all__ = ["Done", "age", "bar", "count", "grid", "many", "plain", "progress", "table"]
 
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)}
 CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
@@ -25,6 +25,11 @@ def plain(text: str) -> str:
 def count(number: int) -> str:
     """A number with its thousands apart."""
     return f"{number:,}"
+
+
+def many(number: int, what: str) -> str:
+    """A number of things: `1 page`, `2,000 pages`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def age(then: float, now: float | None = None) -> str:

@@ -130,7 +130,8 @@ def _wants_debug(given: list[str]) -> bool:
 
 def _words_of(error: BaseException) -> str:
     if isinstance(error, KilburnError):
-        return f"{error.what}: {error.advice}" if error.advice else error.what
+        place = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+        return f"{error.what}{place}: {error.advice}" if error.advice else f"{error.what}{place}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kilburn.cli.access import WIDE, reading
-from kilburn.cli.screen import age, bar, count, grid
+from kilburn.cli.screen import age, bar, count, grid, many
 from kilburn.cli.session import figures, percent
 from kilburn.cli.shell import Db, Json, Tenant, app, emit
 from kilburn.kernel.hierarchy import Hierarchy
@@ -73,7 +73,7 @@ def top(
 def frame(rows: list[dict[str, Any]], tenant: str) -> Any:
     """One screenful."""
     places = {place: sum(row["places"].get(place, 0) for row in rows) for place in PLACES}
-    title = f"kilburn top: tenant {tenant}, {len(rows)} sessions, {count(sum(places.values()))} pages: " + ", ".join(
+    title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(places.values()), 'page')}: " + ", ".join(
         f"{count(number)} {place}" for place, number in places.items() if number
     )
     heads = (

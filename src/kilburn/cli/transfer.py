@@ -16,7 +16,7 @@ import typer
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, reading, session, writing
 from kilburn.cli.archive import Clock, Saved, gather, rebuild, write
-from kilburn.cli.screen import count, progress
+from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app, emit, say
 from kilburn.errors import SpecError, StoreBusy, StoreReadOnly, WireError
 from kilburn.event import Act
@@ -41,12 +41,14 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write, .gz too; else standard output.")
     ] = None,
+    note: Annotated[bool, typer.Option("--note/--no-note", help="Keep a note of it; without, while an agent is at work.")] = True,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
     """Write sessions as JSONL, every message as it was appended; `import` makes the same sessions again.
 
-    The ledger keeps a note of it, so that `forget` can say which copies it knows of.
+    The ledger keeps a note of it, so that `forget` can say which copies it knows of. An agent that has
+    the session open must then reopen it; --no-note leaves it in peace.
 
     Example:
 
@@ -63,9 +65,10 @@ def export(
                     file.write(line)
                     written += 1
                     done(written)
-    _note(db, tenant, [info.name for info in infos], str(out.absolute()) if out else "standard output")
+    if note:
+        _note(db, tenant, [info.name for info in infos], str(out.absolute()) if out else "standard output")
     if out:
-        say(f"{count(len(infos))} sessions, {count(written)} lines: {out}")
+        say(f"{many(len(infos), 'session')}, {many(written, 'line')}: {out}")
 
 
 @contextmanager
@@ -156,7 +159,7 @@ def bring(
         )
         return
     for made, pages, tokens in rows:
-        print(f"{made}: {count(pages)} pages, {count(tokens)} tokens")
+        print(f"{made}: {many(pages, 'page')}, {many(tokens, 'token')}")
 
 
 def _rehearse(saved: list[Saved], tokenizer: str) -> None:

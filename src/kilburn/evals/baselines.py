@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-__all__ = ["BASELINES", "CHARACTERS", "LastOutputs", "Paged", "Shower", "Tail", "Truncated", "bm25"]
+__all__ = ["BASELINES", "CHARACTERS", "LastOutputs", "Paged", "PagedOlder", "Shower", "Tail", "Truncated", "bm25"]
 
 CHARACTERS = 4
 """Characters in a token, for every column of the table."""
@@ -111,6 +111,37 @@ class Paged(Tail):
         return "\n".join([*(chunks[index] for index in sorted(chosen)), text[-half:]])
 
 
+class PagedOlder(Tail):
+    """As `Paged`, but only chunks that begin before the tail, and the last one cut so that the room is used.
+
+    The stronger form of the same idea: nothing is shown twice.
+    """
+
+    def shown(self) -> str:
+        """Chunks in their own order, then the tail; everything, while it fits."""
+        text = "\n".join(self.events)
+        if len(text) <= self.room:
+            return text
+        half = self.room // 2
+        starts = [0]
+        for event in self.events:
+            starts.append(starts[-1] + len(event) + 1)
+        outputs = [(starts[at], self.events[at]) for at in self.outputs if starts[at] < len(text) - half]
+        places = [
+            (output, at) for start, output in outputs for at in range(0, len(output), CHUNK) if start + at < len(text) - half
+        ]
+        chunks = [output[at : at + CHUNK] for output, at in places]
+        scores = bm25(self.events[-1], chunks)
+        room = self.room - half
+        chosen: list[tuple[int, str]] = []
+        for index in sorted(range(len(chunks)), key=lambda at: (-scores[at], -at)):
+            if room < 2:
+                break
+            chosen.append((index, chunks[index][: room - 1]))
+            room -= len(chosen[-1][1]) + 1
+        return "\n".join([*(chunk for _, chunk in sorted(chosen)), text[-half:]])
+
+
 def bm25(query: str, texts: Sequence[str], *, k: float = 1.2, b: float = 0.75) -> list[float]:
     """The score of each text for the query's words (Robertson and Zaragoza, 2009; the usual k and b)."""
     counts = [Counter(_WORD.findall(text.lower())) for text in texts]
@@ -131,5 +162,6 @@ BASELINES: dict[str, Callable[[int], Shower]] = {
     "truncated": Truncated,
     "last3": LastOutputs,
     "tail+bm25": Paged,
+    "tail+bm25-older": PagedOlder,
 }
-"""The published four, by name."""
+"""By name: the four that are measured everywhere, and a stronger form of the last."""

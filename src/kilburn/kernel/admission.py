@@ -66,15 +66,16 @@ def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: flo
                 kind=part.kind,
                 role=message.role,
                 message=tier.turn + offset + 1,
-                tokens=cost_of(counter, part.kind, part.text, part.call, part.name) + _asides(counter, part, message, position),
+                tokens=cost_of(counter, part.kind, part.text, part.call, part.name) + _asides(counter, part, message, position, tier.last > 0),
                 time=now,
                 trust=trust,
                 group=_group(part, tier, calls, first if bundle else number),
+                answers=_answers(part, tier, calls),
                 call=part.call,
                 name=part.name,
                 sources=message.sources,
                 place=(number, 0),
-                label=_label(part, tier, calls),
+                label=_label(part),
             )
             page = _with_extra(page, part, message, position, drafts)
             if part.kind is Kind.CALL and part.call is not None:
@@ -96,9 +97,12 @@ def _trust(message: Message, tier: Tier) -> Trust:
     return min([lowest, *(tier.pages[source].trust for source in message.sources)])
 
 
-def _asides(counter: Counter, part: Part, message: Message, position: int) -> int:
+def _asides(counter: Counter, part: Part, message: Message, position: int, late: bool) -> int:
     """What unusual leftovers of the wire form cost where they are rendered again; the usual few are the envelope's."""
-    return sum(counter.count(extra) for extra in (part.extra, message.extra if position == 0 else None) if extra and len(extra) > 200)
+    shown = sum(counter.count(extra) for extra in (part.extra, message.extra if position == 0 else None) if extra and len(extra) > 200)
+    if part.call is not None and part.kind not in (Kind.CALL, Kind.RESULT):
+        shown += counter.count(f"(images of tool result {part.call})")
+    return shown + (counter.count("<system></system>") if message.role is Role.SYSTEM and late else 0)
 
 
 def _check_call(part: Part, tier: Tier, calls: dict[str, Page], answered: set[str]) -> None:
@@ -113,7 +117,7 @@ def _check_call(part: Part, tier: Tier, calls: dict[str, Page], answered: set[st
         known = tier.calls.get(part.call or "")
         if known is not None and tier.at(known) == "dropped":
             raise OrphanResult(f"call {part.call!r} was forgotten", advice="its result has no place; leave it out")
-        if part.call in answered or (part.call in tier.calls and part.call not in tier.open_calls):
+        if part.call in answered or (known is not None and known not in tier.open):
             raise OrphanResult(f"call {part.call!r} has its result already", advice="append one result a call")
         answered.add(part.call or "")
 
@@ -131,6 +135,12 @@ def _group(part: Part, tier: Tier, calls: dict[str, Page], first: int) -> int:
     return tier.pages[known].group if known is not None else 0
 
 
+def _answers(part: Part, tier: Tier, calls: dict[str, Page]) -> int:
+    if part.call is None or part.kind is Kind.CALL:
+        return 0
+    return calls[part.call].id if part.call in calls else tier.calls.get(part.call, 0)
+
+
 def _with_extra(page: Page, part: Part, message: Message, position: int, drafts: Admitted) -> Page:
     """Leftovers of the wire form become content of their own, hashed like any."""
     kept = {"part": part.extra, "message": message.extra if position == 0 else None}
@@ -142,16 +152,12 @@ def _with_extra(page: Page, part: Part, message: Message, position: int, drafts:
     return msgspec.structs.replace(page, extra=digest)
 
 
-def _label(part: Part, tier: Tier, calls: dict[str, Page]) -> str:
+def _label(part: Part) -> str:
     """One line on what the part is, for its handle."""
     if part.kind is Kind.CALL:
         return _line(f"{part.name}({part.text.strip().strip('{}')})")
-    if part.kind is Kind.RESULT and part.call is not None:
-        made = calls.get(part.call)
-        if made is not None:
-            return made.label
-        known = tier.calls.get(part.call)
-        return tier.pages[known].label if known is not None else ""
+    if part.kind is Kind.RESULT:
+        return ""  # its call's label serves, and goes when the call is forgotten
     if part.kind in (Kind.TEXT, Kind.REASONING):
         return _line(part.text)
     return str(part.kind)

@@ -6,7 +6,7 @@ themselves (laws 4 and 7). Kept spans are cut from the original, so they are byt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -17,13 +17,9 @@ from kilburn.kernel.laws import Change
 from kilburn.kernel.tier import Tier
 from kilburn.message import Kind, Role
 from kilburn.move import Fold
-from kilburn.page import Page, Span, digest_of, span_of
+from kilburn.page import OMITTED, Page, Span, address_of, digest_of, span_of
 
-__all__ = ["OMITTED", "arguments_of", "cut", "derived_page", "runs_of"]
-
-OMITTED = "[...]"
-"""Stands between kept spans, on a line of its own."""
-
+__all__ = ["arguments_of", "cut", "derived_page", "runs_of"]
 
 def cut(text: str, keep: Sequence[Span]) -> str:
     """The kept spans of a text with a mark wherever something is missing between or around them.
@@ -62,19 +58,18 @@ def runs_of(pages: Sequence[int]) -> str:
     return " ".join([*runs, *(f"f{-page}" for page in sorted(pages, reverse=True) if page < 0)])
 
 
-def derived_page(move: Fold, change: Change, tier: Tier, counter: Counter, now: float, source_text: str) -> tuple[Page, str]:
+def derived_page(move: Fold, change: Change, tier: Tier, counter: Counter, now: float, text_of: Callable[[int], str]) -> tuple[Page, str]:
     """The page that a checked fold makes, and its text, its heading included.
 
     Args:
-        source_text: the text of the one source of an excerpt, or "".
+        text_of: the exact text of a page; asked for pages of which spans are kept.
     """
     sources = [tier.pages[page] for page in move.pages]
     single = sources[0] if len(sources) == 1 else None
     in_place = single is not None and change.place is not None
-    kind = Kind.EXCERPT if move.keep else Kind.FOLD
-    body = cut(source_text, move.keep) if move.keep else (move.text or "")
-    heading = _heading(kind, sources, in_place)
-    text = f"{heading}\n{body}" if heading else body
+    kind = Kind.FOLD if move.text is not None else Kind.EXCERPT
+    heading = _heading(kind, sources)
+    text = f"{heading}\n{_body(move, text_of)}"
     stands_for = single if in_place and single is not None else None
     call = stands_for.call if stands_for else None
     page = Page(
@@ -87,10 +82,12 @@ def derived_page(move: Fold, change: Change, tier: Tier, counter: Counter, now: 
         time=now,
         trust=min(page.trust for page in sources),
         group=stands_for.group if stands_for else 0,
+        answers=stands_for.answers if stands_for else 0,
         call=call,
         name=stands_for.name if stands_for else None,
         sources=move.pages,
         spans=tuple(move.keep),
+        parts=move.parts,
         depth=1 + max(page.depth for page in sources),
         place=change.place or (tier.last, 1 - tier.last_derived),
         label=heading[:80],
@@ -108,13 +105,25 @@ def _as_shown(text: str, stands_for: Page) -> str:
     return arguments_of(text) if stands_for.kind is Kind.CALL else text
 
 
-def _heading(kind: Kind, sources: Sequence[Page], in_place: bool) -> str:
-    addresses = runs_of([page.id for page in sources])
-    if kind is Kind.EXCERPT:
-        source = sources[0]
-        label = f" {source.label}" if source.label and not in_place else ""
-        return f"[{addresses}, parts of {source.tokens} tokens:{label}]"
-    return f"[{addresses} in short:]"
+def _body(move: Fold, text_of: Callable[[int], str]) -> str:
+    if move.text is not None:
+        return move.text
+    if move.keep:
+        return cut(text_of(move.pages[0]), move.keep)
+    return "".join(f"{address_of(page)}:\n{_ended(cut(text_of(page), spans))}" for page, spans in move.parts)
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _heading(kind: Kind, sources: Sequence[Page]) -> str:
+    originals = sorted(page.id for page in sources)
+    stretch = originals[-1] - originals[0] >= len(originals) > 8
+    addresses = span_of(originals[0], originals[-1]) if stretch and originals[0] > 0 else runs_of(originals)
+    if kind is Kind.FOLD:
+        return f"[{addresses} in short:]"
+    return f"[{addresses} in part:]"
 
 
 def _check_progress(page: Page, change: Change, tier: Tier) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from kilburn.budget import Budget
-from kilburn.errors import KilburnError, SpecError, StoreReadOnly
+from kilburn.errors import KilburnError, SpecError, StoreReadOnly, StoreStale
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
@@ -68,7 +68,7 @@ class Hierarchy:
         if not isinstance(name, str) or not name.strip():
             raise SpecError(f"{name!r} is no session name", advice="give a non-empty string")
         with self._lock:
-            if name not in self._processes:
+            if name not in self._processes or self._processes[name].kernel.stale:
                 info = self.store.process(name, time=self.clock(), create=not self.store.readonly)
                 if info is None:
                     raise StoreReadOnly(f"no session {name!r} here, and this store was opened for reading", advice="see kilburn ps")
@@ -102,9 +102,17 @@ class Hierarchy:
         try:
             for process in self._processes.values():
                 if not self.store.readonly:
-                    process.kernel.flush()
+                    self._flush(process)
         finally:
             self.store.close()
+
+    @staticmethod
+    def _flush(process: Process) -> None:
+        try:
+            process.kernel.flush()
+        except StoreStale:
+            # Another writer went on with this session: what is left here was only observed.
+            process.kernel.undo()
 
     def __enter__(self) -> Hierarchy:
         return self

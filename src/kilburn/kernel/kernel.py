@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kilburn.budget import Budget, Counter
-from kilburn.errors import Forgotten, LawBroken, PinsExceedWindow, StoreCorrupt, StoreReadOnly, UnknownAddress
+from kilburn.errors import Forgotten, LawBroken, PinsExceedWindow, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import Act, Event
-from kilburn.kernel.admission import pages_of, pins_on_arrival, text_cost
-from kilburn.kernel.folding import derived_page
+from kilburn.kernel.admission import cost_of, pages_of, pins_on_arrival, text_cost
+from kilburn.kernel.folding import arguments_of, derived_page
 from kilburn.kernel.laws import Change, check_drop, check_evict, check_fold, check_load, check_retire, closure_of_drop
 from kilburn.kernel.ledger import Ledger, apply
 from kilburn.kernel.render import PENDING
@@ -29,6 +29,7 @@ from kilburn.page import Page, address_of, parse_address
 from kilburn.policy import Use
 from kilburn.store import Batch, ProcessInfo, Store
 from kilburn.tokens.calibrated import Calibrated
+from kilburn.wire.messages import OPENING
 
 __all__ = ["Kernel"]
 
@@ -66,6 +67,8 @@ class Kernel:
         self.store, self.info, self.counter, self.budget, self.clock = store, info, counter, budget, clock
         self.lock = threading.RLock()
         self.calibrated = Calibrated(counter)
+        self._pending = text_cost(counter, PENDING)
+        self._opening = text_cost(counter, OPENING)
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
         self.tier = Tier(lambda line: text_cost(counter, line))
         self.ledger = Ledger()
@@ -74,6 +77,8 @@ class Kernel:
         self._cached = 0
         self._limit = CACHE
         self._head = 0
+        self._ruler = ""
+        self.stale = False
         self._clear()
         self._restore()
 
@@ -83,8 +88,8 @@ class Kernel:
     def use(self) -> int:
         """Tokens that the prompt takes now."""
         tier = self.tier
-        waiting = len(tier.waiting()) if tier.open_calls else 0
-        return tier.use + (waiting * text_cost(self.counter, PENDING) if waiting else 0)
+        waiting = len(tier.waiting()) if tier.open else 0
+        return tier.use + waiting * self._pending + (0 if tier.opens_with_user() else self._opening)
 
     @property
     def capacity(self) -> int:
@@ -129,8 +134,9 @@ class Kernel:
         """All that a forget of these pages would forget, in order."""
         return sorted(closure_of_drop(self.tier, pages), key=abs)
 
-    def forget_texts(self) -> None:
-        """Let go of all texts at hand; what is still wanted is read again."""
+    def forget_texts(self, gone: Sequence[int]) -> None:
+        """Let go of all texts at hand, and of what is known of forgotten pages; what is still wanted is read again."""
+        self.tier.scrub(gone)
         self._texts.clear()
         self._cached = 0
 
@@ -197,19 +203,21 @@ class Kernel:
         index = [page.id for page in self._new if page.id > 0 and page.kind in INDEXED and not page.sources and page.name not in NOT_INDEXED]
         erase = [page for event in self._events if event.act is Act.DROP for page in event.pages]
         digests = {digest for page in self._new for digest in (page.digest, page.extra) if digest}
-        self.store.commit(
-            self.info.number,
-            Batch(
-                head=self._head,
-                events=self._events,
-                pages=self._new,
-                texts={digest: self._new_texts[digest] for digest in digests},
-                states=states,
-                index=index,
-                unindex=sorted(self._unindex),
-                erase=erase,
-            ),
+        batch = Batch(
+            head=self._head,
+            events=self._events,
+            pages=self._new,
+            texts={digest: self._new_texts[digest] for digest in digests},
+            states=states,
+            index=index,
+            unindex=sorted(self._unindex),
+            erase=erase,
         )
+        try:
+            self.store.commit(self.info.number, batch)
+        except StoreStale:
+            self.stale = True
+            raise
         self._head += len(self._events)
         for event in self._events:
             self.ledger.note(event, self.tier)
@@ -225,8 +233,10 @@ class Kernel:
 
     def _restore(self) -> None:
         """Rebuild tier and ledger by replaying the log (law 8)."""
+        events = list(self.store.events(self.info.number))
+        # After the events: another process may be appending, and a page that no event names yet does no harm.
         pages = {page.id: page for page, _ in self.store.pages(self.info.number)}
-        for event in self.store.events(self.info.number):
+        for event in events:
             if event.number != self._head + 1:
                 raise StoreCorrupt(f"event {self._head + 1} of {self.info.name!r} is missing", advice="run kilburn fsck")
             self._head = event.number
@@ -234,6 +244,21 @@ class Kernel:
             self.ledger.note(event, self.tier)
             self.note_use(event)
         self.tier.begin()
+        if self._ruler not in ("", self.counter.name):
+            self.tier.reprice({page.id: self._recount(page) for page in pages.values() if self.tier.at(page.id) != "dropped"})
+
+    def _recount(self, page: Page) -> int:
+        """What a page costs by this process's counter, where it was admitted under another one."""
+        self.fetch([page.digest, page.extra])
+        text, extra = self.content(page.digest), self.content(page.extra)
+        shown = arguments_of(text) if page.depth and page.sources[0] in self.tier.calls.values() and page.call else text
+        kind = Kind.RESULT if page.depth and page.message else page.kind
+        return cost_of(self.counter, kind, shown, page.call, page.name) + (self.counter.count(extra) if len(extra) > 200 else 0)
+
+    def settle_ruler(self) -> None:
+        """Remember which counter the costs are by."""
+        if self._ruler != self.counter.name:
+            self.note(Act.NOTE, tokenizer=self.counter.name)
 
     def note(self, act: Act, pages: Sequence[int] = (), *, policy: str = "kernel", cause: str = "", why: str = "", **data: Any) -> None:
         """Write an event into the batch. Observations may wait for the next commit; moves never do."""
@@ -267,6 +292,8 @@ class Kernel:
             for page in event.pages:
                 before = self.uses.get(page)
                 self.uses[page] = Use((before.count if before else 0) + (event.act is not Act.FOLD), event.turn, event.time)
+        elif event.act is Act.NOTE:
+            self._ruler = event.data.get("tokenizer", self._ruler)
         elif event.act is Act.USAGE:
             self.calibrated.observe(int(event.data["counted"]), int(event.data["prompt"]))
 
@@ -355,8 +382,7 @@ class Kernel:
             self.tier.set(fold, msgspec.structs.replace(self.tier.states[fold], at="in"))
 
     def _derive(self, move: Fold, change: Change) -> int:
-        source = self.text(move.pages[0]) if move.keep else ""
-        page, text = derived_page(move, change, self.tier, self.counter, self.clock(), source)
+        page, text = derived_page(move, change, self.tier, self.counter, self.clock(), self.text)
         self._add(page, {page.digest: text})
         return page.id
 

@@ -13,7 +13,7 @@ import msgspec
 
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
 from kilburn.kernel.tier import Tier
-from kilburn.message import Kind, Role
+from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Load, Retire
 from kilburn.page import Page, address_of
 
@@ -65,14 +65,13 @@ def _rest(tier: Tier, page: int) -> str:
 
 def _acts_as(tier: Tier, page: Page) -> Kind:
     """An excerpt or summary of one call or result stands in its place in the transcript."""
-    if page.kind in DERIVED and len(page.sources) == 1 and page.call is not None:
+    if page.kind in DERIVED and len(page.sources) == 1 and page.message:
         return tier.pages[page.sources[0]].kind
     return page.kind
 
 
 def _call_stays(tier: Tier, page: Page, leaving: set[int]) -> bool:
-    call = tier.calls.get(page.call) if page.call is not None else None
-    standing = tier.stands(call) if call is not None else None
+    standing = tier.stands(page.answers) if page.answers else None
     return standing is not None and standing not in leaving
 
 
@@ -88,11 +87,16 @@ def check_load(tier: Tier, move: Load) -> Change:
                 _replace_stand_in(tier, member, change)
     for member in change.at:
         page = tier.pages[member]
-        if page.role is Role.TOOL and page.call is not None and change.at[member] == "in":
-            call = tier.calls.get(page.call)
-            if call is not None and change.at.get(call) != "in" and tier.stands(call) is None:
-                raise LawBroken(6, f"the call of {page.address} is not there any more", advice="recall it by address")
+        if page.answers and change.at[member] == "in" and change.at.get(page.answers) != "in" and tier.stands(page.answers) is None:
+            raise LawBroken(6, f"the call of {page.address} is not there any more", advice="recall it by address")
+        if page.kind is Kind.CALL and page.id not in tier.open and not _has_result(tier, page, change):
+            raise LawBroken(6, f"the result of {page.address} is not there any more", advice="recall it by address")
     return change
+
+
+def _has_result(tier: Tier, call: Page, change: Change) -> bool:
+    results = [member for member in tier.group(call.id) if tier.pages[member].answers == call.id]
+    return any(change.at.get(result) == "in" or tier.stands(result) is not None for result in results)
 
 
 def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
@@ -119,7 +123,7 @@ def check_evict(tier: Tier, move: Evict) -> Change:
 def _followers(tier: Tier, page: Page, leaving: set[int]) -> list[int]:
     """Handles in place that must leave with a call; everything else the move has to name itself."""
     acts_as = _acts_as(tier, page)
-    if acts_as is Kind.CALL and page.call in tier.open_calls:
+    if acts_as is Kind.CALL and {page.id, *page.sources} & tier.open:
         raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
     if acts_as not in (Kind.CALL, Kind.REASONING):
         return []
@@ -165,8 +169,10 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
     `place` is where it stands: that of the first source that leaves, or None for the window's end.
     """
     sources = known(tier, move.pages)
-    if (move.text is None) == (not move.keep):
-        raise KernelError("a fold needs either text or spans to keep", advice="give exactly one of text and keep")
+    if (move.text is not None) + bool(move.keep) + bool(move.parts) != 1:
+        raise KernelError("a fold needs either text or spans to keep", advice="give exactly one of text, keep and parts")
+    if {page for page, _ in move.parts} - set(move.pages):
+        raise LawBroken(4, "an excerpt keeps spans of a page that it does not cite", advice="name the page among the sources")
     if move.text is not None and not move.text.strip():
         raise LawBroken(5, "an empty summary replaces nothing", advice="return no move when the model said nothing")
     if move.keep and len(sources) != 1:
@@ -180,7 +186,7 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
         if tier.at(page.id) == "retired":
             raise LawBroken(9, f"{page.address} is retired", advice="fold what supersedes it")
     if not leaving:
-        if tier.open_calls:
+        if tier.open:
             raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
         return Change()
     _unpinned(tier, leaving)
@@ -205,7 +211,7 @@ def _subsumed(tier: Tier, chosen: set[int]) -> set[int]:
 
 def _whole_groups(tier: Tier, sources: Sequence[Page], chosen: set[int]) -> None:
     for page in sources:
-        if page.kind is Kind.CALL and page.call in tier.open_calls:
+        if page.id in tier.open:
             raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
         for member in tier.group(page.id):
             if member not in chosen and tier.is_visible(member):
@@ -222,13 +228,13 @@ def check_retire(tier: Tier, move: Retire) -> Change:
     _unpinned(tier, leaving | chosen)
     for page in pages:
         leaving.update(_followers(tier, page, leaving))
-    at = _departures(tier, leaving) | dict.fromkeys(chosen, "retired")
     # A retired result whose call stays would leave an orphan call: the call goes too.
     for page in pages:
         if page.kind is Kind.RESULT and _call_stays(tier, page, leaving):
-            rest = {member for member in tier.group(page.id) if tier.is_visible(member)} - leaving
-            _unpinned(tier, rest)
-            at = _departures(tier, leaving | rest) | dict.fromkeys(chosen, "retired")
+            partners = {member for member in tier.group(page.id) if tier.is_visible(member)} - leaving
+            _unpinned(tier, partners)
+            leaving |= partners
+    at = _departures(tier, leaving) | dict.fromkeys(chosen, "retired")
     return Change(at={page: where for page, where in at.items() if tier.at(page) != where}, uncover=_uncovered(tier, leaving))
 
 
@@ -248,8 +254,8 @@ def check_drop(tier: Tier, gone: set[int]) -> Change:
     leaving = {page for page in gone if tier.is_visible(page)}
     for page in gone:
         partners = {member for member in tier.group(page) if tier.is_visible(member) and member not in gone}
-        if not any(member in tier.pins for member in partners):
-            leaving |= partners
+        _unpinned(tier, partners)
+        leaving |= partners
     at = {page: where for page, where in _departures(tier, leaving).items() if page not in gone}
     for fold in gone:
         if fold < 0:

@@ -73,6 +73,7 @@ class Planner:
         """
         kernel = self.kernel
         with kernel.batch():
+            kernel.settle_ruler()
             kernel.check_pins()
             if kernel.excess:
                 self._fall_back()
@@ -89,6 +90,7 @@ class Planner:
             turn=tier.turn,
             now=kernel.clock(),
             pins=frozenset(tier.pins),
+            open=frozenset(standing for call in tier.open if (standing := tier.stands(call)) is not None),
             stubs=frozenset(tier.stubs),
             marks=MappingProxyType(tier.marks),
             uses=MappingProxyType(kernel.uses),
@@ -175,6 +177,12 @@ class Planner:
         kernel = self.kernel
         pinned = sum(kernel.tier.cost(page) for page in kernel.tier.pins)
         room = kernel.capacity - pinned - self._handle
+        calls = [number for number in wanted if number in kernel.tier.open and number not in kernel.tier.pins]
+        if sum(kernel.tier.cost(number) for number in calls) > room:
+            # None of them may leave before its result is here, so each gets its share.
+            for number in calls:
+                if kernel.tier.cost(number) > room // len(calls):
+                    self._shorten(kernel.tier.pages[number], room // (len(calls) + 1))
         for number in wanted:
             page = kernel.tier.pages[number]
             if number not in kernel.tier.pins and kernel.tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
@@ -182,6 +190,8 @@ class Planner:
 
     def _shorten(self, page: Page, tokens: int) -> bool:
         """Put head and tail in the place of a page; False where not even those would help."""
+        if page.kind is Kind.IMAGE or page.depth:
+            return False
         text = self.kernel.text(page.id)
         point = self.kernel.savepoint()
         for share in (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.05):
@@ -210,7 +220,7 @@ class Planner:
                     return
                 if kernel.tier.at(page.id) != "in":
                     continue
-                waits = page.kind is Kind.CALL and page.call in kernel.tier.open_calls
+                waits = bool({page.id, *page.sources} & kernel.tier.open)
                 if (waits or view.is_latest(page)) and self._shorten(page, page.tokens - kernel.excess - self._handle):
                     continue
                 if not waits:
@@ -235,8 +245,7 @@ class Planner:
         kernel = self.kernel
         for number in list(kernel.tier.stubs):
             if kernel.excess and number in kernel.tier.stubs:
-                call = kernel.tier.pages[number].call
-                standing = kernel.tier.calls.get(call or "")
+                standing = kernel.tier.stands(kernel.tier.pages[number].answers)
                 if standing is not None and kernel.tier.at(standing) == "in":
                     self._evict(self.view(Cause.PRESSURE, ()), kernel.tier.pages[standing])
 

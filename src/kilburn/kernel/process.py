@@ -198,7 +198,7 @@ class Process:
             gone = self.kernel.closure(pages)
             self.kernel.carry(Drop(pages=tuple(pages), why=why))
             self._planner.enforce()
-        self.kernel.forget_texts()
+        self.kernel.forget_texts(gone)
         for page in gone:
             self._parts.pop(page, None)
         self._shipped.clear()

@@ -14,7 +14,7 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.kernel.folding import arguments_of
 from kilburn.kernel.gaps import handle_of
-from kilburn.kernel.tier import Tier, stub_of
+from kilburn.kernel.tier import Tier
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Page
 from kilburn.wire import chat
@@ -47,7 +47,7 @@ class Prompt(list[dict[str, Any]]):
 
 def items(tier: Tier) -> list[Item]:
     """All that stands in the prompt, in order."""
-    shown: list[Item] = [((*page.place, page.id), page, stub_of(page) if page.id in tier.stubs else "") for page in tier.visible()]
+    shown: list[Item] = [((*page.place, page.id), page, tier.stub(page.id) if page.id in tier.stubs else "") for page in tier.visible()]
     shown += [((gap[0], 0, gap[0]), None, handle_of(gap)) for gap in tier.gaps]
     shown.sort(key=lambda item: item[0])
     return shown

@@ -41,7 +41,7 @@ def resolve(kind: str, spec: Any) -> Any:
         return spec
     target, _, call = spec.strip().partition("(")
     dotted = target.replace(":", ".").strip()
-    text = f"{_flat(dotted)}({call}" if call else _flat(dotted)
+    text = f"{_flat(dotted)}({call}" if "(" in spec else _flat(dotted)
     try:
         node = ast.parse(text, mode="eval").body
     except SyntaxError as error:

@@ -59,7 +59,7 @@ def found(passages: Sequence[Passage], processes: Mapping[int, Process], counter
         if cost > left:
             continue
         left -= cost
-        tool = kernel.tier.pages[kernel.tier.calls[page.call]].name if page.kind is Kind.RESULT and page.call in kernel.tier.calls else None
+        tool = kernel.tier.pages[page.answers].name if page.answers else None
         hits.append(
             Found(
                 session=kernel.info.name,

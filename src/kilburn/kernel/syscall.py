@@ -150,6 +150,8 @@ def _recall(process: Process, arguments: str, call_id: str | None) -> Said:
             pieces.append(f"[{page.address}, {origin_of(process, page)}]\n{cut}")
             sources.append(page.id)
         at += len(text)
+    if not pieces:
+        return Said(text=f"error: offset {asked.offset} is behind the end; {asked.address} has {at} characters")
     if start + limit < at:
         pieces.append(f"[{at - start - limit} of {at} characters left: offset={start + limit}]")
     return Said(text="\n".join(pieces), sources=tuple(sources))
@@ -158,8 +160,7 @@ def _recall(process: Process, arguments: str, call_id: str | None) -> Said:
 def origin_of(process: Process, page: Page) -> str:
     """Who said it, and when: `tool read, 2026-01-31 12:05 UTC`."""
     tier = process.kernel.tier
-    made = tier.calls.get(page.call) if page.kind is Kind.RESULT and page.call else None
-    who = f"tool {tier.pages[made].name}" if made is not None else str(page.role)
+    who = f"tool {tier.pages[page.answers].name}" if page.answers else str(page.role)
     when = dt.datetime.fromtimestamp(page.time, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return f"{who}, {when}" + (", superseded" if tier.at(page.id) == "retired" else "")
 

@@ -7,13 +7,13 @@ journal, so that a failed batch leaves the state before it. The tier checks no l
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from kilburn.kernel.gaps import Gaps
 from kilburn.message import Kind, Role
-from kilburn.page import Page
+from kilburn.page import Page, tombstone_of
 from kilburn.store import State
 
 __all__ = ["OUT", "Tier", "stub_of"]
@@ -25,9 +25,9 @@ Key = tuple[int, int, int]
 VISIBLE = frozenset({"in", "stub"})
 
 
-def stub_of(page: Page) -> str:
-    """The line that stands in place of a result that left while its call stayed."""
-    label = f": {page.label}" if page.label else ""
+def stub_of(page: Page, label: str) -> str:
+    """The line that stands in place of a result that left while its call, of that label, stayed."""
+    label = f": {label}" if label else ""
     return f"[{page.address} out: {page.tokens} tokens{label}]"
 
 
@@ -47,7 +47,7 @@ class Tier:
         self.groups: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
         self.marks: dict[int, float] = {}
-        self.open_calls: dict[str, int] = {}
+        self.open: set[int] = set()
         self.calls: dict[str, int] = {}
         self.last = 0
         self.last_derived = 0
@@ -57,7 +57,7 @@ class Tier:
         self._stubs: dict[int, int] = {}
         self._held = 0
         self._gaps = Gaps(count)
-        self._journal: list[Callable[[], None]] = []
+        self._journal: list[Callable[[], object]] = []
         self._kept: tuple[Page, ...] | None = None
 
     # --- reading -------------------------------------------------------------------------------
@@ -112,7 +112,31 @@ class Tier:
 
     def waiting(self) -> list[int]:
         """Calls in the prompt that have no result yet."""
-        return [call for call in self.open_calls.values() if self.stands(call) is not None]
+        return [call for call in sorted(self.open) if self.stands(call) is not None]
+
+    def stub(self, page: int) -> str:
+        """The handle of a result that stands in place."""
+        known = self.pages[page]
+        call = self.pages.get(known.answers)
+        return stub_of(known, call.label if call else known.label)
+
+    def scrub(self, pages: Iterable[int]) -> None:
+        """Let go of every word of forgotten pages, outside any batch."""
+        for page in pages:
+            call = self.pages[page].call
+            if call is not None and self.calls.get(call) == page:
+                del self.calls[call]
+            self.pages[page] = tombstone_of(self.pages[page])
+        self._kept = None
+
+    def opens_with_user(self) -> bool:
+        """Whether the first thing behind the system messages is a user's, or nothing is there at all."""
+        for key in self._order:
+            page = self.pages[key[2]]
+            if page.role is not Role.SYSTEM:
+                first = next(iter(self._gaps), None)
+                return page.role is Role.USER or (first is not None and first[0] < key[0])
+        return len(self._order) == 0 or len(self._gaps) > 0
 
     def folds_over(self, pages: Sequence[int]) -> set[int]:
         """The resident folds that stand for any of these pages."""
@@ -141,8 +165,8 @@ class Tier:
             members = self.groups.get(page.group, ())
             self.groups[page.group] = (*members, page.id)
             self._journal.append(lambda: self._regroup(page.group, members))
-        if page.call is not None and page.id > 0:
-            self._note_call(page, page.call)
+        if page.id > 0:
+            self._note_call(page)
         self.states[page.id] = OUT if page.id < 0 else State(at="folded")
         self.set(page.id, state)
 
@@ -205,19 +229,27 @@ class Tier:
             if before.at not in VISIBLE:
                 insort(self._order, key)
             if after.at == "stub":
-                self._stubs[page] = self._count(stub_of(self.pages[page]))
+                self._stubs[page] = self._cost_of_stub(self.pages[page])
             self._held += self._stubs[page] if after.at == "stub" else self.cost(page)
         elif after.at == "out" and page > 0:
             self._gaps.add(page, self.cost(page))
 
-    def _note_call(self, page: Page, call: str) -> None:
+    def _cost_of_stub(self, page: Page) -> int:
+        """A result's handle is sent with the id of its call, as the result was."""
+        return self._count(self.stub(page.id)) + (self._count(page.call) if page.call else 0)
+
+    def _note_call(self, page: Page) -> None:
+        """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers."""
         if page.kind is Kind.CALL:
-            self.calls[call] = page.id
-            self.open_calls[call] = page.id
-            self._journal.append(lambda: (self.calls.pop(call), self.open_calls.pop(call, None), None)[2])
-        elif page.kind is Kind.RESULT and call in self.open_calls:
-            was = self.open_calls.pop(call)
-            self._journal.append(lambda: self.open_calls.__setitem__(call, was))
+            self.open.add(page.id)
+            self._journal.append(lambda: self.open.discard(page.id))
+            call = page.call
+            if call is not None:
+                self.calls[call] = page.id
+                self._journal.append(lambda: self.calls.pop(call, None))
+        elif page.kind is Kind.RESULT and page.answers in self.open:
+            self.open.discard(page.answers)
+            self._journal.append(lambda: self.open.add(page.answers))
 
     def _put_cover(self, page: int, fold: int | None) -> None:
         if fold is None:

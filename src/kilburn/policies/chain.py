@@ -46,7 +46,14 @@ class Chain:
             moves: Sequence[Move] = (yield from plan) if isinstance(plan, Generator) else plan
             for move in moves:
                 together = {member for page in move.pages for member in view.group(page)}
+                together |= self._standing_for(view, move)
                 if not together & touched:
                     joined.append(move)
                     touched |= together
         return joined
+
+    @staticmethod
+    def _standing_for(view: View, move: Move) -> set[int]:
+        """Resident derived pages that leave with their sources: a new fold takes the place of the old one."""
+        sources = set(move.pages)
+        return {page.id for page in view.pages if page.depth and sources & set(page.sources)}

@@ -14,11 +14,11 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
-from kilburn.page import Page
+from kilburn.page import Page, tombstone_of
 from kilburn.store import Batch, Passage, ProcessInfo, State
 from kilburn.stores.codec import encoded, key_of
 from kilburn.stores.passages import passages
-from kilburn.stores.transaction import scrubbed, tombstone
+from kilburn.stores.transaction import scrubbed
 from kilburn.stores.words import searchable
 
 __all__ = ["Memory"]
@@ -119,7 +119,7 @@ class Memory:
         for number in erased:
             page = known.pages[number]
             words.update(word for word in (page.digest, page.extra, page.label, page.call) if word)
-            known.pages[number] = tombstone(page)
+            known.pages[number] = tombstone_of(page)
             known.states[number] = State("dropped")
             known.indexed.discard(number)
         if erased:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from types import TracebackType
 from urllib.parse import quote
 
@@ -166,7 +168,7 @@ class Sqlite:
     def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
         """The process of that name, made at `time` where there is none and `create` is set."""
         with self._lock, typed(self.path, "reading"):
-            found = self._infos("AND name = ?", name)
+            found = self._infos(name)
             if found or not create:
                 return found[0] if found else None
             self._check_writable()
@@ -175,19 +177,21 @@ class Sqlite:
                     "INSERT INTO process(tenant, name, created, used) VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING",
                     (self._number, name, time, time),
                 )
-            return self._infos("AND name = ?", name)[0]
+            return self._infos(name)[0]
 
     def processes(self) -> list[ProcessInfo]:
         """All processes of the tenant, oldest first."""
         with self._lock, typed(self.path, "reading"):
-            return self._infos("")
+            return self._infos(None)
 
-    def _infos(self, condition: str, *values: str) -> list[ProcessInfo]:
-        fields = "id, name, created, head, pages, tokens, used"
-        found = rows(self._db, f"SELECT {fields} FROM process WHERE tenant = ? {condition} ORDER BY id", self._number, *values)
+    def _infos(self, name: str | None) -> list[ProcessInfo]:
+        select = (
+            "SELECT id, name, created, head, pages, tokens, used FROM process"
+            " WHERE tenant = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id"
+        )
         return [
             ProcessInfo(number=number, name=name, created=created, head=head, pages=pages, tokens=tokens, used=used)
-            for number, name, created, head, pages, tokens, used in found
+            for number, name, created, head, pages, tokens, used in rows(self._db, select, self._number, name)
         ]
 
     def commit(self, process: int, batch: Batch) -> None:
@@ -209,11 +213,14 @@ class Sqlite:
 
     def pages(self, process: int) -> Iterator[tuple[Page, State]]:
         """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""
-        select = "SELECT meta, at, pinned, mark FROM page JOIN process ON process.id = page.process WHERE process.id = ? AND tenant = ?"
+        select = (
+            "SELECT meta, at, pinned, mark, page.id FROM page JOIN process ON process.id = page.process"
+            " WHERE process.id = ? AND tenant = ? ORDER BY page.id"
+        )
         with self._lock, typed(self.path, "reading"):
-            found = rows(self._db, f"{select} AND page.id > 0 ORDER BY page.id", process, self._number)
-            found += rows(self._db, f"{select} AND page.id < 0 ORDER BY page.id DESC", process, self._number)
-        for meta, at, pinned, mark in found:
+            found = rows(self._db, select, process, self._number)
+        originals = bisect_left(found, 0, key=itemgetter(4))
+        for meta, at, pinned, mark, _ in (*found[originals:], *found[:originals][::-1]):
             yield PAGES.decode(meta), State(at, bool(pinned), mark)
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:

@@ -28,7 +28,7 @@ from kilburn.stores.words import STOP, TOKENIZER, searchable, shortened
 __all__ = ["TextIndex"]
 
 CLASSES = 16
-TERMS = 20
+TERMS = 16
 """Words of a query that are looked up; the longest and oddest are the rarest."""
 
 FEW = 12

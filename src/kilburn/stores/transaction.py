@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
-from kilburn.page import Page
+from kilburn.page import Page, tombstone_of
 from kilburn.store import Batch, State
 from kilburn.stores.codec import encoded, key_of, pack, unpack
 from kilburn.stores.statement import row, rows
@@ -163,8 +163,9 @@ class Transaction:
             words.update(word for word in (page.digest, page.extra, page.label, page.call) if word)
             contents.update(row for row in (content, extra) if row is not None)
             self._db.execute(
-                "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = 0, mark = 0, meta = ? WHERE process = ? AND id = ?",
-                ("dropped", _encode(tombstone(page)), self._process, number),
+                "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = 0, mark = 0, meta = ?"
+                " WHERE process = ? AND id = ?",
+                ("dropped", _encode(tombstone_of(page)), self._process, number),
             )
         self._db.executemany(
             "DELETE FROM content WHERE id = ?1 AND NOT EXISTS(SELECT 1 FROM page WHERE content = ?1)"
@@ -196,11 +197,6 @@ def content_of(db: apsw.Connection, process: int, page: int) -> str:
         raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
     size, codec, data, digest = found
     return unpack(codec, data, size, digest)
-
-
-def tombstone(page: Page) -> Page:
-    """What stays of an erased page: its number, place and cost, no word of it."""
-    return msgspec.structs.replace(page, digest="", extra="", call=None, name=None, label="", spans=())
 
 
 def scrubbed(event: Event, words: set[str]) -> Event:

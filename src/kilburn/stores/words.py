@@ -18,6 +18,7 @@ needs a migration that rebuilds every index, for an entry is deleted by naming i
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 __all__ = ["STOP", "TOKENIZER", "searchable", "shortened"]
 
@@ -34,113 +35,14 @@ _JOINT = re.compile(r"[./\\:-]+")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]{2,}")
 
-STOP = frozenset(
-    [
-        "a",
-        "about",
-        "after",
-        "all",
-        "also",
-        "am",
-        "an",
-        "and",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "been",
-        "before",
-        "but",
-        "by",
-        "can",
-        "could",
-        "did",
-        "do",
-        "does",
-        "for",
-        "from",
-        "get",
-        "got",
-        "had",
-        "has",
-        "have",
-        "he",
-        "her",
-        "here",
-        "him",
-        "his",
-        "how",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "just",
-        "like",
-        "ll",
-        "me",
-        "more",
-        "my",
-        "no",
-        "not",
-        "now",
-        "of",
-        "on",
-        "one",
-        "or",
-        "our",
-        "out",
-        "over",
-        "re",
-        "said",
-        "say",
-        "she",
-        "so",
-        "some",
-        "such",
-        "than",
-        "that",
-        "the",
-        "their",
-        "them",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "to",
-        "too",
-        "up",
-        "us",
-        "ve",
-        "very",
-        "was",
-        "we",
-        "well",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "while",
-        "who",
-        "why",
-        "will",
-        "with",
-        "would",
-        "you",
-        "your",
-        "let",
-        "need",
-        "see",
-        "should",
-        "may",
-    ]
-)
+_SILENT = """
+a about after all also am an and any are as at be been before but by can could did do does for from get got had has have he
+her here him his how i if in into is it its just like ll me more my no not now of on one or our out over re said say she so
+some such than that the their them then there these they this those to too up us ve very was we well were what when where
+which while who why will with would you your let need see should may
+"""
+
+STOP = frozenset(_SILENT.split())
 """English words that say nothing; left out of a query unless it has no others."""
 
 
@@ -150,7 +52,7 @@ def searchable(text: str) -> str:
     for match in _COMPOUND.finditer(text):
         word = match.group()
         if len(word) <= LONGEST:
-            _parts(word, more)
+            more.extend(_parts(word))
     if not text.isascii():
         for match in _UNSPACED.finditer(text):
             run = match.group()
@@ -161,7 +63,9 @@ def searchable(text: str) -> str:
     return text.replace("\0", " ")
 
 
-def _parts(word: str, more: list[str]) -> None:
+@lru_cache(maxsize=20_000)
+def _parts(word: str) -> tuple[str, ...]:
+    more: list[str] = []
     names = [name for name in _JOINT.split(word) if name]
     for name in names:
         pieces = _PIECE.findall(name)
@@ -173,6 +77,7 @@ def _parts(word: str, more: list[str]) -> None:
         more.append("_".join(names))
         if len(names) > 2:
             more.append("_".join(names[-2:]))
+    return tuple(more)
 
 
 def shortened(query: str, most: int = 16_000) -> str:

@@ -70,8 +70,10 @@ def _check_derived(process: Process) -> None:
         assert page.depth == 1 + max(tier.pages[source].depth for source in page.sources), "law 4: wrong depth"
         assert page.trust <= min(tier.pages[source].trust for source in page.sources), f"law 7: {page.address} is trusted more than its sources"
         if page.kind is Kind.EXCERPT:
-            text, source = kernel.text(page.id), kernel.text(page.sources[0])
-            assert all(source[start:stop] in text for start, stop in page.spans), f"law 4: {page.address} is not verbatim"
+            text = kernel.text(page.id)
+            for source, spans in page.parts or ((page.sources[0], page.spans),):
+                original = kernel.text(source)
+                assert all(original[start:stop] in text for start, stop in spans), f"law 4: {page.address} is not verbatim"
 
 
 def _check_replay(process: Process) -> None:

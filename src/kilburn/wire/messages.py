@@ -17,7 +17,7 @@ from kilburn.wire.blocks import call_input, read_block, write_block, write_image
 from kilburn.wire.plain import pack, type_of, unpack
 from kilburn.wire.turns import PROSE, Turn, safe_id, safe_name, turns
 
-__all__ = ["read", "render", "tools", "write"]
+__all__ = ["OPENING", "read", "render", "tools", "write"]
 
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
@@ -129,7 +129,7 @@ def _write_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
 
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 _MEDIA = ("image/jpeg", "image/png", "image/gif", "image/webp")
-_OPENING = "(conversation continues)"
+OPENING = "(conversation continues)"
 _UNSHOWN = "(an image that cannot be shown here)"
 _FAILED = "(it failed without a message)"
 _THOUGHTS = ("thinking", "redacted_thinking")
@@ -154,7 +154,7 @@ def render(messages: Sequence[Message]) -> tuple[str | Blocks | None, list[dict[
     groups = _merged([_spoken(turn) for turn in queue[start:]])
     out = _settled(groups)
     if queue and (not out or out[0][0] != "user"):
-        out.insert(0, ("user", _OPENING))
+        out.insert(0, ("user", OPENING))
     rendered = [{"role": role, "content": content} for role, content in out]
     _limit_breakpoints([system, *(message["content"] for message in rendered)])
     return system, rendered

@@ -109,7 +109,7 @@ def _runs_of(file: Path) -> Iterator[Run]:
                 name = str(value.get("session", stem))
             else:
                 gathered.append(value["message"])
-        elif "forgotten" in value or "parts" in value:
+        elif "state" in value or "parts" in value:
             continue  # an export's line on what is no whole message any more
         else:
             yield _line_run(value, where, stem)

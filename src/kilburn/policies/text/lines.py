@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kilburn.page import Span
+from kilburn.page import OMITTED, Span
 
 __all__ = ["OMISSION", "Mark", "join", "merge", "omission", "outline", "plain", "sample", "skeleton", "units"]
 
-OMISSION = "[...]\n"
+OMISSION = f"{OMITTED}\n"
 
 Mark = Callable[[int], str]
 """Given the number of characters left out, the text that stands in their place."""

@@ -1,0 +1,77 @@
+"""Measuring and printing: quantiles of seconds, tables with ratios, or the same as JSON.
+
+A figure is only worth something beside another from the same run, so every table has a baseline
+column. It refuses to judge: no figure here fails anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["Row", "emit", "median", "parser", "peak_megabytes", "quantile", "seconds_of"]
+
+Row = dict[str, str | float | int]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the others do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value."""
+    return quantile(values, 0.5)
+
+
+def seconds_of(work: Callable[[], object], times: int) -> list[float]:
+    """How long each of `times` runs took."""
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process held so far (resident, in MB)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1_000_000 if sys.platform == "darwin" else 1_000)
+
+
+def parser(text: str) -> argparse.ArgumentParser:
+    """A parser with what every benchmark takes."""
+    made = argparse.ArgumentParser(description=text.strip().split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return made
+
+
+def emit(name: str, rows: Iterable[Row], as_json: bool, note: str = "") -> None:
+    """Print rows under their names."""
+    table = list(rows)
+    machine = f"Python {platform.python_version()}, {platform.machine()}"
+    if as_json:
+        print(json.dumps({"benchmark": name, "machine": machine, "note": note, "rows": table}, indent=1))
+        return
+    print(f"{name} ({machine})")
+    columns = list(dict.fromkeys(key for row in table for key in row))
+    cells = [columns, *([_cell(row.get(column, "")) for column in columns] for row in table)]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    for line in cells:
+        print("  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip())
+    if note:
+        print(note)
+    print()
+
+
+def _cell(value: str | float | int) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+    return str(value)

@@ -1,0 +1,213 @@
+"""What the demo shows: its progress on standard error, its outcome on standard output.
+
+It computes nothing but shares and sums; the figures are `kilburn.demo.job`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from kilburn.demo.job import Outcome, Told
+from kilburn.demo.picture import band, teeth
+
+__all__ = ["figures", "show", "watching"]
+
+PHASES = {
+    "work": "the agent works",
+    "check": "every page against what the tools said",
+    "questions": "questions from the sources",
+    "answers": "answers from memory alone",
+    "rivals": "truncation and summarisation",
+    "model": "the model's part",
+}
+EVERY = 10.0
+"""Seconds between lines where standard error is no terminal."""
+
+WIDTH = 72
+
+
+def figures(outcome: Outcome) -> dict[str, Any]:
+    """The outcome as JSON carries it, with its verdict first."""
+    made: dict[str, Any] = {"ok": outcome.ok, "questions": len(outcome.asked), "exact": outcome.exact}
+    return made | msgspec.to_builtins(outcome)
+
+
+# --- progress ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watching() -> Iterator[Told]:
+    """Progress while the block runs: bars on a terminal, else a line a phase and one every ten seconds."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<40}"), BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.fields[line]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def told(phase: str, done: int, total: int | None, line: str) -> None:
+            if phase not in tasks:
+                for before in tasks.values():
+                    bars.update(before, total=1, completed=1, line="")
+                    bars.stop_task(before)
+                tasks[phase] = bars.add_task(PHASES[phase], total=total, line=line)
+            room = max(10, bars.console.width - 80)
+            bars.update(tasks[phase], completed=done, total=total, line=line.replace("[", "(")[:room])
+
+        yield told
+
+
+def _lines() -> Told:
+    began = time.monotonic()
+    said = {"phase": "", "at": 0.0}
+
+    def told(phase: str, done: int, total: int | None, line: str) -> None:
+        now = time.monotonic()
+        if phase == said["phase"] and now - float(said["at"]) < EVERY:
+            return
+        share = f" {done} of {total}" if total else ""
+        what = PHASES[phase] if phase != said["phase"] else f"  ...{share} {line}".rstrip()
+        print(f"{now - began:6.1f} s  {what}", file=sys.stderr, flush=True)
+        said.update(phase=phase, at=now)
+
+    return told
+
+
+# --- outcome -------------------------------------------------------------------------------------
+
+
+def show(outcome: Outcome) -> None:
+    """Print the outcome for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 110
+    seen = outcome.output_tokens
+    console.print()
+    console.print(f"Python {outcome.python}'s library through a window of {outcome.window:,} tokens", style="bold")
+    console.print(outcome.library, style="dim")
+    console.print()
+    console.print(
+        f"An agent made {outcome.calls:,} tool calls and read {outcome.lines:,} lines in {outcome.files:,} files: {seen:,} tokens of tool output,\n"
+        f"{seen / outcome.window:,.0f} windows full. Then it was asked {len(outcome.asked)} questions about exact details, and had only its memory."
+    )
+    _show_answers(console, outcome)
+    _show_samples(console, outcome)
+    _show_window(console, outcome)
+    _show_figures(console, outcome)
+    _show_model(console, outcome)
+    _show_end(console, outcome)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), wide: str = "") -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for head in heads:
+        made.add_column(head, justify="right" if head in right else "left", no_wrap=head != wide, overflow="ellipsis", ratio=1 if head == wide else None)
+    for row in rows:
+        made.add_row(*(Text(_plain(cell)) for cell in row))
+    return made
+
+
+def _plain(text: str) -> str:
+    """Text of files as data: nothing in it drives the terminal."""
+    return "".join(letter if letter.isprintable() else "\\n" if letter == "\n" else f"\\x{ord(letter):02x}" for letter in text)
+
+
+def _show_answers(console: Any, outcome: Outcome) -> None:
+    number = len(outcome.asked)
+    rows = [("Kilburn", f"{outcome.exact} of {number}", f"{number} of {number}" if not outcome.lost else "-", "all of it, exactly")]
+    rows += [
+        (f"plain {rival.name}", f"{rival.exact} of {number}", f"{rival.evidence} of {number}", f"{rival.tokens:,} tokens")
+        for rival in outcome.rivals
+    ]
+    console.print()
+    console.print(_table(("same window, same questions", "answered exactly", "source line still there", "can still be reached"), rows))
+    missed = [asked for asked in outcome.asked if not asked.exact]
+    for asked in missed:
+        console.print(f"  missed: {_plain(asked.question)}\n    expected {asked.expected!r}\n    got      {asked.answer!r}", style="red")
+
+
+def _show_samples(console: Any, outcome: Outcome) -> None:
+    samples = {asked.kind: asked for asked in reversed(outcome.asked)}
+    rows = [(_plain(asked.question), asked.answer if len(asked.answer) <= 160 else f"{asked.answer[:159]}…", asked.address) for asked in samples.values()]
+    console.print()
+    table = _table(("for example", "answer, from memory", "page"), rows)
+    for column, ratio in zip(table.columns, (5, 5, 0), strict=True):
+        column.no_wrap, column.ratio = not ratio, ratio or None
+        column.overflow = "fold"
+    table.expand = True
+    console.print(table)
+
+
+def _show_window(console: Any, outcome: Outcome) -> None:
+    used = [tokens for _, tokens in outcome.curve]
+    top = outcome.capacity
+    console.print()
+    for title, rows in (
+        (f"tokens in the window, all {len(used):,} prompts (░ from least to most of each stretch)", band(used, top, width=WIDTH)),
+        (f"the first {min(WIDTH, len(used))} prompts, one by one", teeth(used[:WIDTH], top)),
+    ):
+        console.print(title, style="bold")
+        for at, row in enumerate(rows):
+            label = f"{top:,}" if not at else "0" if at == len(rows) - 1 else ""
+            console.print(f"{label:>7} {'┤' if label else '│'}{row}")
+    console.print(f"{top:,} is what {outcome.window:,} leave beside the tools' schemas; the fullest prompt had {outcome.peak:,}.", style="dim")
+
+
+def _show_figures(console: Any, outcome: Outcome) -> None:
+    rows = [
+        ("prompts", f"{outcome.prompts:,}", "pages", f"{outcome.pages:,}"),
+        ("prompts over the window", f"{outcome.overflow}", "evictions", f"{outcome.evictions:,}"),
+        ("pages compared, bit by bit", f"{outcome.checked:,}", "folds and excerpts", f"{outcome.folds:,}"),
+        ("bytes compared", f"{outcome.checked_bytes:,}", "faults while answering", f"{outcome.faults:,}"),
+        ("bytes lost", f"{outcome.lost}", "searches while answering", f"{outcome.searches:,}"),
+        ("tokens sent in prompts", f"{outcome.tokens_shipped:,}", "store on disk", f"{outcome.bytes_on_disk / 1e6:,.1f} MB"),
+    ]
+    table = _table(("", " ", "  ", "   "), rows, right=(" ", "   "))
+    table.show_header = False
+    console.print()
+    console.print(table)
+    console.print(f"policy {outcome.policy}; tokens counted as {outcome.tokenizer} does; seed {outcome.seed}", style="dim")
+
+
+def _show_model(console: Any, outcome: Outcome) -> None:
+    if outcome.model_missing:
+        console.print(f"\nWithout a model: {outcome.model_missing}", style="yellow")
+    if outcome.model_folds:
+        rows = [(fold.pages, f"{fold.tokens:,}", fold.outcome, fold.why, f"{fold.seconds:.1f} s") for fold in outcome.model_folds]
+        console.print(f"\n{outcome.model} was asked to fold, in a session of its own; each summary is judged before it counts")
+        console.print(_table(("pages", "tokens", "outcome", "the ledger says", "time"), rows, right=("tokens", "time")))
+    if outcome.phrases:
+        console.print(f"\n{outcome.model} says, given the recalled text; the exact answer is what counts")
+        for phrase in outcome.phrases:
+            console.print(f"  {_plain(phrase.question)}", style="dim")
+            console.print(f"    exact  {_plain(phrase.exact)}")
+            console.print(f"    says   {_plain(phrase.said)}", style="green" if phrase.holds else "yellow")
+
+
+def _show_end(console: Any, outcome: Outcome) -> None:
+    spent = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in outcome.seconds.items() if seconds >= 0.05)
+    console.print(f"\n{sum(outcome.seconds.values()):.0f} seconds: {spent}")
+    verdict = "Nothing overflowed, nothing was lost, everything was answered." if outcome.ok else "FAILED: see above."
+    console.print(verdict, style="bold green" if outcome.ok else "bold red")
+    console.print("\nGo on with what the agent remembers:", style="bold")
+    example = next((asked.address for asked in outcome.asked if asked.address), "p1")
+    for line in (
+        f'kilburn --db {outcome.db} search "JSONDecoder object_hook"',
+        f"kilburn --db {outcome.db} recall {outcome.session} {example}",
+        f"kilburn --db {outcome.db} show {outcome.session}",
+    ):
+        console.print(f"  {line}", soft_wrap=True)

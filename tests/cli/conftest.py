@@ -1,0 +1,18 @@
+"""A store with one session, made by the command line itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.terminal import TALK, kilburn, write_jsonl
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    """A store whose session `light` holds the messages of `TALK`."""
+    path = tmp_path / "agent.db"
+    done = kilburn("import", write_jsonl(tmp_path / "talk.jsonl", TALK), "--session", "light", "--db", path)
+    assert done.status == 0, done.err
+    return path

@@ -1,0 +1,157 @@
+"""`fsck` finds what is broken, says where, mends what is derived, and `forget` leaves no trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+import kilburn as package
+from cli.terminal import TALK, kilburn, program
+from kilburn.move import Fold
+
+SECRET = "Hesper"
+
+
+def change(path: Path, statement: str, *values: object) -> None:
+    """Write behind Kilburn's back."""
+    connection = apsw.Connection(str(path))
+    try:
+        connection.execute(statement, values)
+        assert connection.changes() > 0
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def folded(db: Path) -> Path:
+    with package.open(str(db), window=20_000, policy="fifo") as store:
+        process = store.process("light")
+        process.append({"role": "assistant", "content": "".join(f"line {number}\n" for number in range(300))})
+        process.apply(Fold(pages=(7,), keep=((0, 7), (21, 28))))
+    return db
+
+
+def findings(path: Path) -> list[dict[str, object]]:
+    said = kilburn("fsck", "--db", path, "--json")
+    found: list[dict[str, object]] = said.json["findings"]
+    assert said.status == int(bool(found))
+    return found
+
+
+def test_a_sound_store_is_well(folded: Path) -> None:
+    said = kilburn("fsck", "--db", folded)
+    assert (said.status, said.err) == (0, "")
+    assert "all is well" in said.out
+    assert kilburn("fsck", "--db", folded, "--json").json == {
+        "db": str(folded),
+        "sessions": 1,
+        "pages": 8,
+        "findings": [],
+        "left": None,
+    }
+
+
+def test_flipped_bytes_of_a_page_are_found_and_not_mended(folded: Path) -> None:
+    change(folded, "UPDATE content SET data = zeroblob(length(data)) WHERE id = (SELECT content FROM page WHERE id = 2)")
+    found = findings(folded)
+    assert "content" in {item["kind"] for item in found}
+    assert not next(item for item in found if item["kind"] == "content")["derived"]
+    assert kilburn("fsck", "--db", folded).status == 1
+    assert kilburn("fsck", "--repair", "--db", folded).status == 1
+    said = kilburn("recall", "light", "p2", "--db", folded)
+    assert (said.status, said.out) == (1, "")
+    assert "fsck" in said.err
+
+
+def test_a_damaged_index_is_mended(folded: Path) -> None:
+    change(folded, "DELETE FROM passage WHERE id % 2 = 0")
+    assert {item["kind"] for item in findings(folded)} == {"index"}
+    assert "--repair" in kilburn("fsck", "--db", folded).out
+    assert kilburn("fsck", "--repair", "--db", folded).status == 0
+    assert findings(folded) == []
+    assert kilburn("search", "bell fog", "--db", folded, "--json").json["hits"][0]["address"] == "p4"
+
+
+def test_a_state_that_the_ledger_does_not_know_is_mended(folded: Path) -> None:
+    change(folded, "UPDATE page SET at = 'out', pinned = 1 WHERE id = 3")
+    (found,) = findings(folded)
+    assert (found["kind"], found["session"], found["page"], found["derived"]) == ("state", "light", "p3", True)
+    said = kilburn("fsck", "--repair", "--db", folded, "--json")
+    assert (said.status, said.json["left"]) == (0, [])
+    assert findings(folded) == []
+
+
+def test_a_hole_in_the_ledger_is_found(folded: Path) -> None:
+    change(folded, "DELETE FROM event WHERE number = 2")
+    assert "ledger" in {item["kind"] for item in findings(folded)}
+
+
+def test_a_ledger_that_cannot_be_read_is_found(folded: Path) -> None:
+    change(folded, "UPDATE event SET body = x'c1' WHERE number = 1")
+    assert "ledger" in {item["kind"] for item in findings(folded)}
+
+
+def test_a_page_that_is_gone_is_found(folded: Path) -> None:
+    change(folded, "DELETE FROM page WHERE id = 5")
+    assert {"ledger"} <= {str(item["kind"]) for item in findings(folded)}
+
+
+def test_a_truncated_file_is_found(folded: Path) -> None:
+    data = folded.read_bytes()
+    folded.write_bytes(data[: len(data) // 2])
+    said = kilburn("fsck", "--db", folded)
+    assert said.status == 1
+    assert "Traceback" not in said.err
+
+
+def test_forget_asks_and_without_anybody_to_ask_does_nothing(db: Path) -> None:
+    said = program("forget", "light", "p2", "--db", db, folder=db.parent)
+    assert said.status == 2
+    assert "goes: p2" in said.err
+    assert "--yes" in said.err
+    assert kilburn("recall", "light", "p2", "--db", db).out == TALK[1]["content"]
+
+
+def test_forget_takes_the_page_and_its_folds_and_leaves_no_byte(folded: Path) -> None:
+    with package.open(str(folded), window=20_000, policy="fifo") as store:
+        other = store.process("other")
+        other.append({"role": "user", "content": "line 0\n"})
+    receipt = kilburn("forget", "light", "p7", "--yes", "--json", "--db", folded)
+    assert receipt.status == 0
+    assert set(receipt.json) == {"session", "asked", "forgotten", "time", "copies", "exports"}
+    assert set(receipt.json["forgotten"]) == {"p7", "f1"}
+    assert kilburn("recall", "light", "f1", "--db", folded).status == 1
+    gone = kilburn("forget", "light", "p2", "--yes", "--db", folded)
+    assert gone.status == 0
+    assert "forgotten: p2" in gone.out
+    for file in folded.parent.glob("agent.db*"):
+        assert SECRET.encode() not in file.read_bytes()
+    assert kilburn("search", SECRET, "--db", folded, "--json").json["hits"] == []
+    said = kilburn("recall", "light", "p2", "--db", folded)
+    assert (said.status, said.out) == (1, "")
+    assert "forgotten" in said.err
+    assert kilburn("fsck", "--db", folded).status == 0
+
+
+def test_forget_names_the_copies_that_stay(db: Path, tmp_path: Path) -> None:
+    assert kilburn("import", tmp_path / "talk.jsonl", "--session", "twin", "--db", db).status == 0
+    receipt = kilburn("forget", "light", "p2", "--yes", "--json", "--db", db).json
+    assert receipt["copies"] == [{"session": "twin", "address": "p2", "of": "p2"}]
+    assert kilburn("recall", "twin", "p2", "--db", db).out == TALK[1]["content"]
+
+
+def test_forgetting_moves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with package.open(str(path), window=30_000, policy="fifo", tokenizer="chars/4") as store:
+        for number in range(200):
+            store.process("s").append({"role": "user", "content": f"{number} " + "word " * 100})
+    assert kilburn("forget", "s", "p9", "--yes", "--db", path).status == 0
+    (row,) = kilburn("ps", "--json", "--db", path).json
+    assert row["places"] == {"in": 199, "dropped": 1}
+
+
+@pytest.mark.parametrize("address", ["p99", "nothing", "p3-p2"])
+def test_forgetting_what_is_not_there_exits_2(db: Path, address: str) -> None:
+    assert kilburn("forget", "light", address, "--yes", "--db", db).status == 2

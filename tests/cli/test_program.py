@@ -1,0 +1,137 @@
+"""The program around the verbs: help, version, exit status, errors of one line, options that are inherited."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+import kilburn as package
+from cli.terminal import kilburn, program
+from kilburn.cli import app
+
+
+def verbs() -> list[str]:
+    found: list[str] = []
+
+    def walk(prefix: str, command: object) -> None:
+        if isinstance(command, TyperGroup):
+            for name, inner in sorted(command.commands.items()):
+                walk(f"{prefix} {name}".strip(), inner)
+        else:
+            found.append(prefix)
+
+    walk("", typer.main.get_command(app))
+    return found
+
+
+def test_version_says_which() -> None:
+    assert kilburn("--version").out == f"kilburn {package.__version__}\n"
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_help_shows_an_example_of_each_verb(verb: str) -> None:
+    said = kilburn(*verb.split(), "--help")
+    assert said.status == 0
+    assert re.search(rf"^ +kilburn {verb}\b", said.out, re.MULTILINE)
+    assert "Usage: kilburn " + verb in said.out
+
+
+def test_starts_within_half_a_second(tmp_path: Path) -> None:
+    """Best of five, measured from outside, interpreter included."""
+    best = 10.0
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "kilburn", "--version"], env=plain, check=True, capture_output=True)
+        best = min(best, time.perf_counter() - began)
+    assert best < 0.5
+
+
+def test_start_takes_no_heavy_package() -> None:
+    heavy = {"anthropic", "matplotlib", "numpy", "openai", "rich", "textual", "xllamacpp"}
+    code = f"import sys; import kilburn.cli; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("words", [("nonsense",), ("ps", "--nonsense"), ("recall", "light"), ("replay",)])
+def test_wrong_usage_exits_2(words: tuple[str, ...]) -> None:
+    said = kilburn(*words)
+    assert said.status == 2
+    assert "Usage: kilburn" in said.err
+    assert said.out == ""
+
+
+def test_missing_store_is_one_line_and_makes_none(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere.db"
+    for words in (("ps",), ("show", "a"), ("recall", "a", "p1"), ("search", "a"), ("export",), ("fsck",), ("forget", "a", "p1")):
+        said = kilburn(*words, "--db", path)
+        assert (said.status, said.out) == (2, "")
+        assert said.err.count("\n") == 1
+        assert "no store" in said.err
+        assert "--db" in said.err
+        assert not path.exists()
+
+
+def test_store_is_named_before_or_behind_the_verb_or_by_the_environment(db: Path, tmp_path: Path) -> None:
+    behind = kilburn("ps", "--db", db, "--json").json
+    assert kilburn("--db", db, "ps", "--json").json == behind
+    assert program("ps", "--json", folder=tmp_path, KILBURN_DB=str(db)).json == behind
+    assert program("ps", "--json", folder=db.parent).json == behind
+
+
+def test_tenants_are_partitions(db: Path) -> None:
+    assert kilburn("ps", "--db", db, "--tenant", "other", "--json").json == []
+    said = kilburn("--tenant", "other", "recall", "light", "p1", "--db", db)
+    assert (said.status, said.out) == (2, "")
+
+
+def test_errors_have_a_traceback_only_where_asked(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere.db"
+    assert "Traceback" not in program("ps", "--db", path, folder=tmp_path).err
+    assert "Traceback" in program("--debug", "ps", "--db", path, folder=tmp_path).err
+    assert "Traceback" in program("ps", "--db", path, folder=tmp_path, KILBURN_DEBUG="1").err
+
+
+@pytest.mark.parametrize("content", [b"", b"this is no database, though it is long enough to hold a header " * 40])
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "agent.db"
+    path.write_bytes(content)
+    said = kilburn("ps", "--db", path)
+    assert said.status == 1
+    assert said.err.count("\n") == 1
+    assert path.read_bytes() == content
+
+
+def test_a_reader_that_goes_away_is_met_in_silence(db: Path) -> None:
+    command = f"{sys.executable} -m kilburn export --db {db} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_interruption_exits_130(db: Path) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "kilburn", "chat", "--db", str(db), "--model", "echo", "--policy", "fifo"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        running.stdin.write(b"/stats\n/help\n")
+        running.stdin.flush()
+        time.sleep(1.5)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert b"Traceback" not in err

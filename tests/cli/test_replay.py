@@ -1,0 +1,265 @@
+"""`replay`: recorded runs of every form go through a window; overflow and loss are found by other means than the kernel's."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kilburn as package
+from cli.terminal import TALK, kilburn, program, write_jsonl
+from kilburn.budget import Budget
+from kilburn.cli.measurement import lost_bytes, recount, stream
+from kilburn.cli.sawtooth import thinned, ticks
+from kilburn.errors import InvalidMessage
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.stores.memory import Memory
+from kilburn.wire.recording import Run, read_runs
+
+FIGURES = {
+    "name",
+    "messages",
+    "pages",
+    "tokens_seen",
+    "prompts",
+    "tokens_shipped",
+    "tokens_reprefilled",
+    "evictions",
+    "folds",
+    "faults",
+    "asks",
+    "refused_moves",
+    "fallbacks",
+    "peak",
+    "overflow",
+    "lost",
+    "seconds",
+}
+
+
+def trajectory(name: str, steps: int) -> dict[str, Any]:
+    """A made-up run in the trajectory form; outputs of very different length, one step without action."""
+    made = [
+        {
+            "thought": f"Look at {number}.",
+            "action": f"open file{number}.py",
+            "observation": f"{number}: return x\n" * (number % 7 * 20),
+        }
+        for number in range(steps)
+    ]
+    made.append({"thought": "I am done.", "action": "", "observation": "Please submit."})
+    head = [{"role": "system", "content": "You fix bugs."}, {"role": "user", "content": "The parser drops a line."}]
+    return {"id": name, "head": head, "steps": made}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with every form: trajectories gzipped, one chat, one file of runs, and a file that is none."""
+    folder = tmp_path / "runs"
+    (folder / "deep").mkdir(parents=True)
+    lines = "".join(json.dumps(trajectory(f"run-{number}", 12 + number)) + "\n" for number in range(3))
+    (folder / "deep" / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    write_jsonl(folder / "talk.jsonl", TALK)
+    write_jsonl(folder / "many.jsonl", [{"messages": TALK}, {"messages": TALK[:3]}])
+    (folder / "notes.txt").write_text("not a run")
+    return folder
+
+
+def test_every_form_of_run_is_read(runs: Path) -> None:
+    found = {run.name: run.messages for run in read_runs(runs)}
+    assert list(found) == ["run-0", "run-1", "run-2", "many:1", "many:2", "talk"]
+    assert found["talk"] == TALK
+    assert found["many:2"] == TALK[:3]
+    first = found["run-0"]
+    assert first[2]["tool_calls"][0]["function"] == {"name": "run", "arguments": '{"command":"open file0.py"}'}
+    assert first[5] == {"role": "tool", "tool_call_id": "call_2", "content": "1: return x\n" * 20}
+    assert first[-2:] == [{"role": "assistant", "content": "I am done."}, {"role": "user", "content": "Please submit."}]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    twice = write_jsonl(tmp_path / "t.jsonl", [trajectory("same", 1), trajectory("same", 2)])
+    assert [run.name for run in read_runs(twice)] == ["same", "same#2"]
+
+
+def test_an_export_can_be_replayed(db: Path, tmp_path: Path) -> None:
+    assert kilburn("export", "--db", db, "--out", tmp_path / "out.jsonl").status == 0
+    assert list(read_runs(tmp_path / "out.jsonl")) == [Run("light", TALK)]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "lru", "tiered", "importance", "mask", "chain(mask(keep=2), fifo)"])
+@pytest.mark.parametrize("form", ["chat", "messages"])
+def test_nothing_overflows_and_nothing_is_lost(runs: Path, policy: str, form: str) -> None:
+    said = kilburn("replay", runs, "--window", 300, "--policy", policy, "--tokenizer", "chars/4", "--format", form, "--json")
+    assert said.status == 0, said.err
+    found = said.json
+    assert list(found) == ["source", "window", "reserve", "policy", "tokenizer", "model", "total", "runs"]
+    assert set(found["runs"][0]) == FIGURES
+    assert set(found["total"]) == FIGURES | {"runs"}
+    total = found["total"]
+    assert (total["runs"], total["overflow"], total["lost"]) == (6, 0, 0)
+    assert 100 < total["peak"] <= 300
+    assert total["evictions"] > 0
+    assert total["tokens_shipped"] <= 300 * total["prompts"]
+    assert total["messages"] == sum(run["messages"] for run in found["runs"]) == sum(len(run.messages) for run in read_runs(runs))
+
+
+def test_people_get_a_table_and_a_verdict(runs: Path) -> None:
+    said = kilburn("replay", runs, "--window", 400, "--policy", "lru", "--limit", 2)
+    assert said.status == 0
+    assert [line.split()[0] for line in said.out.splitlines()[2:5]] == ["run-0", "run-1", "total"]
+    assert said.out.splitlines()[-1].startswith("no overflow, nothing lost: 0 of ")
+
+
+def test_runs_can_be_kept_in_a_store(runs: Path, tmp_path: Path) -> None:
+    db = tmp_path / "kept.db"
+    words = ("replay", runs, "--window", 300, "--policy", "lru", "--db", db)
+    assert kilburn(*words).status == 0
+    assert {row["session"] for row in kilburn("ps", "--db", db, "--json").json} == {run.name for run in read_runs(runs)}
+    assert kilburn("fsck", "--db", db).status == 0
+    again = kilburn(*words)
+    assert again.status == 2
+    assert "already" in again.err
+
+
+class Shape(HTMLParser):
+    """What a page holds, and whether it would load anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.points = 0
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href") or "url(" in (value or "") or "http" in (value or ""):
+                self.outside.append(f"{tag} {name}")
+            if tag == "polyline" and name == "points":
+                self.points = len((value or "").split())
+
+
+def test_the_sawtooth_is_one_html_file(runs: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "<window> & co.html"
+    assert kilburn("replay", runs, "--window", 400, "--policy", "lru", "--plot", picture).status == 0
+    shape, text = Shape(), picture.read_text(encoding="utf-8")
+    shape.feed(text)
+    longest = max(read_runs(runs), key=lambda run: len(str(run.messages)))
+    assert shape.points == len(longest.messages) + 1
+    assert shape.outside == []
+    assert "script" not in shape.tags
+    for words in ("tokens seen so far", "tokens in the window", "window, 400 tokens", f"{longest.name} through 400 tokens, lru"):
+        assert words in text
+
+
+def test_the_sawtooth_as_png(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "window.png"
+    assert kilburn("replay", runs, "--window", 400, "--policy", "lru", "--plot", picture).status == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_long_curve_keeps_its_teeth() -> None:
+    curve = [(number * 10, number % 500) for number in range(100_000)]
+    found = thinned(curve)
+    assert len(found) <= 4001
+    assert found == sorted(found)
+    assert {point[1] for point in found} >= {0, 499}
+    assert set(found) <= set(curve)
+    assert (found[0], found[-1]) == (curve[0], curve[-1])
+    assert thinned(curve[:10]) == curve[:10]
+
+
+def test_ticks_are_round_and_few() -> None:
+    for most in (1, 7, 10, 400, 5000, 12_345, 999_999):
+        found = ticks(most)
+        assert 4 <= len(found) <= 9
+        assert found[0] == 0
+        assert found[-1] <= most
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no run"),
+        (b"{broken\n", "bad.jsonl:1"),
+        (b'{"a": 1}\n', "'a'"),
+        (b'"text"\n', "bad.jsonl:1"),
+        (b'{"role": "wizard", "content": "x"}\n', "wizard"),
+        (b'{"role": "user", "content": "x"}\n{"role": "tool", "tool_call_id": "c", "content": "x"}\n', "message 2"),
+        (b'{"id": "r", "head": {}, "steps": []}\n', "head"),
+        (b'{"messages": [1]}\n', "messages"),
+        (b"\x1f\x8bno gzip", "gzip"),
+    ],
+)
+def test_a_broken_recording_exits_2_and_says_where(tmp_path: Path, content: bytes, says: str) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(content)
+    said = kilburn("replay", bad, "--policy", "fifo")
+    assert (said.status, said.out) == (2, "")
+    assert says in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--window", "0"),
+        ("--window", "-5"),
+        ("--window", "many"),
+        ("--policy", "no_such_policy"),
+        ("--policy", "fifo(bogus=1)"),
+        ("--tokenizer", "chars/0"),
+        ("--format", "morse"),
+        ("--plot", "picture.gif"),
+        ("--model", "no_such_model"),
+        ("--reserve", "9000"),
+        ("--limit", "0"),
+    ],
+)
+def test_wrong_options_exit_2(tmp_path: Path, words: tuple[str, ...]) -> None:
+    talk = write_jsonl(tmp_path / "talk.jsonl", TALK)
+    said = kilburn("replay", talk, *(() if "--policy" in words else ("--policy", "fifo")), *words)
+    assert (said.status, said.out) == (2, "")
+    assert "Traceback" not in said.err
+
+
+def test_missing_files_and_empty_folders_exit_2(tmp_path: Path) -> None:
+    for source in (tmp_path / "nothing.jsonl", tmp_path):
+        said = kilburn("replay", source, "--policy", "fifo")
+        assert said.status == 2
+        assert str(source) in said.err
+    with pytest.raises(InvalidMessage):
+        list(read_runs(tmp_path))
+
+
+def test_a_pipe_reads_json_only(runs: Path, tmp_path: Path) -> None:
+    said = program("replay", runs, "--policy", "fifo", "--window", 500, "--json", "--plot", tmp_path / "p.html", folder=tmp_path)
+    assert said.json["total"]["overflow"] == 0
+    assert "drawn" in said.err
+
+
+def test_loss_is_found_where_the_store_loses() -> None:
+    """A run is compared with what comes back: another run's session does not pass for it."""
+    with Hierarchy(Memory(), Budget(1000), "fifo", tokenizer="chars/4") as store:
+        process = store.process("s")
+        measured = stream(process, Run("s", TALK))
+        assert measured.overflow == 0
+        assert lost_bytes(process, Run("s", TALK)) == 0
+        changed = [*TALK[:3], {**TALK[3], "content": TALK[3]["content"].upper()}, *TALK[4:]]
+        assert lost_bytes(process, Run("s", changed)) >= len(TALK[3]["content"])
+        assert lost_bytes(process, Run("s", [*TALK, {"role": "user", "content": "never admitted"}])) >= len("never admitted")
+
+
+def test_overflow_is_found_by_counting_again() -> None:
+    with package.open(":memory:", window=1000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("s")
+        stream(process, Run("s", TALK))
+        prompt = process.render()
+        assert 0 < recount(prompt, store.counter) <= prompt.tokens
+        longer = [*prompt, {"role": "user", "content": "x" * 4000}]
+        assert recount(longer, store.counter) == recount(prompt, store.counter) + 1000

@@ -1,0 +1,207 @@
+"""`export` and `import`: what comes back is the same file, byte for byte, whatever happened to the session."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kilburn as package
+from cli.terminal import TALK, kilburn, program
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.move import Retire
+
+ANTHROPIC: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "look", "cache_control": {"type": "ephemeral"}}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thought": "", "thinking": "hm", "signature": "s"},
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "t1", "name": "see", "input": {"far": True}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "fog"}, {"type": "text", "text": "and now?"}],
+    },
+]
+
+
+def there_and_back(db: Path) -> tuple[bytes, bytes]:
+    """An export, and the export of what an import made of it."""
+    first = kilburn("export", "--db", db)
+    assert first.status == 0, first.err
+    copy = db.with_name("copy.jsonl")
+    copy.write_bytes(first.raw)
+    other = db.with_name("other.db")
+    done = kilburn("import", copy, "--db", other)
+    assert done.status == 0, done.err
+    return first.raw, kilburn("export", "--db", other).raw
+
+
+def test_a_session_comes_back_byte_for_byte(db: Path) -> None:
+    first, second = there_and_back(db)
+    assert first == second
+    lines = [json.loads(line) for line in first.splitlines()]
+    assert lines[0] == {"kilburn": "session", "version": 1, "session": "light", "created": lines[0]["created"]}
+    assert [line["message"] for line in lines[1:-1]] == TALK
+    assert lines[-1] == {"state": {"pinned": ["p1", "p2"], "retired": [], "marks": {}}}
+
+
+def test_pins_marks_trust_times_and_sources_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with package.open(str(path), window=20_000, policy="fifo") as store:
+        process = store.process("a")
+        process.append(*TALK, *ANTHROPIC)
+        process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="from the web"),), trust=Trust.TOOL))
+        process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="you said: Logged."),), sources=(3,)))
+        process.pin("p4")
+        process.unpin("p1")
+        process.remember("p3", 0.25)
+        store.process("b").append({"role": "user", "content": "second"})
+        before = [(page, state.pinned, state.mark) for page, state in process.pages()]
+        messages = process.messages()
+    first, second = there_and_back(path)
+    assert first == second
+    with package.open(str(path.with_name("other.db")), window=20_000, policy="fifo", readonly=True) as store:
+        process = store.process("a")
+        assert process.messages() == messages
+        after = [(page, state.pinned, state.mark) for page, state in process.pages()]
+        assert after == before
+
+
+def test_what_was_retired_or_forgotten_stays_so_and_addresses_stay(db: Path) -> None:
+    with package.open(str(db), window=20_000, policy="fifo") as store:
+        process = store.process("light")
+        process.append(*ANTHROPIC)
+        process.append({"role": "user", "content": "last words"})
+        process.apply(Retire(pages=(3,)))
+        process.forget("p2")
+        process.forget("p9")
+    first, second = there_and_back(db)
+    assert first == second
+    assert b"Hesper" not in first
+    other = db.with_name("other.db")
+    assert kilburn("recall", "light", "p4", "--db", other).out == TALK[3]["content"]
+    assert kilburn("recall", "light", "p2", "--db", other).status == 1
+    assert kilburn("recall", "light", "p9", "--db", other).status == 1
+    assert kilburn("show", "light", "p3", "--db", other, "--json").json["pages"][0]["at"] == "retired"
+    assert kilburn("fsck", "--db", other).status == 0
+
+
+texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
+talks = st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), texts), min_size=1, max_size=8)
+
+
+@settings(max_examples=25)
+@given(talk=talks, forgotten=st.sets(st.integers(0, 7), max_size=3), pinned=st.integers(0, 7))
+def test_any_talk_comes_back(talk: list[tuple[str, str]], forgotten: set[int], pinned: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "agent.db")
+        with package.open(str(path), window=100_000, policy="fifo") as store:
+            process = store.process("any")
+            process.append(*({"role": role, "content": text} for role, text in talk))
+            process.pin(f"p{pinned % len(talk) + 1}")
+            for page in forgotten:
+                if page < len(talk):
+                    process.forget(f"p{page + 1}")
+        first, second = there_and_back(path)
+        assert first == second
+
+
+def test_a_window_that_let_go_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    said = [{"role": "user", "content": f"{number}: " + "word " * 40} for number in range(60)]
+    with package.open(str(path), window=300, policy="fifo", tokenizer="chars/4") as store:
+        for message in said:
+            store.process("s").append(message)
+    first, second = there_and_back(path)
+    assert first == second
+    assert [json.loads(line)["message"] for line in first.splitlines()[1:-1]] == said
+
+
+def test_export_writes_a_file_of_its_owner_and_leaves_a_note(db: Path, tmp_path: Path) -> None:
+    plain, packed = tmp_path / "out.jsonl", tmp_path / "out.jsonl.gz"
+    assert kilburn("export", "light", "--out", plain, "--db", db).status == 0
+    assert kilburn("export", "light", "-o", packed, "--db", db).status == 0
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert stat.S_IMODE(plain.stat().st_mode) == 0o600
+    assert list(tmp_path.glob("*.part")) == []
+    receipt = kilburn("forget", "light", "p3", "--yes", "--json", "--db", db).json
+    assert [export["to"] for export in receipt["exports"]] == [str(plain), str(packed)]
+    assert kilburn("import", packed, "--db", tmp_path / "new.db").status == 0
+
+
+def test_export_of_a_file_that_cannot_be_made_leaves_none(db: Path, tmp_path: Path) -> None:
+    said = kilburn("export", "light", "-o", tmp_path / "no" / "out.jsonl", "--db", db)
+    assert said.status == 1
+    assert said.err.count("\n") == 1
+
+
+def test_bare_messages_become_a_session_named_after_the_file(tmp_path: Path) -> None:
+    talk = tmp_path / "monday.jsonl.gz"
+    talk.write_bytes(gzip.compress("\n\n".join(map(json.dumps, TALK)).encode()))
+    said = kilburn("import", talk, "--db", tmp_path / "agent.db", "--json")
+    assert said.json["sessions"] == [{"session": "monday", "pages": 6, "tokens": said.json["sessions"][0]["tokens"]}]
+    with package.open(str(tmp_path / "agent.db"), policy="fifo", readonly=True) as store:
+        assert store.process("monday").messages() == TALK
+
+
+BAD: list[tuple[bytes, str]] = [
+    (b"", "empty"),
+    (b"{not json}\n", "bad.jsonl:1"),
+    (b'{"role": "user", "content": "ok"}\n["no", "object"]\n', "bad.jsonl:2"),
+    (b'{"role": "wizard", "content": "abracadabra"}\n', "wizard"),
+    (b'{"role": "tool", "tool_call_id": "c9", "content": "x"}\n', "c9"),
+    (b'{"role": "user", "content": "ok"}\n{"role": "user", "content": 7}\n', "bad.jsonl:2"),
+    (b'{"id": "r", "head": [], "steps": []}\n', "replay"),
+    (b'{"kilburn": "session", "version": 2, "session": "s", "created": 1}\n', "version 2"),
+    (b'{"kilburn": "session", "version": 1, "session": "", "created": 1}\n', "header"),
+    (
+        b'{"kilburn": "session", "version": 1, "session": "s", "created": 1}\n{"message": {"role": "user", "content": "x"}}\n',
+        "time",
+    ),
+    (b'{"kilburn": "session", "version": 1, "session": "s", "created": 1}\n{"state": {"pinned": 3}}\n', "bad.jsonl:2"),
+    (b"\x1f\x8b\x08broken", "gzip"),
+    (b'\xff\xfe{"role": "user"}\n', "bad.jsonl:1"),
+]
+
+
+@pytest.mark.parametrize(("content", "says"), BAD)
+def test_a_file_that_does_not_fit_changes_nothing(db: Path, tmp_path: Path, content: bytes, says: str) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(content)
+    before = kilburn("ps", "--db", db, "--json").json
+    said = kilburn("import", bad, "--db", db)
+    assert (said.status, said.out) == (2, "")
+    assert says in said.err
+    assert said.err.count("\n") == 1
+    assert kilburn("ps", "--db", db, "--json").json == before
+
+
+def test_an_import_does_not_mix_with_a_session_that_is_there(db: Path, tmp_path: Path) -> None:
+    said = kilburn("import", tmp_path / "talk.jsonl", "--session", "light", "--db", db)
+    assert said.status == 2
+    assert "--session" in said.err
+    assert kilburn("import", tmp_path / "nothing.jsonl", "--db", db).status == 2
+
+
+def test_an_export_without_a_note_writes_nothing_into_the_store(db: Path, tmp_path: Path) -> None:
+    with package.open(str(db), policy="fifo") as store:
+        agent = store.process("light")
+        assert kilburn("export", "light", "--no-note", "--out", tmp_path / "out.jsonl", "--db", db).status == 0
+        assert agent.append({"role": "user", "content": "still at work"}) == "p7"
+    receipt = kilburn("forget", "light", "p3", "--yes", "--json", "--db", db).json
+    assert receipt["exports"] == []
+
+
+def test_a_process_of_its_own_writes_the_same_bytes(db: Path, tmp_path: Path) -> None:
+    assert program("export", "--db", db, folder=tmp_path).raw == kilburn("export", "--db", db).raw

@@ -1,0 +1,174 @@
+"""Every figure of `stats` against a count made here, by hand, from what was done."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+from kernel.talk import assistant, call_of, tool, user
+
+import kilburn
+from kilburn.errors import UnknownAddress
+from kilburn.event import Act
+from kilburn.kernel.process import HitRateWarning, Process
+from kilburn.model import Tokens
+from kilburn.move import Evict, Fold, Load, Retire
+
+
+def opened(window: int = 1000, policy: str = "fifo") -> Process:
+    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").process("a")
+
+
+def cost(process: Process, *texts: str) -> int:
+    counter = process.kernel.counter
+    return sum(counter.count(text) + counter.envelope for text in texts)
+
+
+def test_a_new_process_has_zeros() -> None:
+    stats = opened().stats()
+    figures = {name: stats[name] for name in stats.keys() if name not in ("window", "warnings")}  # noqa: SIM118
+    assert figures.pop("hit_rate") is None
+    assert set(figures.values()) == {0}
+    assert stats.warnings == []
+    with pytest.raises(KeyError):
+        stats["nope"]
+
+
+def test_an_append_only_run_re_prefills_nothing() -> None:
+    process = opened(10_000)
+    shipped = 0
+    for number in range(20):
+        process.append(user(f"message {number} " + "w" * 50))
+        shipped += process.render().tokens
+    process.append(assistant(None, call_of("c", path="x")))
+    process.append(tool("c", "y" * 100))
+    shipped += process.render().tokens
+    stats = process.stats()
+    assert stats.tokens_reprefilled == 0
+    assert stats.tokens_shipped == shipped
+    assert stats.prompts == 21
+    assert stats.turns == stats.pages == 22
+    assert stats.tokens_seen == stats.tokens_in_window == stats.peak == process.kernel.use
+    assert stats.utilisation == pytest.approx(shipped / 21 / 10_000)
+    assert (stats.evictions, stats.folds, stats.overflow, stats.lost) == (0, 0, 0, 0)
+
+
+def test_an_eviction_in_the_middle_re_prefills_what_stands_behind() -> None:
+    process = opened(10_000)
+    texts = [f"message {number} " + "w" * 40 * number for number in range(6)]
+    process.append(*map(user, texts))
+    process.render()
+    process.apply(Evict((3,)))
+    process.render()
+    assert process.stats().tokens_reprefilled == cost(process, *texts[3:])
+    process.render()
+    assert process.stats().tokens_reprefilled == cost(process, *texts[3:]), "the same prompt again is cached whole"
+    process.append(user("new"))
+    process.render()
+    assert process.stats().tokens_reprefilled == cost(process, *texts[3:])
+    process.apply(Load((3,)))
+    process.render()
+    assert process.stats().tokens_reprefilled == cost(process, *texts[3:]) + cost(process, *texts[2:], "new")
+
+
+def test_moves_faults_and_refaults_are_counted() -> None:
+    process = opened(10_000)
+    process.append(*(user(f"text {number} " + "z" * 100) for number in range(8)))
+    process.apply(Evict((2, 3)))
+    process.recall("p2")
+    process.recall("p5")
+    process.recall("p2-p4")
+    process.apply(Load((2,)))
+    process.apply(Fold((5, 6), text="in short"))
+    process.apply(Retire((7,)))
+    process.search("text")
+    process.recall("f1")
+    with pytest.raises(UnknownAddress):
+        process.recall("p99")
+    process.forget("p8")
+    stats = process.stats()
+    assert (stats.evictions, stats.loads, stats.folds, stats.retired, stats.dropped) == (2, 1, 1, 1, 1)
+    assert (stats.faults, stats.refaults) == (3, 3), "p2, then p2 and p3, all just evicted"
+    assert stats.hits == 3, "p5, p4 and f1"
+    assert stats.hit_rate == pytest.approx(3 / 6)
+    assert stats.searches == 1
+    for number in range(12):
+        process.append(user(f"later {number}"))
+    process.recall("p3")
+    stats = process.stats()
+    assert (stats.faults, stats.refaults) == (4, 3), "twelve turns later it is no refault"
+    assert stats.fallbacks == 0
+
+
+def test_the_kernels_own_evictions_and_refused_moves_are_counted() -> None:
+    class Stubborn:
+        def plan(self, view: Any) -> list[Any]:
+            return [Evict((999,))]
+
+    process = kilburn.open(":memory:", window=200, policy=Stubborn(), tokenizer="chars/4").process("a")
+    for number in range(10):
+        process.append(user(f"{number} " + "w" * 200))
+    stats = process.stats()
+    events = list(process.events())
+    assert stats.refused_moves == sum(event.act is Act.REFUSE for event in events) > 0
+    assert stats.fallbacks == sum(event.act is Act.EVICT and event.policy == "kernel" for event in events) > 0
+    assert stats.evictions == sum(len(event.pages) for event in events if event.act is Act.EVICT)
+    assert process.render().tokens <= 200
+
+
+def test_a_low_hit_rate_warns_once_and_visibly() -> None:
+    process = opened(300)
+    for number in range(40):
+        process.append(user(f"{number} " + "w" * 120))
+    for number in range(1, 31):
+        process.recall(f"p{number}")
+    with pytest.warns(HitRateWarning, match="60%") as caught:
+        stats = process.stats()
+    assert len(caught) == 1
+    assert stats.hit_rate is not None
+    assert stats.hit_rate < 0.6
+    assert "hit rate" in stats.warnings[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert process.stats().warnings, "it stays in the figures, and is raised once"
+
+
+def test_a_good_hit_rate_does_not_warn() -> None:
+    process = opened(10_000)
+    for number in range(30):
+        process.append(user(f"{number}"))
+        process.render()
+        process.recall(f"p{number + 1}")
+    stats = process.stats()
+    assert stats.hit_rate == 1.0
+    assert stats.warnings == []
+
+
+def test_usage_shrinks_a_window_that_was_counted_too_low() -> None:
+    with kilburn.open(":memory:", window=2000, policy="fifo") as store:
+        process = store.process("a")
+        for number in range(30):
+            process.append(user(f"{number} " + "word " * 60))
+        prompt = process.render()
+        before = process.kernel.capacity
+        process.observe(Tokens(prompt=prompt.tokens * 2), prompt.tokens)
+        assert process.kernel.capacity <= before // 2
+        assert process.render().tokens <= process.kernel.capacity
+        assert process.stats().tokens_reported == prompt.tokens * 2
+
+
+def test_events_are_numbered_without_holes_and_hold_no_text() -> None:
+    process = opened(300)
+    for number in range(30):
+        process.append(user(f"canary{number} " + "w" * 120))
+        process.render()
+        process.recall("p1")
+        process.search(f"canary{number}")
+    process.forget("p3", why="asked")
+    events = list(process.events())
+    assert [event.number for event in events] == list(range(1, len(events) + 1))
+    assert "canary" not in repr(events)
+    assert json.dumps([event.data for event in events])
+    assert {event.act for event in events} >= {Act.ADMIT, Act.EVICT, Act.SHIP, Act.FAULT, Act.SEARCH, Act.DROP}

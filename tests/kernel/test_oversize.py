@@ -1,0 +1,120 @@
+"""Messages larger than the window are paged themselves: head, tail and handle stay, the whole is below."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel.talk import PIXEL, assistant, call_of, tool, user, weight
+
+import kilburn
+from kilburn.kernel.process import Process
+from kilburn.wire.validity import validate_chat, validate_messages
+
+
+def opened(window: int = 1000, policy: str = "fifo") -> Process:
+    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").process("a")
+
+
+def numbered(lines: int) -> str:
+    return "\n".join(f"line {number} of {lines}" for number in range(lines))
+
+
+@pytest.mark.parametrize("lines", [300, 3000])
+@pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
+def test_head_and_tail_stay(role: str, lines: int) -> None:
+    process = opened()
+    text = numbered(lines)
+    process.append(user("the task"))
+    if role == "tool":
+        process.append(assistant(None, call_of("c")))
+        process.append(tool("c", text))
+    else:
+        process.append({"role": role, "content": text})
+    prompt = process.render()
+    validate_chat(prompt)
+    validate_messages(process.render("messages"))
+    shown = json.dumps(prompt)
+    assert weight(list(prompt)) <= 1000
+    assert "line 0 of" in shown
+    assert f"line {lines - 1} of" in shown
+    address = f"p{process.kernel.tier.last}"
+    assert f"[{address}" in shown, "a handle says where the whole is"
+    assert process.recall(address) == text
+
+
+@pytest.mark.parametrize("policy", ["fifo", "lru", "summarize", "mask", "tiered", "importance", "preprocess"])
+def test_one_giant_after_the_other(policy: str) -> None:
+    process = opened(policy=policy)
+    for number in range(5):
+        process.append(assistant(None, call_of(f"c{number}")))
+        process.append(tool(f"c{number}", f"giant {number}\n" + numbered(2000)))
+        prompt = process.render()
+        validate_chat(prompt)
+        assert weight(list(prompt)) <= 1000
+        assert f"giant {number}" in json.dumps(prompt), "the newest output is there, in part"
+    assert all(process.recall(f"p{2 * number + 2}").startswith(f"giant {number}") for number in range(5))
+
+
+def test_a_call_with_giant_arguments() -> None:
+    process = opened()
+    arguments = {"content": "y" * 100_000}
+    process.append(user("go"), assistant(None, call_of("c", **arguments)))
+    prompt = process.render()
+    (call,) = prompt[1]["tool_calls"]
+    json.loads(call["function"]["arguments"])
+    assert weight(list(prompt)) <= 1000
+    process.append(tool("c", "written"))
+    validate_messages(process.render("messages"))
+    assert json.loads(process.recall("p2")) == arguments
+
+
+def test_calls_that_are_too_long_together() -> None:
+    process = opened(4000)
+    process.append(user("write five files"))
+    process.append(assistant(None, *(call_of(f"c{number}", content="y" * 4000) for number in range(5))))
+    assert weight(list(process.render())) <= 4000
+    for number in range(5):
+        process.append(tool(f"c{number}", "written"))
+    validate_chat(process.render())
+    assert json.loads(process.recall("p4"))["content"] == "y" * 4000
+
+
+def test_an_image_larger_than_the_window_is_not_shown_as_text() -> None:
+    process = opened(1000)
+    process.append(user("look"))
+    process.append(user([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}]))
+    shown = json.dumps(process.render())
+    assert PIXEL[:20] not in shown, "base64 is no text for a model"
+    assert "p2" in shown
+    assert process.recall("p2") == f"data:image/png;base64,{PIXEL}"
+
+
+def test_fifty_megabytes(tmp_path: Path) -> None:
+    text = "0123456789abcde\n" * (50 * 2**16)
+    with kilburn.open(str(tmp_path / "a.db"), window=8000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(user("read it"), assistant(None, call_of("c")))
+        began = time.perf_counter()
+        process.append(tool("c", text))
+        assert weight(list(process.render())) <= 8000
+        assert process.recall("p3") == text
+        assert time.perf_counter() - began < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2_000_000, "KiB"
+
+
+@pytest.mark.parametrize("window", [30, 60, 90])
+def test_tiny_windows(window: int) -> None:
+    process = opened(window)
+    given: list[dict[str, Any]] = [user("go")]
+    for number in range(10):
+        given += [assistant("I read", call_of(f"c{number}")), tool(f"c{number}", numbered(100))]
+    for message in given:
+        process.append(message)
+        assert weight(list(process.render())) <= window
+        validate_chat(process.render())
+    assert process.messages() == given

@@ -1,0 +1,151 @@
+"""Pins stay, byte-identical, through any pressure; the system prompt and the task are pinned on arrival."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from kernel.talk import FORMS, assistant, call_of, tool, user
+
+import kilburn
+from kilburn.budget import Budget
+from kilburn.errors import PinsExceedWindow
+from kilburn.kernel.process import Process
+from kilburn.kernel.resolve import names
+from kilburn.testing import check_laws
+
+RULES = "You repair programs.\n  Never delete files.\t\x00 ✓"
+TASK = "Fix the bug in src/parser.py"
+
+
+def opened(window: int = 1000, policy: str = "fifo") -> Process:
+    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4").process("a")
+
+
+def pressed(process: Process, seed: int = 1) -> None:
+    for message in FORMS["chat"](seed, 20):
+        if message["role"] not in ("system", "developer"):
+            process.append(message)
+
+
+@pytest.mark.parametrize("policy", [name for name in names("policies") if name != "chain"])
+def test_system_prompt_and_task_are_pinned_on_arrival(policy: str) -> None:
+    process = opened(policy=policy)
+    process.append({"role": "system", "content": RULES}, user(TASK), user("not the task"))
+    pressed(process)
+    prompt = process.render()
+    assert prompt[0] == {"role": "system", "content": RULES}
+    assert prompt[1] == {"role": "user", "content": TASK}
+    assert process.kernel.tier.pins == {1, 2}
+    assert process.render("messages").system == RULES
+    check_laws(process)
+
+
+@pytest.mark.parametrize("policy", [name for name in names("policies") if name != "chain"])
+def test_what_was_pinned_by_hand_stays_where_it_is(policy: str) -> None:
+    process = opened(policy=policy)
+    process.append(user(TASK), assistant("decided: use sqlite"), assistant(None, call_of("k", path="a.py")), tool("k", "def f(): pass"))
+    process.pin("p2")
+    process.pin("p3-p4")
+    pressed(process)
+    shown = process.render()
+    assert shown[1:4] == process.messages()[1:4]
+    process.unpin("p3-p4")
+    pressed(Process_with_other_ids(process))
+    assert shown[2] not in process.render()
+    assert process.render()[1] == shown[1]
+    check_laws(process)
+
+
+class Process_with_other_ids(Process):
+    """The same process; calls that come get ids of their own."""
+
+    def __init__(self, inner: Process) -> None:
+        self.inner = inner
+
+    def append(self, *messages: object) -> str:
+        return self.inner.append(*json.loads(json.dumps(messages).replace('"id": "c', '"id": "d').replace('"tool_call_id": "c', '"tool_call_id": "d')))
+
+
+def test_later_system_messages_are_pinned_while_there_is_room() -> None:
+    process = opened(1000)
+    process.append({"role": "system", "content": RULES}, user(TASK))
+    for number in range(30):
+        process.append({"role": "developer", "content": f"rule {number}: " + "r" * 160}, assistant("ok"))
+    shown = json.dumps(process.render())
+    pinned = process.kernel.tier.pins
+    assert {1, 2, 3} <= pinned
+    assert sum(process.kernel.tier.cost(page) for page in pinned) <= 500, "pins of themselves never take more than half"
+    assert all(f"rule {number}:" in shown for number in range(5))
+    check_laws(process)
+
+
+def test_pinning_what_is_out_brings_it_back() -> None:
+    process = opened(500)
+    for number in range(20):
+        process.append(user(f"message {number} " + "w" * 150))
+    assert "message 5 " not in json.dumps(process.render())
+    process.pin("p6")
+    assert "message 5 " in json.dumps(process.render())
+    assert process.render().tokens <= 500
+    check_laws(process)
+
+
+def test_too_many_pins_are_refused_and_change_nothing() -> None:
+    process = opened(500)
+    for number in range(20):
+        process.append(user(f"message {number} " + "w" * 150))
+    process.pin("p6-p8")
+    before = (process.render(), process.pages(), process.kernel.use)
+    with pytest.raises(PinsExceedWindow) as caught:
+        process.pin("p1-p20")
+    assert caught.value.law == 2
+    assert "unpin" in str(caught.value)
+    assert (process.render(), process.pages(), process.kernel.use) == before
+    check_laws(process)
+
+
+def test_a_system_prompt_larger_than_the_window_is_refused() -> None:
+    process = opened(100)
+    process.append({"role": "system", "content": "s" * 300})
+    with pytest.raises(PinsExceedWindow):
+        process.append({"role": "system", "content": "s" * 300})
+    assert len(process.messages()) == 1
+    check_laws(process)
+
+
+def test_a_window_smaller_than_the_pins(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with kilburn.open(path, window=1000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append({"role": "system", "content": "s" * 2000}, user(TASK))
+    with kilburn.open(path, window=300, policy="fifo", tokenizer="chars/4") as store, pytest.raises(PinsExceedWindow):
+        store.process("a")
+    with kilburn.open(path, window=1000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        with pytest.raises(PinsExceedWindow):
+            process.resize(Budget(300))
+        assert process.kernel.budget == Budget(1000)
+        assert process.render()[0]["content"] == "s" * 2000
+        check_laws(process)
+
+
+def test_no_move_touches_a_pin() -> None:
+    process = opened()
+    process.append(user(TASK), assistant("a"), assistant("b"))
+    process.pin("p2")
+    for move in (kilburn.move.Evict((2,)), kilburn.move.Fold((2,), text="x"), kilburn.move.Fold((2, 3), text="x"), kilburn.move.Retire((2,))):
+        with pytest.raises(kilburn.errors.LawBroken) as caught:
+            process.apply(move)
+        assert caught.value.law == 3
+    check_laws(process, [user(TASK), assistant("a"), assistant("b")])
+
+
+def test_forgetting_a_pin_lets_go_of_it() -> None:
+    process = opened()
+    process.append(user(TASK), assistant("secret"))
+    process.pin("p2")
+    assert process.forget("p2") == ["p2"]
+    assert process.kernel.tier.pins == {1}
+    assert "secret" not in json.dumps(process.render())

@@ -1,0 +1,273 @@
+"""The public surface as the README shows it: what goes in comes back, in every form that a user may hand over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel.talk import FORMS, PIXEL, assistant, call_of, tool, user
+
+import kilburn
+from kilburn.errors import (
+    DuplicateCall,
+    InvalidBudget,
+    InvalidMessage,
+    KernelError,
+    OrphanResult,
+    SpecError,
+    StoreError,
+    StoreReadOnly,
+    UnknownAddress,
+)
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.testing import check_laws
+from kilburn.wire.validity import validate_chat, validate_messages
+
+
+def test_the_readme_works(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with kilburn.open(str(path), window=8000, policy="fifo", tenant="default", tokenizer="chars/4") as store:
+        process = store.process("session-1")
+        address = process.append({"role": "user", "content": "Find the bug in parser.py"})
+        assert address == "p1"
+        process.pin(address)
+        prompt = process.render(format="chat")
+        assert prompt == [{"role": "user", "content": "Find the bug in parser.py"}]
+        assert isinstance(prompt, list)
+        assert isinstance(prompt[0], dict)
+        assert process.recall("p1") == "Find the bug in parser.py"
+        (hit,) = store.search("parser", tokens=1000)
+        assert (hit.address, hit.session, hit.origin) == ("p1", "session-1", "user")
+        assert hit.text in "Find the bug in parser.py"
+        assert hit.age >= 0
+        assert hit.score > 0
+        assert process.stats()["pages"] == 1
+        assert dict(process.stats())["overflow"] == 0
+    store.close()
+    assert path.stat().st_size > 0
+
+
+def test_one_process_a_name() -> None:
+    with kilburn.open(":memory:", policy="fifo") as store:
+        assert store.process("a") is store.process("a")
+        store.process("b")
+        assert [info.name for info in store.processes()] == ["a", "b"]
+        for name in ("", "  ", 7, None):
+            with pytest.raises(SpecError):
+                store.process(name)  # type: ignore[arg-type]
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = kilburn.open(str(tmp_path / "a.db"), policy="fifo")
+    process = store.process("a")
+    process.append(user("x"))
+    store.close()
+    store.close()
+    with pytest.raises(StoreError):
+        process.append(user("y"))
+    with pytest.raises(StoreError):
+        store.process("b")
+
+
+def test_append_gives_the_address_of_every_part() -> None:
+    with kilburn.open(":memory:", policy="fifo") as store:
+        process = store.process("a")
+        assert process.append(user("one")) == "p1"
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+        assert process.append(user([{"type": "text", "text": "two"}, image])) == "p2-p3"
+        assert process.append(user("a"), assistant("b"), user("c")) == "p4-p6"
+        assert process.append([user("a"), assistant("b")]) == "p7-p8"
+        assert process.recall("p4-p6") == "abc"
+        assert process.recall("p4-p6").parts == ("a", "b", "c")
+        assert process.recall("P4..6") == "abc"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_appended_comes_back_exactly(form: str, seed: int) -> None:
+    given = list(FORMS[form](seed))
+    with kilburn.open(":memory:", window=2500, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        for message in given:
+            process.append(message)
+            validate_chat(process.render("chat"))
+            validate_messages(process.render("messages"))
+        check_laws(process, None if form == "own" else given)
+        if form == "own":
+            parts = [part for message in given for part in message.parts]
+            assert process.recall(f"p1-p{len(parts)}").parts == tuple(part.text for part in parts)
+
+
+def test_both_forms_in_one_session() -> None:
+    with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        given: list[Any] = [
+            {"role": "system", "content": "rules"},
+            user("look"),
+            assistant(None, call_of("c1", path="a")),
+            tool("c1", "text of a"),
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "b"}}]},
+            user([{"type": "tool_result", "tool_use_id": "t1", "content": "text of b"}]),
+        ]
+        for message in given:
+            process.append(message)
+        prompt = process.render("messages")
+        assert prompt.system == "rules"
+        validate_messages(prompt)
+        validate_chat(process.render("chat"))
+        assert process.messages() == given
+        assert "text of a" in json.dumps(prompt)
+        assert "text of b" in json.dumps(process.render("chat"))
+
+
+def test_parallel_calls_and_late_results() -> None:
+    with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(assistant(None, call_of("c1"), call_of("c2")))
+        validate_chat(process.render())
+        process.append(tool("c2", "second"))
+        process.append(user("are you done?"))
+        process.append(tool("c1", "first"))
+        prompt = process.render()
+        validate_chat(prompt)
+        validate_messages(process.render("messages"))
+        assert [message["content"] for message in prompt if message["role"] == "tool"] == ["second", "first"]
+        assert [message["role"] for message in process.messages()] == ["assistant", "tool", "user", "tool"]
+
+
+def test_unknown_blocks_and_empty_contents_are_carried() -> None:
+    given = [
+        user(""),
+        assistant(""),
+        assistant(None),
+        user([{"type": "holograph", "payload": {"a": [1, None]}}]),
+        user([{"type": "text", "text": ""}, {"type": "text", "text": "x"}]),
+        assistant(None, call_of("c")),
+        tool("c", ""),
+        {"role": "assistant", "content": [], "stop_reason": "end_turn"},
+    ]
+    with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        for message in given:
+            process.append(message)
+        check_laws(process, given)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ({"role": "wizard", "content": "x"}, InvalidMessage),
+        ({"content": "x"}, InvalidMessage),
+        ({"role": "user", "content": 7}, InvalidMessage),
+        ({"role": "user"}, InvalidMessage),
+        ("just text", InvalidMessage),
+        (None, InvalidMessage),
+        ({"role": "user", "content": "lone \ud800"}, InvalidMessage),
+        ({"role": "user", "content": [{"type": "text", "text": "\udfff"}]}, InvalidMessage),
+        (tool("nobody", "x"), OrphanResult),
+        (user([{"type": "tool_result", "tool_use_id": "nobody", "content": "x"}]), OrphanResult),
+        (assistant(None, call_of("used")), DuplicateCall),
+        (assistant(None, call_of("twice"), call_of("twice")), DuplicateCall),
+        (tool("used", "again"), OrphanResult),
+        ({"role": "assistant"}, InvalidMessage),
+        ({"role": "assistant", "tool_calls": [{"id": "z", "type": "function"}], "content": None}, InvalidMessage),
+        ({"role": "assistant", "content": float("nan")}, InvalidMessage),
+        (Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text="x", call="c"),), trust=Trust.USER), InvalidMessage),
+        (Message(role=Role.USER, parts=(Part(kind=Kind.FOLD, text="x"),)), InvalidMessage),
+        (Message(role=Role.USER, parts=()), InvalidMessage),
+        (Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="x"),), sources=(99,)), InvalidMessage),
+        ([], KernelError),
+    ],
+)
+def test_bad_messages_change_nothing(message: Any, error: type[Exception]) -> None:
+    with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(user("before"), assistant(None, call_of("used")), tool("used", "r"))
+        before = (process.render(), process.pages(), list(process.events()))
+        with pytest.raises(error) as caught:
+            process.append(message)
+        said = str(caught.value)
+        assert said.startswith(("wire: ", "kernel: "))
+        assert len(said) < 500
+        assert (process.render(), process.pages()) == before[:2]
+        # A good message in front of a bad one is not admitted either.
+        if message != []:
+            with pytest.raises(error):
+                process.append(user("good"), message)
+        assert process.pages() == before[1]
+        assert list(process.events())[: len(before[2])] == before[2]
+        assert process.append(user("after")) == "p4"
+
+
+def test_arguments_that_are_no_json_are_kept() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": '{"path": '}}
+    with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(assistant(None, call), tool("c", "error: not JSON"))
+        assert process.recall("p1") == '{"path": '
+        validate_messages(process.render("messages"))
+        assert process.messages()[0]["tool_calls"] == [call]
+
+
+def test_nul_and_odd_letters_survive() -> None:
+    odd = "a\x00b\x1f\u2028\ufeff🦉\r\n\t"
+    with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(user(odd))
+        assert process.recall("p1") == odd
+        assert process.render()[0]["content"] == odd
+        assert store.search("b")
+
+
+@pytest.mark.parametrize("address", ["", "17", "p0", "p", "p1-p0", "p3-p2", "px", "p99", "p1-p99", "f1", "p1,p2", "p" + "9" * 40, None, 3, "p1\n; --"])
+def test_bad_addresses(address: Any) -> None:
+    with kilburn.open(":memory:", policy="fifo") as store:
+        process = store.process("a")
+        process.append(user("a"), user("b"))
+        before = list(process.events())
+        for verb in (process.recall, process.pin, process.unpin, process.remember, process.forget):
+            with pytest.raises(UnknownAddress) as caught:
+                verb(address)
+            assert "(" in str(caught.value), "it says what to do"
+        assert list(process.events()) == before
+
+
+@pytest.mark.parametrize(("window", "reserve"), [(0, 0), (-1, 0), (100, 100), (100, 200), (100, -1), (1.5, 0), (True, 0), ("8000", 0)])
+def test_bad_budgets(window: Any, reserve: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidBudget) as caught:
+        kilburn.open(str(tmp_path / "a.db"), window=window, reserve=reserve)
+    assert str(caught.value).startswith("kernel: ")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["nope", "", "fifo(", "fifo(nope=1)", "fifo(spare=__import__('os'))", "fifo; lru", "os:system('x')", "no.such.module:Thing", "chain()", "mask(keep=-1)",
+     "importance(half_life=0)", "preprocess(limit=10, to=10)", "fifo(**{})", "lambda view: []", 7, object(), "kilburn.errors:KilburnError", "chain(nope)"],
+)
+def test_bad_policies(policy: Any) -> None:
+    with pytest.raises(SpecError):
+        kilburn.open(":memory:", policy=policy)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as caught:
+        kilburn.open(str(tmp_path / "no" / "such" / "agent.db"), policy="fifo")
+    assert str(caught.value).startswith("store: ")
+
+
+def test_readonly_reads_beside_a_writer(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with kilburn.open(path, policy="fifo", tokenizer="chars/4") as writer:
+        writer.process("a").append(user("needle one"))
+        with kilburn.open(path, policy="fifo", tokenizer="chars/4", readonly=True) as reader:
+            process = reader.process("a")
+            assert process.recall("p1") == "needle one"
+            assert process.render() == writer.process("a").render()
+            assert reader.search("needle")[0].address == "p1"
+            assert process.stats().pages == 1
+            for write in (lambda: process.append(user("x")), lambda: process.pin("p1"), lambda: process.forget("p1"), lambda: reader.process("b")):
+                with pytest.raises(StoreReadOnly):
+                    write()
+            assert process.recall("p1") == "needle one"

@@ -1,0 +1,260 @@
+"""A session outlives its process: same state, same bytes; other windows, rulers and policies; other writers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from kernel.talk import FORMS, assistant, call_of, tool, user
+
+import kilburn
+from kilburn.errors import PinsExceedWindow, StoreFull, StoreReadOnly, StoreStale
+from kilburn.kernel import syscall
+from kilburn.kernel.resolve import names
+from kilburn.testing import check_laws
+
+
+def filled(path: Path, policy: str = "fifo", form: str = "chat", window: int = 1500) -> tuple[str, str]:
+    with kilburn.open(str(path), window=window, policy=policy, tokenizer="chars/4") as store:
+        process = store.process("a")
+        for message in FORMS[form](7, 20):
+            process.append(message)
+        process.remember("p2", 0.5)
+        return json.dumps(process.render()), json.dumps(process.render("messages"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("policy", [name for name in names("policies") if name != "chain"])
+def test_same_state_same_bytes(policy: str, form: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    before = filled(path, policy, form)
+    with kilburn.open(str(path), window=1500, policy=policy, tokenizer="chars/4") as store:
+        process = store.process("a")
+        assert (json.dumps(process.render()), json.dumps(process.render("messages"))) == before
+        assert process.kernel.tier.marks[2] == 0.5
+        check_laws(process)
+        process.append(user("go on"))
+        assert process.render()[-1] == user("go on")
+
+
+@pytest.mark.parametrize("window", [300, 700, 20_000])
+@pytest.mark.parametrize("tokenizer", ["chars/4", "chars/2", "chars/1", "auto", "gpt-4o", "claude-sonnet-4"])
+def test_another_window_and_another_ruler(tokenizer: str, window: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    filled(path)
+    with kilburn.open(str(path), window=window, policy="lru", tokenizer=tokenizer) as store:
+        try:
+            process = store.process("a")
+        except PinsExceedWindow:
+            assert window == 300
+            return
+        assert process.render().tokens <= window
+        for number in range(5):
+            process.append(user(f"more {number} " + "w" * 400))
+            assert process.render().tokens <= window
+        assert process.stats().overflow == 0
+        check_laws(process)
+    with kilburn.open(str(path), window=1500, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        assert process.render().tokens <= 1500
+        assert process.messages()[:5] == list(FORMS["chat"](7, 20))[:5]
+        check_laws(process)
+
+
+def test_an_open_call_is_still_open(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with kilburn.open(path, window=1500, policy="fifo", tokenizer="chars/4") as store:
+        store.process("a").append(user("go"), assistant(None, call_of("c")))
+    with kilburn.open(path, window=1500, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(tool("c", "late"))
+        assert process.render()[-1]["content"] == "late"
+        with pytest.raises(kilburn.errors.DuplicateCall):
+            process.append(assistant(None, call_of("c")))
+
+
+def test_threads_share_one_process(tmp_path: Path) -> None:
+    failed: list[BaseException] = []
+    with kilburn.open(str(tmp_path / "a.db"), window=600, policy="lru", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(user("go"))
+
+        def work(name: str) -> None:
+            try:
+                for number in range(15):
+                    text = f"{name}-{number} " + "w" * 100
+                    address = process.append(user(text))
+                    assert process.recall(address) == text
+                    assert process.render().tokens <= 600
+                    process.search(name)
+                    if number % 5 == 0:
+                        process.remember(address)
+            except BaseException as error:  # noqa: BLE001
+                failed.append(error)
+                raise
+
+        threads = [threading.Thread(target=work, args=(f"thread{number}",)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        said = [message["content"].split()[0] for message in process.messages()[1:]]
+        assert len(said) == len(set(said)) == 90
+        for number in range(6):
+            own = [text for text in said if text.startswith(f"thread{number}-")]
+            assert own == [f"thread{number}-{step}" for step in range(15)], "each thread's order is kept"
+        check_laws(process)
+
+
+def test_two_handles_on_one_session_cannot_overwrite_each_other(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with kilburn.open(path, policy="fifo", tokenizer="chars/4") as one, kilburn.open(path, policy="fifo", tokenizer="chars/4") as two:
+        first, second = one.process("a"), two.process("a")
+        first.append(user("from one"))
+        with pytest.raises(StoreStale) as caught:
+            second.append(user("from two"))
+        assert "(" in str(caught.value), "it says what to do"
+        assert second.render() == []
+        two.process("b").append(user("another session is free"))
+        first.append(user("again"))
+    with kilburn.open(path, policy="fifo", tokenizer="chars/4") as store:
+        assert [message["content"] for message in store.process("a").messages()] == ["from one", "again"]
+
+
+WRITER = """
+import sys, kilburn
+with kilburn.open(sys.argv[1], window=500, policy="fifo", tokenizer="chars/4") as store:
+    process = store.process(sys.argv[2])
+    for number in range(25):
+        process.append({"role": "user", "content": f"{sys.argv[2]} {number} " + "w" * 200})
+"""
+
+
+def test_two_processes_of_the_system_on_one_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with kilburn.open(path, policy="fifo", tokenizer="chars/4") as store:
+        store.process("watch").append(user("x"))
+        running = [subprocess.Popen([sys.executable, "-c", WRITER, path, name], stderr=subprocess.PIPE) for name in ("left", "right")]
+        errors = [process.communicate(timeout=60)[1] for process in running]
+        assert [process.returncode for process in running] == [0, 0], errors
+        for name in ("left", "right"):
+            process = store.process(name)
+            assert [message["content"].split()[:2] for message in process.messages()] == [[name, str(number)] for number in range(25)]
+            check_laws(process)
+
+
+def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    program = WRITER.replace('" + "w" * 200})', '"})\n        print(number, flush=True)\n        if number == 11: import os; os.kill(os.getpid(), 9)')
+    done = subprocess.run([sys.executable, "-c", program, path, "s"], capture_output=True, timeout=60, check=False)
+    assert done.returncode == -9
+    acknowledged = len(done.stdout.split())
+    with kilburn.open(path, window=500, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("s")
+        assert len(process.messages()) == acknowledged == 12
+        check_laws(process)
+        process.append(user("on"))
+
+
+FULL = """
+import resource, signal, sys, kilburn
+from kilburn.errors import StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+import random
+with kilburn.open(sys.argv[1], window=500, policy="fifo", tokenizer="chars/4") as store:
+    process = store.process("s")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+    done = 0
+    try:
+        while done < 1000:
+            process.append({"role": "user", "content": f"{done} " + "%x" % random.Random(done).getrandbits(40_000)})
+            done += 1
+    except StoreError as error:
+        before = process.pages()
+        print(done, type(error).__name__, error, flush=True)
+        assert sum(page.id > 0 for page, _ in before) == done, (len(before), done)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    process.append({"role": "user", "content": "room again"})
+    assert process.recall(f"p{done}").startswith(f"{done - 1} ")
+"""
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, timeout=60, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    count, name, *said = done.stdout.split()
+    assert name in ("StoreFull", "StoreError")
+    assert said[0] == "store:"
+    with kilburn.open(path, window=500, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("s")
+        assert len(process.messages()) == int(count) + 1
+        assert process.messages()[-1]["content"] == "room again"
+        check_laws(process)
+
+
+def test_a_full_store_leaves_every_operation_undone() -> None:
+    from kilburn.budget import Budget
+    from kilburn.kernel.hierarchy import Hierarchy
+    from kilburn.testing import Memory
+
+    class Full(Memory):
+        full = False
+
+        def commit(self, process: int, batch: object) -> None:
+            if self.full:
+                raise StoreFull("no space left", advice="make room")
+            super().commit(process, batch)  # type: ignore[arg-type]
+
+    store = Full()
+    process = Hierarchy(store, Budget(400), "fifo", tokenizer="chars/4").process("a")
+    for number in range(20):
+        process.append(user(f"{number} " + "w" * 100))
+    process.stats()
+    before = (process.render(), process.pages(), process.kernel.use)
+    store.full = True
+    for verb in (
+        lambda: process.append(user("x" * 3000)),
+        lambda: process.pin("p2"),
+        lambda: process.remember("p2"),
+        lambda: process.forget("p2"),
+        lambda: process.apply(kilburn.move.Evict((20,))),
+        lambda: process.apply(kilburn.move.Fold((19, 20), text="short")),
+        lambda: process.resize(Budget(100)),
+    ):
+        with pytest.raises(StoreFull):
+            verb()
+        assert (process.render(), process.pages(), process.kernel.use) == before
+        assert process.kernel.budget == Budget(400)
+    said = syscall.call(process, "pin", '{"address": "p2"}')
+    assert said.text.startswith("error: store:")
+    store.full = False
+    process.append(user("room again"))
+    check_laws(process)
+
+
+def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
+    program = """
+import os, sys, kilburn
+if os.getuid() == 0: os.setgid(65534); os.setuid(65534)
+try: kilburn.open(sys.argv[1] + "/new.db", policy="fifo")
+except kilburn.errors.StoreError as error: print(type(error).__name__, error)
+"""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    for part in (folder, *folder.parents):
+        if part.owner() != "root" or not part.stat().st_mode & 1:
+            part.chmod(part.stat().st_mode | 0o555)
+        if part == tmp_path.parent.parent:
+            break
+    folder.chmod(0o555)
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=60, check=False)
+    if "PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr:
+        pytest.skip("another user cannot run this Python here")
+    assert done.stdout.split()[:2] in (["StoreReadOnly", "store:"], ["StoreError", "store:"]), done.stderr
+    assert issubclass(StoreReadOnly, kilburn.KilburnError)
