@@ -95,7 +95,9 @@ def span_of(first: int, last: int) -> str:
     return f"p{first}" if first == last else f"p{first}-p{last}"
 
 
-_ADDRESS = re.compile(r"\s*(?:p([1-9]\d{0,17})(?:\s*(?:-|\.\.|–)\s*p?([1-9]\d{0,17}))?|f([1-9]\d{0,17}))\s*\Z", re.ASCII | re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"\s*(?:p([1-9]\d{0,17})(?:\s*(?:-|\.\.|–)\s*p?([1-9]\d{0,17}))?|f([1-9]\d{0,17}))\s*\Z", re.ASCII | re.IGNORECASE
+)
 
 
 def parse_address(address: str) -> tuple[int, int]:

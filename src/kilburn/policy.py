@@ -123,7 +123,9 @@ class View:
         itself is, nothing of the latest message."""
         members = [self.page(member) for member in self.group(page.id)] if together is None else together
         latest = self.is_latest(page)
-        return not any(member.id in self.pins or member.id in self.open or (self.is_latest(member) and not latest) for member in members)
+        return not any(
+            member.id in self.pins or member.id in self.open or (self.is_latest(member) and not latest) for member in members
+        )
 
     def originals(self, page: Page) -> tuple[int, ...]:
         """What a fold must cite to stand for this page: itself, or the originals of a derived page (law 4)."""

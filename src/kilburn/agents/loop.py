@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -138,7 +138,9 @@ class Agent:
         made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in made}
         if len(self.tools) != len(made) or (memory and self.tools.keys() & syscall.NAMES):
-            raise SpecError("two tools have the same name", advice=f"rename one; {', '.join(sorted(syscall.NAMES))} are taken by memory")
+            raise SpecError(
+                "two tools have the same name", advice=f"rename one; {', '.join(sorted(syscall.NAMES))} are taken by memory"
+            )
         self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *(syscall.SYSCALLS if memory else ()))
         self.memory = memory
         if system and not process.kernel.tier.last:
@@ -181,7 +183,9 @@ class Agent:
         finally:
             await asyncio.to_thread(events.close)  # type: ignore[attr-defined]
 
-    def stream(self, text: str | dict[str, Any] | Message | None = None, *, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[Event]:
+    def stream(
+        self, text: str | dict[str, Any] | Message | None = None, *, loop: asyncio.AbstractEventLoop | None = None
+    ) -> Iterator[Event]:
         """The run's events as they happen; the last one is `Stopped`. Closing it early stops the model."""
         if text is not None:
             self.process.append({"role": "user", "content": text} if isinstance(text, str) else text)
@@ -214,7 +218,7 @@ class Agent:
                 return name
         return ""
 
-    def _reply(self, outcome: Outcome) -> Iterator[Event]:
+    def _reply(self, outcome: Outcome) -> Generator[Event, None, Reply]:
         """One call of the model; an over-long prompt is compacted and tried once more."""
         prompt = self.process.render(self.model.form)
         try:
@@ -246,7 +250,7 @@ class Agent:
             timeout=None if seconds is None else max(1.0, seconds - outcome.seconds),
         )
 
-    def _stream(self, request: Request) -> Iterator[Event]:
+    def _stream(self, request: Request) -> Generator[Event, None, Reply]:
         for piece in self.model.stream(request):
             if isinstance(piece, Delta):
                 yield Said(piece.text, piece.reasoning)

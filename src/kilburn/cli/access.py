@@ -20,7 +20,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.models.weights import catalogue
 from kilburn.stores.sqlite import Sqlite
 
-__all__ = ["WIDE", "existing", "model_of", "reading", "session", "window_of", "writing"]
+__all__ = ["WIDE", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
 
 WIDE = 1 << 40
 """Tokens: a window that holds whatever there is."""
@@ -64,7 +64,8 @@ def session(store: Hierarchy, name: str) -> Process:
     Raises:
         SpecError: there is none of that name.
     """
-    known = [info.name for info in store.processes()]
+    infos = store.processes()
+    known = [info.name for info in infos]
     if name not in known:
         near = (
             f"this tenant has {', '.join(map(repr, known[:5]))}{' ...' if len(known) > 5 else ''}"
@@ -72,7 +73,19 @@ def session(store: Hierarchy, name: str) -> Process:
             else "this tenant has no session"
         )
         raise SpecError(f"no session {name!r}", advice=near)
-    return store.process(name)
+    return opened(store, infos[known.index(name)].number, name)
+
+
+def opened(store: Hierarchy, number: int, name: str) -> Process:
+    """A session that exists, counted by the counter that its agent used, so that nothing is counted again."""
+    ruler = "auto"
+    for event in store.store.events(number):
+        if event.act is Act.NOTE:
+            ruler = event.data.get("tokenizer", ruler)
+    own = (
+        store if ruler == store.counter.name else Hierarchy(store.store, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
+    )
+    return own.process(name)
 
 
 def window_of(process: Process) -> int | None:

@@ -89,7 +89,7 @@ def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
     waiting: list[tuple[Message, list[Page]]] = []
     for pages in _messages(process):
         kept = [page for page in pages if kernel.tier.at(page.id) != "dropped"]
-        kernel.fetch(digest for page in kept for digest in (page.digest, page.extra))
+        kernel.contents.fetch(digest for page in kept for digest in (page.digest, page.extra))
         whole = len(kept) == len(pages)
         waiting.append((_message(process, pages), pages))
         if whole and _goes_on(waiting[-1][0]):
@@ -131,7 +131,7 @@ def _message(process: Process, pages: Sequence[Page]) -> Message:
     parts, extra = [], None
     for page in pages:
         if kernel.tier.at(page.id) != "dropped":
-            part, leftovers = part_of(page, kernel.content(page.digest), kernel.content(page.extra))
+            part, leftovers = part_of(page, kernel.contents.get(page.digest), kernel.contents.get(page.extra))
             parts.append(part)
             extra = extra or leftovers
     first = pages[0]

@@ -134,9 +134,8 @@ def _strings(value: Any) -> list[str]:
 def lost_bytes(process: Process, run: Run) -> int:
     """Bytes of a run that do not come back: its messages as dicts, and its pages' texts by address.
 
-    Reads from the store, not from what is at hand.
+    Give a process that was just opened: what the one that worked has at hand proves nothing.
     """
-    process.kernel.forget_texts()
     lost = 0
     given = run.messages[:]
     back = process.messages()
@@ -145,7 +144,6 @@ def lost_bytes(process: Process, run: Run) -> int:
         if after is None or msgspec.json.encode(after) != written:
             lost += len(written)
     parts = [part.text for message in given for parsed in parse(message) for part in parsed.parts]
-    process.kernel.forget_texts()
     recalled = process.recall(f"p1-p{process.kernel.tier.last}").parts if parts else ()
     for text, found in zip(parts, [*recalled, *[None] * (len(parts) - len(recalled))], strict=False):
         lost += 0 if found == text else len(text.encode("utf-8"))

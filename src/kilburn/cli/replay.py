@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 import kilburn
-from kilburn.cli.access import model_of
+from kilburn.budget import Budget
+from kilburn.cli.access import WIDE, model_of
 from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
 from kilburn.cli.sawtooth import check_picture, draw
 from kilburn.cli.screen import count, progress, table
@@ -120,7 +121,9 @@ def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
             except KilburnError as error:
                 error.add_note(f"in message {process.kernel.tier.turn + 1} of run {run.name!r}")
                 raise
-            found.lost = lost_bytes(process, run)
+            # Opened anew, so that texts come from the store and places from the ledger.
+            again = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)
+            found.lost = lost_bytes(again.process(run.name), run)
             measured.append(found)
             done(number)
     return measured

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.access import reading, session, window_of
+from kilburn.cli.access import opened, reading, session, window_of
 from kilburn.cli.screen import age, count, plain, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app, emit
 from kilburn.errors import SpecError
@@ -58,7 +58,7 @@ def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
         with progress("reading the ledgers", len(infos)) as done:
             rows = []
             for number, info in enumerate(infos, start=1):
-                rows.append(figures(info, store.process(info.name)))
+                rows.append(figures(info, opened(store, info.number, info.name)))
                 done(number)
     if json:
         emit(rows)
@@ -148,7 +148,7 @@ def show(
             return
         wanted = set(process.kernel.resolve(address))
         chosen = [(page, state) for page, state in pages.values() if page.id in wanted]
-        process.kernel.fetch(page.digest for page, _ in chosen)
+        process.kernel.contents.fetch(page.digest for page, _ in chosen)
         described = [describe(page, state, cited) | {"text": process.kernel.text(page.id)} for page, state in chosen]
     if not described:
         raise SpecError(f"{address} names no page of {name!r}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.access import WIDE, reading
+from kilburn.cli.access import WIDE, opened, reading
 from kilburn.cli.screen import age, bar, count, grid, many
 from kilburn.cli.session import figures, percent
 from kilburn.cli.shell import Db, Json, Tenant, app, emit
@@ -32,7 +32,7 @@ class Watch:
             known = self._known.get(info.number)
             if known is None or known[0] != info.head:
                 fresh = Hierarchy(self._store.store, self._store.budget, "fifo", tokenizer=self._store.counter)
-                self._known[info.number] = (info.head, figures(info, fresh.process(info.name)))
+                self._known[info.number] = (info.head, figures(info, opened(fresh, info.number, info.name)))
         return sorted((row for _, row in self._known.values()), key=lambda row: -row["used"])
 
 

@@ -100,7 +100,7 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
     try:
         with writing(db, tenant) as store:
             for name in names:
-                kernel = store.process(name).kernel
+                kernel = session(store, name).kernel
                 with kernel.batch():
                     kernel.note(Act.NOTE, policy="user", cause="user", export=where, last=kernel.tier.last)
     except (StoreReadOnly, StoreBusy) as error:

@@ -66,7 +66,8 @@ def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: flo
                 kind=part.kind,
                 role=message.role,
                 message=tier.turn + offset + 1,
-                tokens=cost_of(counter, part.kind, part.text, part.call, part.name) + _asides(counter, part, message, position, tier.last > 0),
+                tokens=cost_of(counter, part.kind, part.text, part.call, part.name)
+                + _asides(counter, part, message, position, tier.last > 0),
                 time=now,
                 trust=trust,
                 group=_group(part, tier, calls, first if bundle else number),
@@ -89,7 +90,9 @@ def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: flo
 def _trust(message: Message, tier: Tier) -> Trust:
     own = TRUST_OF_ROLE[message.role]
     if message.trust is not None and message.trust > own:
-        raise LawBroken(7, f"a {message.role} message cannot have trust {message.trust.name}", advice="leave trust out, or lower it")
+        raise LawBroken(
+            7, f"a {message.role} message cannot have trust {message.trust.name}", advice="leave trust out, or lower it"
+        )
     lowest = own if message.trust is None else message.trust
     unknown = [source for source in message.sources if source not in tier.pages]
     if unknown:
@@ -99,7 +102,9 @@ def _trust(message: Message, tier: Tier) -> Trust:
 
 def _asides(counter: Counter, part: Part, message: Message, position: int, late: bool) -> int:
     """What unusual leftovers of the wire form cost where they are rendered again; the usual few are the envelope's."""
-    shown = sum(counter.count(extra) for extra in (part.extra, message.extra if position == 0 else None) if extra and len(extra) > 200)
+    shown = sum(
+        counter.count(extra) for extra in (part.extra, message.extra if position == 0 else None) if extra and len(extra) > 200
+    )
     if part.call is not None and part.kind not in (Kind.CALL, Kind.RESULT):
         shown += counter.count(f"(images of tool result {part.call})")
     return shown + (counter.count("<system></system>") if message.role is Role.SYSTEM and late else 0)
@@ -110,10 +115,14 @@ def _check_call(part: Part, tier: Tier, calls: dict[str, Page], answered: set[st
         if not part.call:
             raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")
         if part.call in tier.calls or part.call in calls:
-            raise DuplicateCall(f"call id {part.call!r} was used before in this process", advice="give every call an id of its own")
+            raise DuplicateCall(
+                f"call id {part.call!r} was used before in this process", advice="give every call an id of its own"
+            )
     elif part.kind is Kind.RESULT:
         if part.call not in tier.calls and part.call not in calls:
-            raise OrphanResult(f"no call with id {part.call!r} in this process", advice="append the assistant message with the call first")
+            raise OrphanResult(
+                f"no call with id {part.call!r} in this process", advice="append the assistant message with the call first"
+            )
         known = tier.calls.get(part.call or "")
         if known is not None and tier.at(known) == "dropped":
             raise OrphanResult(f"call {part.call!r} was forgotten", advice="its result has no place; leave it out")

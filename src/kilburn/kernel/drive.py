@@ -89,5 +89,3 @@ def _judge(reply: Reply) -> Answer:
     if not reply.text.strip():
         return Answer(outcome="empty")
     return Answer(outcome="truncated" if reply.finish == "length" else "done", text=reply.text)
-
-

@@ -21,6 +21,7 @@ from kilburn.page import OMITTED, Page, Span, address_of, digest_of, span_of
 
 __all__ = ["arguments_of", "cut", "derived_page", "runs_of"]
 
+
 def cut(text: str, keep: Sequence[Span]) -> str:
     """The kept spans of a text with a mark wherever something is missing between or around them.
 
@@ -31,7 +32,10 @@ def cut(text: str, keep: Sequence[Span]) -> str:
     end = 0
     for start, stop in keep:
         if not end <= start < stop <= len(text):
-            raise KernelError(f"span {start}:{stop} is not one of {len(text)} characters after {end}", advice="give sorted, disjoint spans of the source")
+            raise KernelError(
+                f"span {start}:{stop} is not one of {len(text)} characters after {end}",
+                advice="give sorted, disjoint spans of the source",
+            )
         if start > end or (start and not pieces):
             pieces.append(_mark(pieces))
         pieces.append(text[start:stop])
@@ -58,7 +62,9 @@ def runs_of(pages: Sequence[int]) -> str:
     return " ".join([*runs, *(f"f{-page}" for page in sorted(pages, reverse=True) if page < 0)])
 
 
-def derived_page(move: Fold, change: Change, tier: Tier, counter: Counter, now: float, text_of: Callable[[int], str]) -> tuple[Page, str]:
+def derived_page(
+    move: Fold, change: Change, tier: Tier, counter: Counter, now: float, text_of: Callable[[int], str]
+) -> tuple[Page, str]:
     """The page that a checked fold makes, and its text, its heading included.
 
     Args:
@@ -78,7 +84,9 @@ def derived_page(move: Fold, change: Change, tier: Tier, counter: Counter, now: 
         kind=kind,
         role=stands_for.role if stands_for else Role.USER,
         message=stands_for.message if stands_for else 0,
-        tokens=cost_of(counter, Kind.RESULT, _as_shown(text, stands_for), call, stands_for.name) if stands_for else text_cost(counter, text),
+        tokens=cost_of(counter, Kind.RESULT, _as_shown(text, stands_for), call, stands_for.name)
+        if stands_for
+        else text_cost(counter, text),
         time=now,
         trust=min(page.trust for page in sources),
         group=stands_for.group if stands_for else 0,
@@ -130,6 +138,10 @@ def _check_progress(page: Page, change: Change, tier: Tier) -> None:
     """A summary that costs what it replaces, or more, would make the window worse."""
     if page.kind is not Kind.FOLD or change.place is None:
         return
-    freed = sum(tier.stubs.get(member, tier.cost(member)) for member, at in change.at.items() if at not in ("in", "stub") and tier.is_visible(member))
+    freed = sum(
+        tier.stubs.get(member, tier.cost(member))
+        for member, at in change.at.items()
+        if at not in ("in", "stub") and tier.is_visible(member)
+    )
     if page.tokens >= freed:
         raise LawBroken(2, f"no progress: a fold of {page.tokens} tokens for {freed}", advice="fold more, or write less")

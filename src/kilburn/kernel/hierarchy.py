@@ -39,7 +39,14 @@ class Hierarchy:
     """
 
     def __init__(
-        self, store: Store, budget: Budget, policy: Any = "hybrid", *, tokenizer: Any = "auto", model: Any = None, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        budget: Budget,
+        policy: Any = "hybrid",
+        *,
+        tokenizer: Any = "auto",
+        model: Any = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.store, self.budget, self.clock = store, budget, clock
         self.policy_name = policy if isinstance(policy, str) else type(policy).__name__.lower()
@@ -71,7 +78,9 @@ class Hierarchy:
             if name not in self._processes or self._processes[name].kernel.stale:
                 info = self.store.process(name, time=self.clock(), create=not self.store.readonly)
                 if info is None:
-                    raise StoreReadOnly(f"no session {name!r} here, and this store was opened for reading", advice="see kilburn ps")
+                    raise StoreReadOnly(
+                        f"no session {name!r} here, and this store was opened for reading", advice="see kilburn ps"
+                    )
                 self._processes[name] = self._open(info)
             return self._processes[name]
 

@@ -8,9 +8,9 @@ if anything fails, tier and store are as they were. Policies propose (`planning`
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -18,42 +18,25 @@ from kilburn.budget import Budget, Counter
 from kilburn.errors import Forgotten, LawBroken, PinsExceedWindow, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.admission import cost_of, pages_of, pins_on_arrival, text_cost
+from kilburn.kernel.contents import Contents
 from kilburn.kernel.folding import arguments_of, derived_page
 from kilburn.kernel.laws import Change, check_drop, check_evict, check_fold, check_load, check_retire, closure_of_drop
 from kilburn.kernel.ledger import Ledger, apply
+from kilburn.kernel.pending import START, Pending, Savepoint
 from kilburn.kernel.render import PENDING
 from kilburn.kernel.tier import OUT, Tier
 from kilburn.message import Kind, Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, address_of, parse_address
 from kilburn.policy import Use
-from kilburn.store import Batch, ProcessInfo, Store
+from kilburn.store import ProcessInfo, Store
 from kilburn.tokens.calibrated import Calibrated
 from kilburn.wire.messages import OPENING
 
 __all__ = ["Kernel"]
 
-INDEXED = frozenset({Kind.TEXT, Kind.RESULT, Kind.CALL, Kind.REASONING})
-NOT_INDEXED = frozenset({"recall", "search_memory", "pin"})
-"""Calls of memory tools: a query must never be found as if it were a fact."""
-
 GATHERED = 256
 """Observations that wait for a commit at most."""
-
-CACHE = 8_000_000
-"""Characters of non-resident text that are kept at hand for recalls."""
-
-
-class Savepoint(NamedTuple):
-    """A point inside a batch: how far the journal, the events, the new pages and the un-indexing had come."""
-
-    mark: int
-    events: int
-    new: int
-    unindex: frozenset[int]
-
-
-START = Savepoint(0, 0, 0, frozenset())
 
 
 class Kernel:
@@ -67,29 +50,24 @@ class Kernel:
         self.store, self.info, self.counter, self.budget, self.clock = store, info, counter, budget, clock
         self.lock = threading.RLock()
         self.calibrated = Calibrated(counter)
-        self._pending = text_cost(counter, PENDING)
+        self._waiting = text_cost(counter, PENDING)
         self._opening = text_cost(counter, OPENING)
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
         self.tier = Tier(lambda line: text_cost(counter, line))
         self.ledger = Ledger()
         self.uses: dict[int, Use] = {}
-        self._texts: dict[str, str] = {}
-        self._cached = 0
-        self._limit = CACHE
-        self._head = 0
+        self.contents = Contents(store, self._needed)
+        self.pending = Pending()
         self._ruler = ""
         self.stale = False
-        self._clear()
         self._restore()
-
-    # --- what it knows -------------------------------------------------------------------------
 
     @property
     def use(self) -> int:
         """Tokens that the prompt takes now."""
         tier = self.tier
         waiting = len(tier.waiting()) if tier.open else 0
-        return tier.use + waiting * self._pending + (0 if tier.opens_with_user() else self._opening)
+        return tier.use + waiting * self._waiting + (0 if tier.opens_with_user() else self._opening)
 
     @property
     def capacity(self) -> int:
@@ -109,10 +87,12 @@ class Kernel:
         """
         known = self.tier.pages.get(page)
         if known is None:
-            raise UnknownAddress(f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows")
+            raise UnknownAddress(
+                f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
+            )
         if self.tier.at(page) == "dropped":
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
-        return self.content(known.digest)
+        return self.contents.get(known.digest)
 
     def resolve(self, address: str) -> list[int]:
         """The page ids that an address names, retired ones included.
@@ -137,34 +117,10 @@ class Kernel:
     def forget_texts(self, gone: Sequence[int]) -> None:
         """Let go of all texts at hand, and of what is known of forgotten pages; what is still wanted is read again."""
         self.tier.scrub(gone)
-        self._texts.clear()
-        self._cached = 0
+        self.contents.clear()
 
-    def content(self, digest: str) -> str:
-        """The text of a digest; "" for none."""
-        if not digest:
-            return ""
-        if digest not in self._texts:
-            self.fetch([digest])
-        return self._texts[digest]
-
-    def fetch(self, digests: Iterable[str]) -> None:
-        """Bring texts to hand in one read."""
-        missing = [digest for digest in digests if digest and digest not in self._texts]
-        for digest, text in self.store.texts(missing).items() if missing else ():
-            self._keep(digest, text)
-
-    def _keep(self, digest: str, text: str) -> None:
-        self._texts[digest] = text
-        self._cached += len(text)
-        if self._cached > self._limit:
-            needed = {page.digest for page in self.tier.resident()} | {page.extra for page in self.tier.resident()} | {digest}
-            needed |= set(self._new_texts)
-            self._texts = {key: value for key, value in self._texts.items() if key in needed}
-            self._cached = sum(map(len, self._texts.values()))
-            self._limit = max(CACHE, 2 * self._cached)
-
-    # --- batches -------------------------------------------------------------------------------
+    def _needed(self) -> set[str]:
+        return {digest for page in self.tier.resident() for digest in (page.digest, page.extra)} | set(self.pending.texts)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -179,57 +135,30 @@ class Kernel:
 
     def savepoint(self) -> Savepoint:
         """A point inside a batch for `undo`."""
-        return Savepoint(self.tier.mark(), len(self._events), len(self._new), frozenset(self._unindex))
+        return self.pending.savepoint(self.tier.mark())
 
     def undo(self, point: Savepoint = START) -> None:
         """Undo the batch, back to a savepoint or whole; what was only observed stays noted."""
-        mark, events, new, self._unindex = point.mark, point.events, point.new, set(point.unindex)
-        self.tier.rollback(mark)
-        for page in self._new[new:]:
+        self.tier.rollback(point.mark)
+        for page in self.pending.undo(point):
             self.uses.pop(page.id, None)
-        observed = [event for event in self._events[events:] if event.act not in self.ledger.changing]
-        del self._events[events:], self._new[new:]
-        for event in observed:
-            self._events.append(msgspec.structs.replace(event, number=self._head + len(self._events) + 1))
 
     def flush(self) -> None:
         """Write the batch: one transaction."""
-        if not self._events:
-            self.tier.begin()
-            return
-        if self.store.readonly:
-            raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
-        states = {page: self.tier.states[page] for page in self._touched if page in self.tier.states}
-        index = [page.id for page in self._new if page.id > 0 and page.kind in INDEXED and not page.sources and page.name not in NOT_INDEXED]
-        erase = [page for event in self._events if event.act is Act.DROP for page in event.pages]
-        digests = {digest for page in self._new for digest in (page.digest, page.extra) if digest}
-        batch = Batch(
-            head=self._head,
-            events=self._events,
-            pages=self._new,
-            texts={digest: self._new_texts[digest] for digest in digests},
-            states=states,
-            index=index,
-            unindex=sorted(self._unindex),
-            erase=erase,
-        )
-        try:
-            self.store.commit(self.info.number, batch)
-        except StoreStale:
-            self.stale = True
-            raise
-        self._head += len(self._events)
-        for event in self._events:
-            self.ledger.note(event, self.tier)
-        self._clear()
+        pending = self.pending
+        if pending.events:
+            if self.store.readonly:
+                raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
+            try:
+                self.store.commit(self.info.number, pending.batch(self.tier.states))
+            except StoreStale:
+                self.stale = True
+                raise
+            pending.head += len(pending.events)
+            for event in pending.events:
+                self.ledger.note(event, self.tier)
+            pending.clear()
         self.tier.begin()
-
-    def _clear(self) -> None:
-        self._events: list[Event] = []
-        self._new: list[Page] = []
-        self._new_texts: dict[str, str] = {}
-        self._touched: set[int] = set()
-        self._unindex: set[int] = set()
 
     def _restore(self) -> None:
         """Rebuild tier and ledger by replaying the log (law 8)."""
@@ -237,20 +166,21 @@ class Kernel:
         # After the events: another process may be appending, and a page that no event names yet does no harm.
         pages = {page.id: page for page, _ in self.store.pages(self.info.number)}
         for event in events:
-            if event.number != self._head + 1:
-                raise StoreCorrupt(f"event {self._head + 1} of {self.info.name!r} is missing", advice="run kilburn fsck")
-            self._head = event.number
+            if event.number != self.pending.next:
+                raise StoreCorrupt(f"event {self.pending.next} of {self.info.name!r} is missing", advice="run kilburn fsck")
+            self.pending.head = event.number
             apply(event, pages, self.tier)
             self.ledger.note(event, self.tier)
             self.note_use(event)
         self.tier.begin()
         if self._ruler not in ("", self.counter.name):
-            self.tier.reprice({page.id: self._recount(page) for page in pages.values() if self.tier.at(page.id) != "dropped"})
+            kept = [page for page in pages.values() if page.id in self.tier.pages and self.tier.at(page.id) != "dropped"]
+            self.contents.fetch(digest for page in kept for digest in (page.digest, page.extra))
+            self.tier.reprice({page.id: self._recount(page) for page in kept})
 
     def _recount(self, page: Page) -> int:
         """What a page costs by this process's counter, where it was admitted under another one."""
-        self.fetch([page.digest, page.extra])
-        text, extra = self.content(page.digest), self.content(page.extra)
+        text, extra = self.contents.get(page.digest), self.contents.get(page.extra)
         shown = arguments_of(text) if page.depth and page.sources[0] in self.tier.calls.values() and page.call else text
         kind = Kind.RESULT if page.depth and page.message else page.kind
         return cost_of(self.counter, kind, shown, page.call, page.name) + (self.counter.count(extra) if len(extra) > 200 else 0)
@@ -260,10 +190,12 @@ class Kernel:
         if self._ruler != self.counter.name:
             self.note(Act.NOTE, tokenizer=self.counter.name)
 
-    def note(self, act: Act, pages: Sequence[int] = (), *, policy: str = "kernel", cause: str = "", why: str = "", **data: Any) -> None:
+    def note(
+        self, act: Act, pages: Sequence[int] = (), *, policy: str = "kernel", cause: str = "", why: str = "", **data: Any
+    ) -> None:
         """Write an event into the batch. Observations may wait for the next commit; moves never do."""
         event = Event(
-            number=self._head + len(self._events) + 1,
+            number=self.pending.next,
             act=act,
             time=self.clock(),
             turn=self.tier.turn,
@@ -274,13 +206,13 @@ class Kernel:
             tokens=self.use,
             data=data,
         )
-        self._events.append(event)
+        self.pending.events.append(event)
         self.note_use(event)
 
     def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
         """Note what changed nothing; it is written with the next batch, or when many have gathered."""
         self.note(act, pages, policy=policy, cause=cause, **data)
-        if len(self._events) >= GATHERED and self.tier.mark() == 0:
+        if len(self.pending.events) >= GATHERED and self.tier.mark() == 0:
             self.flush()
 
     def note_use(self, event: Event) -> None:
@@ -297,8 +229,6 @@ class Kernel:
         elif event.act is Act.USAGE:
             self.calibrated.observe(int(event.data["counted"]), int(event.data["prompt"]))
 
-    # --- moving --------------------------------------------------------------------------------
-
     def take_in(self, messages: Sequence[Message]) -> tuple[int, int]:
         """Admit messages into the window; returns the first and last page id.
 
@@ -311,18 +241,18 @@ class Kernel:
             self._add(page, drafts.texts)
             self.tier.set(page.id, msgspec.structs.replace(OUT, at="in", pinned=page.id in pinned))
         self.note(Act.ADMIT, [page.id for page in drafts.pages], to={"in": [page.id for page in drafts.pages]})
-        for page, why in pinned.items():
-            self.note(Act.PIN, [page], why=why)
+        for number, why in pinned.items():
+            self.note(Act.PIN, [number], why=why)
         self.check_pins()
         return drafts.pages[0].id, drafts.pages[-1].id
 
     def _add(self, page: Page, texts: dict[str, str]) -> None:
         for digest in (page.digest, page.extra):
             if digest:
-                self._new_texts[digest] = texts[digest]
-                self._keep(digest, texts[digest])
-        self._new.append(page)
-        self._touched.add(page.id)
+                self.pending.texts[digest] = texts[digest]
+                self.contents.keep(digest, texts[digest])
+        self.pending.new.append(page)
+        self.pending.touched.add(page.id)
         self.tier.add(page, OUT if page.id < 0 else msgspec.structs.replace(OUT, at="folded"))
 
     def check_pins(self) -> None:
@@ -346,11 +276,11 @@ class Kernel:
                 change, act = check_evict(self.tier, move), Act.EVICT
             case Retire():
                 change, act = check_retire(self.tier, move), Act.RETIRE
-                self._unindex.update(page for page in move.pages if page > 0)
+                self.pending.unindex.update(page for page in move.pages if page > 0)
             case Fold():
                 change, act = check_fold(self.tier, move, depth), Act.FOLD
                 made = self._derive(move, change)
-            case Drop():
+            case _:
                 if policy != "user":
                     raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
                 gone = sorted(closure_of_drop(self.tier, move.pages), key=abs)
@@ -375,7 +305,7 @@ class Kernel:
             gone = at == "dropped"
             state = msgspec.structs.replace(self.tier.states[page], at=at)
             self.tier.set(page, msgspec.structs.replace(state, pinned=False, mark=0.0) if gone else state)
-            self._touched.add(page)
+            self.pending.touched.add(page)
         if fold is not None:
             for source in change.cover:
                 self.tier.set_cover(source, fold)
@@ -400,7 +330,7 @@ class Kernel:
             if importance is not None:
                 state = msgspec.structs.replace(state, mark=importance)
             self.tier.set(page, state)
-            self._touched.add(page)
+            self.pending.touched.add(page)
         if importance is not None:
             self.note(Act.REMEMBER, pages, policy="user", cause="user", why=why, mark=importance)
         if pinned is not None:

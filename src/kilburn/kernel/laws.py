@@ -44,7 +44,9 @@ def known(tier: Tier, pages: Sequence[int]) -> list[Page]:
     found = []
     for page in pages:
         if page not in tier.pages:
-            raise UnknownAddress(f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows")
+            raise UnknownAddress(
+                f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
+            )
         if tier.at(page) == "dropped":
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
         found.append(tier.pages[page])
@@ -87,7 +89,12 @@ def check_load(tier: Tier, move: Load) -> Change:
                 _replace_stand_in(tier, member, change)
     for member in change.at:
         page = tier.pages[member]
-        if page.answers and change.at[member] == "in" and change.at.get(page.answers) != "in" and tier.stands(page.answers) is None:
+        if (
+            page.answers
+            and change.at[member] == "in"
+            and change.at.get(page.answers) != "in"
+            and tier.stands(page.answers) is None
+        ):
             raise LawBroken(6, f"the call of {page.address} is not there any more", advice="recall it by address")
         if page.kind is Kind.CALL and page.id not in tier.open and not _has_result(tier, page, change):
             raise LawBroken(6, f"the result of {page.address} is not there any more", advice="recall it by address")
@@ -132,7 +139,9 @@ def _followers(tier: Tier, page: Page, leaving: set[int]) -> list[int]:
         if member in leaving or not tier.is_visible(member):
             continue
         if member not in tier.stubs:
-            raise LawBroken(6, f"{page.address} would leave {address_of(member)} behind", advice="move the whole group (view.group)")
+            raise LawBroken(
+                6, f"{page.address} would leave {address_of(member)} behind", advice="move the whole group (view.group)"
+            )
         stubs.append(member)
     return stubs
 
@@ -205,7 +214,11 @@ def _subsumed(tier: Tier, chosen: set[int]) -> set[int]:
     for fold in folds - chosen:
         left = set(_covered_by(tier, fold)) - chosen
         if left:
-            raise LawBroken(4, f"overlaps {address_of(fold)}, which also stands for {address_of(min(left))}", advice="fold all of its sources, or none")
+            raise LawBroken(
+                4,
+                f"overlaps {address_of(fold)}, which also stands for {address_of(min(left))}",
+                advice="fold all of its sources, or none",
+            )
     return folds
 
 
@@ -215,7 +228,9 @@ def _whole_groups(tier: Tier, sources: Sequence[Page], chosen: set[int]) -> None
             raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
         for member in tier.group(page.id):
             if member not in chosen and tier.is_visible(member):
-                raise LawBroken(6, f"folding {page.address} would leave {address_of(member)} behind", advice="fold the whole group")
+                raise LawBroken(
+                    6, f"folding {page.address} would leave {address_of(member)} behind", advice="fold the whole group"
+                )
 
 
 def check_retire(tier: Tier, move: Retire) -> Change:
@@ -243,7 +258,11 @@ def closure_of_drop(tier: Tier, pages: Sequence[int]) -> set[int]:
     gone = {page.id for page in known(tier, pages)}
     grown = True
     while grown:
-        more = {page.id for page in tier.pages.values() if page.id not in gone and gone & set(page.sources) and tier.at(page.id) != "dropped"}
+        more = {
+            page.id
+            for page in tier.pages.values()
+            if page.id not in gone and gone & set(page.sources) and tier.at(page.id) != "dropped"
+        }
         gone |= more
         grown = bool(more)
     return gone

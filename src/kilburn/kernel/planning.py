@@ -17,7 +17,7 @@ from kilburn.event import Act
 from kilburn.kernel.admission import text_cost
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import Kernel
-from kilburn.message import Kind, Role
+from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Load, Move
 from kilburn.page import Page, Span
 from kilburn.policy import Cause, Policy, View
@@ -106,8 +106,6 @@ class Planner:
         tier = self.kernel.tier
         return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != "dropped" else ""
 
-    # --- the policy's turn ---------------------------------------------------------------------
-
     def _consult(self, cause: Cause, wanted: tuple[int, ...]) -> Generator[Ask, Answer, None]:
         plan = self.policy.plan(self.view(cause, wanted))
         moves: Sequence[Move] = (yield from self._answers(plan, cause)) if isinstance(plan, Generator) else plan
@@ -162,15 +160,15 @@ class Planner:
     def _find(self, find: Find) -> Answer:
         kernel, tier = self.kernel, self.kernel.tier
         passages = kernel.store.search(find.query, process=kernel.info.number, limit=4 * find.limit)
-        wanted = [passage for passage in passages if passage.page in tier.pages and tier.at(passage.page) in ("out", "stub", "folded")]
-        kernel.fetch(tier.pages[passage.page].digest for passage in wanted[: find.limit])
+        wanted = [
+            passage for passage in passages if passage.page in tier.pages and tier.at(passage.page) in ("out", "stub", "folded")
+        ]
+        kernel.contents.fetch(tier.pages[passage.page].digest for passage in wanted[: find.limit])
         hits = tuple(
             Hit(page=passage.page, span=passage.span, text=kernel.text(passage.page)[slice(*passage.span)], score=passage.score)
             for passage in wanted[: find.limit]
         )
         return Answer(outcome="done" if hits else "empty", hits=hits)
-
-    # --- what the kernel does itself -------------------------------------------------------------
 
     def _page_oversized(self, wanted: tuple[int, ...]) -> None:
         """A message that cannot fit is itself paged: head, tail and handle stay."""
@@ -185,7 +183,12 @@ class Planner:
                     self._shorten(kernel.tier.pages[number], room // (len(calls) + 1))
         for number in wanted:
             page = kernel.tier.pages[number]
-            if number not in kernel.tier.pins and kernel.tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
+            if (
+                number not in kernel.tier.pins
+                and kernel.tier.at(number) == "in"
+                and page.tokens > room
+                and page.kind is not Kind.IMAGE
+            ):
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:
@@ -200,7 +203,9 @@ class Planner:
             if not keep or budget < 2 * self._handle:
                 return False
             try:
-                made = self.kernel.carry(Fold(pages=(page.id,), keep=keep, why="larger than the window"), policy="kernel", cause=Cause.PRESSURE)
+                made = self.kernel.carry(
+                    Fold(pages=(page.id,), keep=keep, why="larger than the window"), policy="kernel", cause=Cause.PRESSURE
+                )
             except KernelError:
                 self.kernel.undo(point)
                 return False

@@ -47,7 +47,9 @@ class Prompt(list[dict[str, Any]]):
 
 def items(tier: Tier) -> list[Item]:
     """All that stands in the prompt, in order."""
-    shown: list[Item] = [((*page.place, page.id), page, tier.stub(page.id) if page.id in tier.stubs else "") for page in tier.visible()]
+    shown: list[Item] = [
+        ((*page.place, page.id), page, tier.stub(page.id) if page.id in tier.stubs else "") for page in tier.visible()
+    ]
     shown += [((gap[0], 0, gap[0]), None, handle_of(gap)) for gap in tier.gaps]
     shown.sort(key=lambda item: item[0])
     return shown
@@ -89,7 +91,9 @@ def _pending(made: list[Message], answered: set[str | None]) -> list[Message]:
     return [Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=PENDING, call=call),)) for call in calls]
 
 
-def _shown(page: Page | None, instead: str, part: Callable[[Page], tuple[Part, str | None]], tier: Tier) -> tuple[Part, str | None]:
+def _shown(
+    page: Page | None, instead: str, part: Callable[[Page], tuple[Part, str | None]], tier: Tier
+) -> tuple[Part, str | None]:
     if page is None:
         return Part(kind=Kind.TEXT, text=instead), None
     if instead:

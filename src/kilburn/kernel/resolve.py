@@ -22,7 +22,9 @@ def names(kind: str) -> list[str]:
     """The names that ship with Kilburn for a kind, such as `policies`, sorted."""
     package = importlib.import_module(f"kilburn.{kind}")
     return sorted(
-        module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg and _class_of(kind, module.name) is not None
+        module.name
+        for module in pkgutil.iter_modules(package.__path__)
+        if not module.ispkg and _class_of(kind, module.name) is not None
     )
 
 
@@ -71,7 +73,9 @@ def _argument(kind: str, node: ast.expr, spec: str) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise SpecError(f"an argument of {spec!r} is neither a literal nor a spec", advice="use numbers, strings, lists, or nested specs") from None
+        raise SpecError(
+            f"an argument of {spec!r} is neither a literal nor a spec", advice="use numbers, strings, lists, or nested specs"
+        ) from None
 
 
 def _make(kind: str, name: str, positional: Any, named: Any, spec: str) -> Any:

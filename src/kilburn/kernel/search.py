@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kilburn.budget import Counter
-from kilburn.message import Kind
 from kilburn.store import Passage
 
 if TYPE_CHECKING:
-    from kilburn.kernel.process import Process
+    from kilburn.kernel.reader import Reader
 
 __all__ = ["Found", "found"]
 
@@ -45,7 +44,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-def found(passages: Sequence[Passage], processes: Mapping[int, Process], counter: Counter, tokens: int, now: float) -> list[Found]:
+def found(passages: Sequence[Passage], processes: Mapping[int, Reader], counter: Counter, tokens: int, now: float) -> list[Found]:
     """The hits for passages, best first, as many as fit into `tokens`."""
     hits: list[Found] = []
     left = tokens

@@ -53,7 +53,7 @@ SYSCALLS = (
     ),
     ToolSpec(
         name="pin",
-        description="Keep pages in your window, word for word, until unpinned. For what every later step depends on; pins take room.",
+        description="Keep pages in your window, word for word, until unpinned: what every later step depends on. Pins take room.",
         parameters={
             "type": "object",
             "properties": {
@@ -72,7 +72,12 @@ SYSCALLS = (
             "properties": {
                 "note": {"type": "string", "description": "what to keep, in your own words"},
                 "address": {"type": "string", "description": "pages to mark instead"},
-                "importance": {"type": "number", "minimum": 0, "maximum": 1, "description": "1 (default) for what must stay longest"},
+                "importance": {
+                    "type": "number",
+                    "minimum": 0,
+                    "maximum": 1,
+                    "description": "1 (default) for what must stay longest",
+                },
             },
             "additionalProperties": False,
         },

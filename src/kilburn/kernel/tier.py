@@ -60,8 +60,6 @@ class Tier:
         self._journal: list[Callable[[], object]] = []
         self._kept: tuple[Page, ...] | None = None
 
-    # --- reading -------------------------------------------------------------------------------
-
     @property
     def use(self) -> int:
         """Tokens that the prompt takes now: resident pages, stubs and the handles of all gaps."""
@@ -147,8 +145,6 @@ class Tier:
         cost = self.cost(page)
         return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)
 
-    # --- changing ------------------------------------------------------------------------------
-
     def add(self, page: Page, state: State) -> None:
         """Take in a new page."""
         before = (self.last, self.last_derived, self.turn, self.task)
@@ -217,7 +213,12 @@ class Tier:
         if before.at == after.at:
             return
         key = (*self.pages[page].place, page)
-        appended = self._kept is not None and after.at == "in" and before.at not in VISIBLE and (not self._order or key > self._order[-1])
+        appended = (
+            self._kept is not None
+            and after.at == "in"
+            and before.at not in VISIBLE
+            and (not self._order or key > self._order[-1])
+        )
         self._kept = (*self._kept, self._priced(page)) if appended and self._kept is not None else None
         if before.at in VISIBLE:
             self._held -= self._stubs.pop(page) if before.at == "stub" else self.cost(page)

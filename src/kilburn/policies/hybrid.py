@@ -51,7 +51,9 @@ class Hybrid:
             return []
         capacity = view.budget.capacity
         low = min(capacity - view.handle, capacity * 9 // 10 if self.low is None else self.low)
-        kept, older = self._split(view, capacity * 3 // 10 if self.tail is None else self.tail, capacity // 4 if self.core is None else self.core)
+        kept, older = self._split(
+            view, capacity * 3 // 10 if self.tail is None else self.tail, capacity // 4 if self.core is None else self.core
+        )
         latest, saved = self._latest(view, kept, capacity // 2 if self.whole is None else self.whole)
         if not older:
             return latest
@@ -66,7 +68,12 @@ class Hybrid:
         folds: list[Move] = []
         saved = 0
         for page in kept:
-            if not view.is_latest(page) or page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT):
+            if (
+                not view.is_latest(page)
+                or page.tokens <= whole
+                or page.id in view.pins
+                or page.kind not in (Kind.RESULT, Kind.TEXT)
+            ):
                 continue
             lines = lines_of(view.text(page.id), page.id, page.message, str(page.role))
             parts = choose(lines, [], _focus(view), whole - view.handle, view.count)
@@ -83,7 +90,10 @@ class Hybrid:
             if tail < 0:
                 break
             stays.add(page.id)
-        for page in sorted((page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED), key=lambda page: (-view.marks[page.id], -page.id)):
+        for page in sorted(
+            (page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED),
+            key=lambda page: (-view.marks[page.id], -page.id),
+        ):
             if page.tokens <= core:
                 core -= page.tokens
                 stays.add(page.id)

@@ -44,7 +44,9 @@ class Mask:
             return []
         names = {page.call: page.name for page in view.pages if page.kind is Kind.CALL}
         outputs = [page for page in view.pages if self._is_output(page, names)]
-        old = [page for page in outputs[: max(0, len(outputs) - self.keep)] if page.id not in view.pins and page.tokens > view.handle]
+        old = [
+            page for page in outputs[: max(0, len(outputs) - self.keep)] if page.id not in view.pins and page.tokens > view.handle
+        ]
         freed = sum(page.tokens - view.handle for page in old)
         if not old or freed < self.least:
             return []

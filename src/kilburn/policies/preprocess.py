@@ -45,8 +45,16 @@ class Preprocess:
         to = max(1, limit // 2) if self.to is None else self.to
         wanted = set(view.wanted)
         names = {page.call: page.name for page in view.pages if page.kind is Kind.CALL}
-        long = [page for page in view.pages if page.id in wanted and page.kind is Kind.RESULT and page.tokens > limit and page.id not in view.pins]
-        folds = [self._condensed(view, page, to) for page in long if page.role is Role.TOOL and names.get(page.call) not in self.exclude]
+        long = [
+            page
+            for page in view.pages
+            if page.id in wanted and page.kind is Kind.RESULT and page.tokens > limit and page.id not in view.pins
+        ]
+        folds = [
+            self._condensed(view, page, to)
+            for page in long
+            if page.role is Role.TOOL and names.get(page.call) not in self.exclude
+        ]
         return [fold for fold in folds if fold is not None]
 
     @staticmethod

@@ -59,7 +59,9 @@ class Summarize:
         drop: list[Move] = [Evict(pages=stale, why="recalled text no longer needed")] if stale else []
         summaries = [page for page in view.pages if page.kind is Kind.FOLD and not page.message and page.id not in view.pins]
         again = summaries if len(summaries) >= FOLDS else []
-        sources = sorted({source for page in [*again, *(page for page in old if page not in summaries)] for source in view.originals(page)})
+        sources = sorted(
+            {source for page in [*again, *(page for page in old if page not in summaries)] for source in view.originals(page)}
+        )
         to = max(16, capacity // 8 if self.to is None else self.to)
         freed = sum(page.tokens for page in [*old, *again] if page in again or page not in summaries)
         if not sources or freed <= to:

@@ -46,7 +46,9 @@ class Tiered:
 
     def members(self, view: View, tokens: int) -> set[int]:
         """The pages of the core: marked ones by their mark, then the user's words, newest first."""
-        ranked = sorted((page for page in view.pages if self._is_core(view, page)), key=lambda page: (-view.marks.get(page.id, 0.0), -page.id))
+        ranked = sorted(
+            (page for page in view.pages if self._is_core(view, page)), key=lambda page: (-view.marks.get(page.id, 0.0), -page.id)
+        )
         chosen: set[int] = set()
         for page in ranked:
             if page.id not in view.pins and page.tokens <= tokens:

@@ -48,7 +48,9 @@ def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = Non
     for page in tier.pins:
         assert tier.at(page) == "in", f"law 3: pinned page {page} is not in the window"
         if tier.pages[page].kind is Kind.TEXT:
-            assert any(_holds(message, kernel.text(page)) for message in prompt), f"law 3: pinned page {page} is not rendered as it was"
+            assert any(_holds(message, kernel.text(page)) for message in prompt), (
+                f"law 3: pinned page {page} is not rendered as it was"
+            )
     _check_derived(process)
     if prompt:
         validate_chat(prompt)
@@ -68,7 +70,9 @@ def _check_derived(process: Process) -> None:
             continue
         assert page.sources, f"law 4: {page.address} cites nothing"
         assert page.depth == 1 + max(tier.pages[source].depth for source in page.sources), "law 4: wrong depth"
-        assert page.trust <= min(tier.pages[source].trust for source in page.sources), f"law 7: {page.address} is trusted more than its sources"
+        assert page.trust <= min(tier.pages[source].trust for source in page.sources), (
+            f"law 7: {page.address} is trusted more than its sources"
+        )
         if page.kind is Kind.EXCERPT:
             text = kernel.text(page.id)
             for source, spans in page.parts or ((page.sources[0], page.spans),):
@@ -80,7 +84,7 @@ def _check_replay(process: Process) -> None:
     kernel, tier = process.kernel, process.kernel.tier
     if not kernel.store.readonly:
         kernel.flush()
-    stored = dict((page.id, (page, state)) for page, state in kernel.store.pages(kernel.info.number))
+    stored = {page.id: (page, state) for page, state in kernel.store.pages(kernel.info.number)}
     again = Tier(lambda line: text_cost(kernel.counter, line))
     again.costs = dict(tier.costs)
     replay(kernel.store.events(kernel.info.number), {number: page for number, (page, _) in stored.items()}, again)

@@ -37,7 +37,14 @@ def trace(seed: int, steps: int = 40) -> Iterator[dict[str, Any]]:
             yield {"role": "assistant", "content": text}
             yield {"role": "user", "content": " ".join(rng.choices(WORDS, k=rng.randint(1, 60)))}
             continue
-        made = [{"id": f"c{seed}-{step}-{n}", "type": "function", "function": {"name": "read", "arguments": json.dumps({"path": f"src/m{n}.py"})}} for n in range(calls)]
+        made = [
+            {
+                "id": f"c{seed}-{step}-{n}",
+                "type": "function",
+                "function": {"name": "read", "arguments": json.dumps({"path": f"src/m{n}.py"})},
+            }
+            for n in range(calls)
+        ]
         yield {"role": "assistant", "content": text or None, "tool_calls": made}
         for call in made:
             lines = rng.choice([1, 5, 20, 60, 400])
@@ -45,7 +52,13 @@ def trace(seed: int, steps: int = 40) -> Iterator[dict[str, Any]]:
             yield {"role": "tool", "tool_call_id": call["id"], "content": output}
 
 
-def check_policy(make: Callable[[], Policy], *, windows: tuple[int, ...] = (300, 1000, 4000), seeds: tuple[int, ...] = (1, 2), model: Any = None) -> None:
+def check_policy(
+    make: Callable[[], Policy],
+    *,
+    windows: tuple[int, ...] = (300, 1000, 4000),
+    seeds: tuple[int, ...] = (1, 2),
+    model: Any = None,
+) -> None:
     """Assert that a policy keeps the laws, is pure, and never has its moves refused.
 
     Args:

@@ -29,7 +29,7 @@ DECAY = 0.93
 NOVELTY, DENSITY, COMMON, KNOWN = 0.7, 0.7, 0.5, 0.6
 """Exponents of a line's new names and of its length, of a name's frequency, and the share that a name
 counts which the agent has used itself."""
-TALK, SAID = 0.05, 1.0
+TALK, SAID = 0.05, 0.3
 """Weight of the agent's own words beside what its tools found: it can say most of it again; and of
 those of its words that state a decision, an error, or what is still to be done."""
 STATES = frozenset({Sign.DECISION, Sign.TASK, Sign.ERROR, Sign.FAILED, Sign.SUMMARY})
@@ -158,7 +158,8 @@ def _greedy(lines: Sequence[Line], worth: Sequence[float], covered: set[str], us
 
     def gain(at: int) -> float:
         new = sum(value[name] for name in names_of(lines[at].text) if name not in covered)
-        return worth[at] * (new**NOVELTY + 0.02) / (len(lines[at].text) + 8) ** DENSITY
+        scored: float = worth[at] * (new**NOVELTY + 0.02) / (len(lines[at].text) + 8) ** DENSITY
+        return scored
 
     heap = [(-gain(at), at) for at in range(len(lines))]
     heapq.heapify(heap)

@@ -34,7 +34,7 @@ class Sign(IntEnum):
 
 
 # A line's words decide which of the slower patterns below are tried at all.
-_SPACES = {ord(char): " " for char in "!\"#$%&()*+,-./:;<=>?@[\\]^`{|}~"}
+_SPACES = {ord(char): " " for char in '!"#$%&()*+,-./:;<=>?@[\\]^`{|}~'}
 
 
 def _bag(words: str) -> frozenset[str]:

@@ -1,0 +1,71 @@
+"""The texts of pages, kept at hand: a cache in front of the store, by digest.
+
+Reads are verified by the store. Eviction here is by need, not by age: what stands in the window
+stays, all else goes when too much has gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kilburn.store import Store
+
+__all__ = ["Contents"]
+
+CACHE = 8_000_000
+"""Characters that are kept at hand before what the window does not need goes."""
+
+
+class Contents:
+    """Texts by digest.
+
+    Args:
+        needed: digests that must stay at hand.
+    """
+
+    def __init__(self, store: Store, needed: Callable[[], set[str]]) -> None:
+        self._store, self._needed = store, needed
+        self._texts: dict[str, str] = {}
+        self._held = 0
+        self._limit = CACHE
+
+    def get(self, digest: str) -> str:
+        """The text of a digest; "" for none.
+
+        Raises:
+            StoreCorrupt: altered, or missing.
+        """
+        if not digest:
+            return ""
+        if digest not in self._texts:
+            self.fetch([digest])
+        return self._texts[digest]
+
+    def fetch(self, digests: Iterable[str]) -> None:
+        """Bring texts to hand in one read."""
+        missing = {digest for digest in digests if digest and digest not in self._texts}
+        found = self._store.texts(missing) if missing else {}
+        for digest, text in found.items():
+            self._texts[digest] = text
+            self._held += len(text)
+        self._trim(set(found))
+
+    def keep(self, digest: str, text: str) -> None:
+        """Take in a text that is about to be written."""
+        if digest not in self._texts:
+            self._texts[digest] = text
+            self._held += len(text)
+            self._trim({digest})
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._texts.clear()
+        self._held = 0
+
+    def _trim(self, latest: set[str]) -> None:
+        if self._held <= self._limit:
+            return
+        needed = self._needed() | latest
+        self._texts = {digest: text for digest, text in self._texts.items() if digest in needed}
+        self._held = sum(map(len, self._texts.values()))
+        self._limit = max(CACHE, 2 * self._held)
