@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+
 from corpus import SIZE, open_store, turns
 from figures import Row, emit, median, parser
-
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, digest_of
@@ -82,7 +82,11 @@ def by_insert(path: str, bulk: Bulk) -> None:
 
 def by_words(path: str, bulk: Bulk) -> None:
     """Into one contentless FTS5 table."""
-    _bare(path, bulk, "CREATE VIRTUAL TABLE page USING fts5(words, content='', columnsize=0, detail=none, tokenize='porter unicode61')")
+    _bare(
+        path,
+        bulk,
+        "CREATE VIRTUAL TABLE page USING fts5(words, content='', columnsize=0, detail=none, tokenize='porter unicode61')",
+    )
 
 
 def _bare(path: str, bulk: Bulk, schema: str) -> None:
@@ -93,7 +97,9 @@ def _bare(path: str, bulk: Bulk, schema: str) -> None:
     numbers: Iterator[int] = itertools.count(1)
     for batch in bulk:
         with db:
-            db.executemany("INSERT INTO page(rowid, words) VALUES(?, ?)", [(next(numbers), text_of(message)) for message in batch])
+            db.executemany(
+                "INSERT INTO page(rowid, words) VALUES(?, ?)", [(next(numbers), text_of(message)) for message in batch]
+            )
     db.close()
 
 
@@ -107,8 +113,8 @@ def measure(pages: int, sizes: list[int], policies: list[str], tokenizer: str, r
         subjects["store.commit"] = lambda path, bulk=bulk: by_commit(path, bulk)
         for policy in policies:
             for name, window in (("no pressure", 100_000_000), ("window 8000", 8000)):
-                subjects[f"append, {policy}, {name}"] = (
-                    lambda path, bulk=bulk, window=window, policy=policy: by_append(path, bulk, window, policy, tokenizer)
+                subjects[f"append, {policy}, {name}"] = lambda path, bulk=bulk, window=window, policy=policy: by_append(
+                    path, bulk, window, policy, tokenizer
                 )
         times: dict[str, list[float]] = {name: [] for name in subjects}
         for _ in range(repeat):

@@ -61,7 +61,10 @@ def fill(process: kilburn.Process, source: Iterator[Turn], pages: int, batch: in
     """Bring a process up to so many pages, `batch` turns a commit, from a system prompt and a task on."""
     held = len(process.pages())
     if not held:
-        process.append({"role": "system", "content": "You read source code."}, {"role": "user", "content": "Read the library and explain it."})
+        process.append(
+            {"role": "system", "content": "You read source code."},
+            {"role": "user", "content": "Read the library and explain it."},
+        )
         held = 2
     while held < pages:
         some = list(islice(source, min(batch, (pages - held + 1) // 2)))

@@ -48,7 +48,9 @@ def peak_megabytes() -> float:
 
 def parser(text: str) -> argparse.ArgumentParser:
     """A parser with what every benchmark takes."""
-    made = argparse.ArgumentParser(description=text.strip().split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=text.strip().split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     made.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return made
 
@@ -65,7 +67,12 @@ def emit(name: str, rows: Iterable[Row], as_json: bool, note: str = "") -> None:
     cells = [columns, *([_cell(row.get(column, "")) for column in columns] for row in table)]
     widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
     for line in cells:
-        print("  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip())
+        print(
+            "  ".join(
+                cell.ljust(width) if at == 0 else cell.rjust(width)
+                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+        )
     if note:
         print(note)
     print()

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import apsw
-from corpus import SIZE, fill, open_store, texts, turns
-from figures import Row, emit, parser, quantile, seconds_of
 
 import kilburn
+from corpus import SIZE, fill, open_store, texts, turns
+from figures import Row, emit, parser, quantile, seconds_of
 
 WORD = re.compile(r"[A-Za-z_]{3,}")
 
@@ -30,7 +30,9 @@ class Bare:
         self.db = apsw.Connection(str(path))
         self.db.pragma("synchronous", "OFF")
         self.db.execute("CREATE TABLE page(id INTEGER PRIMARY KEY, body TEXT)")
-        self.db.execute("CREATE VIRTUAL TABLE words USING fts5(body, content='', detail=none, tokenize='porter unicode61')")
+        self.db.execute(
+            "CREATE VIRTUAL TABLE words USING fts5(body, content='', detail=none, tokenize='porter unicode61 tokenchars _')"
+        )
         with self.db:
             for number, text in enumerate(itertools.islice(texts(SIZE), pages), 1):
                 self.db.execute("INSERT INTO page VALUES(?, ?)", (number, text))
@@ -68,7 +70,14 @@ def _timed(work: Callable[[str], object], asked: Sequence[str]) -> list[float]:
 
 def _row(pages: int, name: str, subject: str, values: Sequence[float], base: float) -> Row:
     p50 = quantile(values, 0.5)
-    return {"lookup": name, "pages": pages, "by": subject, "p50 ms": p50 * 1e3, "p95 ms": quantile(values, 0.95) * 1e3, "x bare": p50 / base}
+    return {
+        "lookup": name,
+        "pages": pages,
+        "by": subject,
+        "p50 ms": p50 * 1e3,
+        "p95 ms": quantile(values, 0.95) * 1e3,
+        "x bare": p50 / base,
+    }
 
 
 def measure(pages: int, window: int, policy: str, times: int, lengths: Sequence[int]) -> list[Row]:
@@ -124,7 +133,12 @@ def main() -> None:
         for pages in asked.pages or [10_000, 100_000]
         for row in measure(pages, asked.window, asked.policy, asked.times, asked.words or [1, 3, 10, 40])
     ]
-    emit("lookup", rows, asked.json, "Words: common are the 60 in most pages, rare those in one or two of 5,000, mixed the 2,000 commonest.")
+    emit(
+        "lookup",
+        rows,
+        asked.json,
+        "Words: common are the 60 in most pages, rare those in one or two of 5,000, mixed the 2,000 commonest.",
+    )
 
 
 if __name__ == "__main__":

@@ -53,7 +53,15 @@ def measure(asked: argparse.Namespace) -> list[Row]:
             name = f"{pages} pages"
             filled = _child("fill", path, pages, asked)
             size = os.path.getsize(path) / 1e6
-            rows.append({"session": name, "doing": "append all", "tokens": int(filled["tokens"]), "file MB": size, "peak MB": filled["peak MB"]})
+            rows.append(
+                {
+                    "session": name,
+                    "doing": "append all",
+                    "tokens": int(filled["tokens"]),
+                    "file MB": size,
+                    "peak MB": filled["peak MB"],
+                }
+            )
             again = [_child("open", path, pages, asked) for _ in range(3)]
             again.sort(key=lambda found: found["open ms"])
             middle = again[1]
@@ -78,7 +86,12 @@ def main() -> None:
     if asked.work:
         print(json.dumps(_work(asked)))
         return
-    emit("memory", measure(asked), asked.json, "peak MB is the most that was resident; open ms is open() and process(), replay included.")
+    emit(
+        "memory",
+        measure(asked),
+        asked.json,
+        "peak MB is the most that was resident; open ms is open() and process(), replay included.",
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from collections.abc import Generator
 
 from corpus import SIZE, fill, open_store, turns
 from figures import Row, emit, parser, quantile, seconds_of
-
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Find
 from kilburn.errors import SpecError
@@ -58,7 +57,9 @@ def measure(pages: int, policies: list[str], repeat: int) -> list[Row]:
             start = time.perf_counter()
             moves = plan(policy, planner.view(Cause.PRESSURE, ()), process)
             first = time.perf_counter() - start
-            times = seconds_of(lambda policy=policy, planner=planner: plan(policy, planner.view(Cause.PRESSURE, ()), process), repeat)
+            times = seconds_of(
+                lambda policy=policy, planner=planner: plan(policy, planner.view(Cause.PRESSURE, ()), process), repeat
+            )
             p50 = quantile(times, 0.5)
             rows.append(
                 {

@@ -34,7 +34,12 @@ def measure(repeat: int) -> list[Row]:
             times[code] += seconds_of(lambda code=code: _run(code), 1)
     base = median(times["pass"])
     return [
-        {"code": code, "ms": median(values) * 1e3, "ms over an empty one": (median(values) - base) * 1e3, "x": median(values) / base}
+        {
+            "code": code,
+            "ms": median(values) * 1e3,
+            "ms over an empty one": (median(values) - base) * 1e3,
+            "x": median(values) / base,
+        }
         for code, values in times.items()
     ]
 
@@ -44,7 +49,9 @@ def profile(most: int) -> list[Row]:
     own: dict[str, int] = {}
     cumulative: dict[str, int] = {}
     for _ in range(5):
-        done = subprocess.run([sys.executable, "-X", "importtime", "-c", "import kilburn"], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", "import kilburn"], check=True, capture_output=True, text=True
+        )
         for line in done.stderr.splitlines():
             match = LINE.match(line)
             if match:
@@ -54,7 +61,13 @@ def profile(most: int) -> list[Row]:
     worst = sorted(own, key=lambda name: -own[name])[:most]
     total = cumulative["kilburn"]
     return [
-        {"module": name, "own ms": own[name] / 1e3, "with what it imports, ms": cumulative[name] / 1e3, "share": own[name] / total} for name in worst
+        {
+            "module": name,
+            "own ms": own[name] / 1e3,
+            "with what it imports, ms": cumulative[name] / 1e3,
+            "share": own[name] / total,
+        }
+        for name in worst
     ]
 
 
@@ -70,7 +83,10 @@ def size() -> list[Row]:
     grown = {name: bytes_ - before.get(name, 0) for name, bytes_ in after.items() if bytes_ > before.get(name, 0)}
     total = sum(grown.values())
     rows: list[Row] = [{"installed": "all", "MB": total / 1e6, "share": 1.0}]
-    return rows + [{"installed": name, "MB": grown[name] / 1e6, "share": grown[name] / total} for name in sorted(grown, key=lambda name: -grown[name])[:12]]
+    return rows + [
+        {"installed": name, "MB": grown[name] / 1e6, "share": grown[name] / total}
+        for name in sorted(grown, key=lambda name: -grown[name])[:12]
+    ]
 
 
 def _entries(folder: Path) -> dict[str, int]:

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import apsw
+
 from bulk import batches, text_of
 from figures import Row, emit, parser, quantile, seconds_of
-
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, digest_of

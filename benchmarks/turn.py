@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-from corpus import SIZE, Turn, fill, open_store, turns
-from figures import Row, emit, parser, quantile
 
 import kilburn
+from corpus import SIZE, Turn, fill, open_store, turns
+from figures import Row, emit, parser, quantile
 
 
 class Bare:

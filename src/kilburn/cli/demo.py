@@ -63,6 +63,7 @@ def demo(
         model=model,
         folds=8 if full else 3,
         phrases=12 if full else 4,
+        seconds=None if full else 90.0,
     )
     with watching() as told:
         outcome = perform(plan, told)

@@ -7,10 +7,11 @@ could reach a file, and never sees an expected answer.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kilburn.demo.memory import Memory
-from kilburn.demo.recollection import NotFound, Recollection, listing, outline, reads
+from kilburn.demo.recollection import Chunk, NotFound, Recollection, Series, listing, outline, reads
 
 __all__ = ["Answered", "answer"]
 
@@ -96,13 +97,21 @@ def _place(memory: Recollection, what: str, name: str) -> Answered:
     # A name that is an ordinary word drowns in a search: go through the outlines, folder by folder.
     folders = ["."]
     for folder in folders:
-        for chunk in memory.chunks(outline(folder)):
+        for chunk in _known(memory, outline(folder)):
             if found := outlined.search(memory.page(chunk.address)):
                 return Answered(found[1], chunk.address, found[0])
-        for chunk in memory.chunks(listing(folder)):
+        for chunk in _known(memory, listing(folder)):
             within = "" if folder == "." else f"{folder}/"
             folders += [within + line[:-1] for line in memory.page(chunk.address).split("\n")[1:] if line.endswith("/")]
     raise NotFound(name)
+
+
+def _known(memory: Recollection, series: Series) -> Iterator[Chunk]:
+    """As much of a series as memory holds: a folder may have been listed and not entered yet."""
+    try:
+        yield from memory.chunks(series)
+    except NotFound:
+        return
 
 
 def _find(memory: Recollection, path: str, pattern: str, words: str) -> int:

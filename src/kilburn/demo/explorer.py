@@ -56,6 +56,7 @@ class Explorer:
         self._todo: deque[Call] = deque([("list", {"path": ".", "start": 1, "count": ENTRIES})])
         if errands:
             self._todo.extend(("run", {"arguments": list(arguments)}) for arguments in ERRANDS)
+        self._found: dict[str, list[Call]] = {}
         self._asked: Call | None = None
         self._calls = 0
 
@@ -84,7 +85,7 @@ class Explorer:
         yield Reply(message=Message(role=Role.ASSISTANT, parts=tuple(parts)), finish=finish)
 
     def _learn(self, request: Request) -> str:
-        """Put on the list what the last output calls for; returns a note where a folder was finished."""
+        """Put on the list what the last output calls for; returns a note where a folder is known."""
         last = request.messages[-1]
         asked, self._asked = self._asked, None
         if asked is None or last.get("role") != "tool":
@@ -110,21 +111,24 @@ class Explorer:
             return ""
         folder = arguments["path"]
         within = "" if folder == "." else f"{folder}/"
-        later: list[Call] = []
+        found = self._found.setdefault(folder, [])
         for line in shown[1:]:
             file = _FILE.match(line)
             if file:
                 self.files += 1
                 total = max(1, int(file[2]))
-                later += [("read", {"path": within + file[1], "start": start, "lines": self._lines}) for start in range(1, total + 1, self._lines)]
+                found += [
+                    ("read", {"path": within + file[1], "start": start, "lines": self._lines})
+                    for start in range(1, total + 1, self._lines)
+                ]
             elif line.endswith("/"):
-                later.append(("list", {"path": within + line[:-1], "start": 1, "count": ENTRIES}))
+                found.append(("list", {"path": within + line[:-1], "start": 1, "count": ENTRIES}))
         if int(head["last"]) < int(head["total"]):
-            later.append(("list", {**arguments, "start": int(head["last"]) + 1}))
-        else:
-            later.append(("search", {"pattern": OUTLINE, "path": folder, "start": 1}))
-        self._todo.extendleft(reversed(later))
-        return f"{folder}: {len(later) - 1} steps noted." if later else ""
+            self._todo.appendleft(("list", {**arguments, "start": int(head["last"]) + 1}))
+            return ""
+        steps: list[Call] = [("search", {"pattern": OUTLINE, "path": folder, "start": 1}), *self._found.pop(folder)]
+        self._todo.extendleft(reversed(steps))
+        return f"{folder}: {len(steps)} steps noted."
 
     def _searched(self, arguments: dict[str, Any], shown: list[str]) -> None:
         head = next((match for match in map(_HEAD.match, shown) if match), None)

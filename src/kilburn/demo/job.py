@@ -33,6 +33,12 @@ __all__ = ["Asked", "Outcome", "Plan", "Rival", "perform"]
 
 SESSION = "library"
 SYSTEM = "You are an agent that explores a Python library with tools: list, read, search, run."
+ENOUGH = 1_200_000
+"""Tokens of tool output that the agent works through before its time may end the work."""
+
+SHORT = 80
+"""Characters of an answer that a small model may phrase."""
+
 BLOCK = 128
 """Pages that the check recalls at a time."""
 
@@ -50,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         model: a model's name or spec, or "none".
         folds, phrases: how much of it the model does.
         tokenizer: who counts.
+        seconds: after which the agent stops once it has seen `ENOUGH` tokens; None for never.
     """
 
     db: str
@@ -63,6 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "none"
     folds: int = 3
     phrases: int = 4
+    seconds: float | None = 90.0
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +95,8 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """All that is reported. Tokens by `tokenizer`; `lost` in bytes; `seconds` by phase."""
+    """All that is reported. Tokens by `tokenizer`; `lost` in bytes; `seconds` by phase; `failed` tool calls;
+    `stopped` the steps that were still on the agent's list when its time was up."""
 
     library: str
     python: str
@@ -101,6 +110,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     files: int = 0
     lines: int = 0
     calls: int = 0
+    failed: int = 0
+    stopped: int = 0
     output_tokens: int = 0
     pages: int = 0
     prompts: int = 0
@@ -108,7 +119,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     tokens_shipped: int = 0
     evictions: int = 0
     folds: int = 0
-    condensed: int = 0
     overflow: int = 0
     checked: int = 0
     checked_bytes: int = 0
@@ -197,26 +207,35 @@ class _Job:
     # --- work ----------------------------------------------------------------------------------
 
     def _work(self, process: Process) -> dict[str, int]:
-        outcome, count = self.outcome, process.kernel.counter.count
+        plan, outcome, count = self.plan, self.outcome, process.kernel.counter.count
 
         def handed(output: str) -> None:
             self._note(output)
             outcome.output_tokens += count(output)
             outcome.calls += 1
 
-        workshop = Workshop(self.root, whole=self.plan.whole, noted=handed)
+        workshop = Workshop(self.root, whole=plan.whole, noted=handed)
         explorer = Explorer(noted=self._note)
         agent = Agent(explorer, workshop.tools(), process, limits=Limits(steps=None, reply=0), system=SYSTEM)
         outcome.capacity = process.kernel.capacity
         self._note(SYSTEM)
         self._note(TASK)
-        for event in agent.stream(TASK):
+        began = time.monotonic()
+        events = agent.stream(TASK)
+        for event in events:
             if isinstance(event, Returned):
                 if event.failed:
                     self._note(event.text)
                     outcome.calls += 1
+                    outcome.failed += 1
+                if plan.seconds is not None and time.monotonic() - began > plan.seconds and outcome.output_tokens >= ENOUGH:
+                    outcome.stopped = explorer.left
+                    break
                 if not outcome.calls % 10:
-                    self.told("work", outcome.calls, outcome.calls + explorer.left, f"{outcome.output_tokens:,} tokens of tool output")
+                    self.told(
+                        "work", outcome.calls, outcome.calls + explorer.left, f"{outcome.output_tokens:,} tokens of tool output"
+                    )
+        events.close()  # type: ignore[attr-defined]
         outcome.files, outcome.lines = len(workshop.covered), sum(workshop.covered.values())
         self._measure(process)
         return workshop.covered
@@ -238,7 +257,9 @@ class _Job:
     def _check(self, process: Process) -> None:
         """Every page, read back from the file by a second reader, against what was handed over."""
         outcome, journal = self.outcome, self.journal
-        with kilburn.open(self.plan.db, window=self.plan.window, tokenizer=self.plan.tokenizer, policy="fifo", readonly=True) as store:
+        with kilburn.open(
+            self.plan.db, window=self.plan.window, tokenizer=self.plan.tokenizer, policy="fifo", readonly=True
+        ) as store:
             reader = store.process(SESSION)
             last = max((page.id for page, _ in reader.pages()), default=0)
             for first in range(1, len(journal) + 1, BLOCK):
@@ -262,9 +283,14 @@ class _Job:
             self.contexts.append(given.context)
             outcome.asked.append(
                 Asked(
-                    kind=question.kind, question=question.text, expected=question.answer, answer=given.text,
-                    exact=given.text == question.answer, address=given.address, where=question.where,
-                )  # fmt: skip
+                    kind=question.kind,
+                    question=question.text,
+                    expected=question.answer,
+                    answer=given.text,
+                    exact=given.text == question.answer,
+                    address=given.address,
+                    where=question.where,
+                )
             )
         outcome.recalls, outcome.searches = memory.recalls, memory.searches
         outcome.faults = process.stats().faults
@@ -287,17 +313,20 @@ class _Job:
         text = kept.text
         self.outcome.rivals.append(
             Rival(
-                name=name, tokens=count(text),
+                name=name,
+                tokens=count(text),
                 exact=sum(answer(question.text, kept).text == question.answer for question in asked),
                 evidence=sum(question.evidence in text for question in asked),
-            )  # fmt: skip
+            )
         )
 
     # --- model ---------------------------------------------------------------------------------
 
     def _speak(self) -> None:
         plan, outcome = self.plan, self.outcome
-        model, outcome.model_missing = speaker(plan.model, lambda name, done, total: self.told("model", done, total, f"fetching {name}"))
+        model, outcome.model_missing = speaker(
+            plan.model, lambda name, done, total: self.told("model", done, total, f"fetching {name}")
+        )
         if model is None:
             return
         outcome.model = model.name
@@ -306,10 +335,11 @@ class _Job:
                 model, self.root, plan.db, window=plan.window, number=plan.folds,
                 told=lambda done, line: self.told("model", done, plan.folds + plan.phrases, line),
             )  # fmt: skip
-            for number in range(min(plan.phrases, len(outcome.asked))):
-                asked = outcome.asked[number]
+            short = [at for at, asked in enumerate(outcome.asked) if asked.kind != "line" and len(asked.answer) <= SHORT]
+            for number, at in enumerate(short[: plan.phrases]):
+                asked = outcome.asked[at]
                 self.told("model", plan.folds + number, plan.folds + plan.phrases, "phrasing an answer")
-                outcome.phrases.append(phrase(model, asked.question, self.contexts[number] or asked.answer, asked.answer))
+                outcome.phrases.append(phrase(model, asked.question, self.contexts[at] or asked.answer, asked.answer))
         finally:
             if hasattr(model, "close"):
                 model.close()

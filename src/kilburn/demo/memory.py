@@ -1,7 +1,7 @@
 """What an answerer may use: two functions, and nothing else.
 
 `OfProcess` gives them from a process, through the same system calls that a model makes. It refuses
-to hand out the process itself.
+to offer anything else of it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ class OfProcess:
 
     def __init__(self, process: Process) -> None:
         self.recalls = self.searches = 0
-        self._call = lambda name, arguments: syscall.call(process, name, msgspec.json.encode(arguments).decode()).text
+        self._process = process
 
     def recall(self, address: str, offset: int = 0, limit: int | None = None) -> str:
         """See `Memory`."""
         self.recalls += 1
-        return self._call("recall", {"address": address, "offset": offset, "limit": limit})
+        arguments = {"address": address, "offset": offset, "limit": limit}
+        return syscall.call(self._process, "recall", msgspec.json.encode(arguments).decode()).text
 
     def search_memory(self, query: str, tokens: int = 1000) -> str:
         """See `Memory`."""
         self.searches += 1
-        return self._call("search_memory", {"query": query, "tokens": tokens})
+        arguments = {"query": query, "tokens": tokens}
+        return syscall.call(self._process, "search_memory", msgspec.json.encode(arguments).decode()).text

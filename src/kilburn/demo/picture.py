@@ -12,11 +12,11 @@ __all__ = ["band", "teeth"]
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def teeth(values: Sequence[int], top: int, *, height: int = 7) -> list[str]:
-    """A column a value, bottom up, `height` lines for 0 to `top`; first line first."""
+def teeth(values: Sequence[int], bottom: int, top: int, *, height: int = 7) -> list[str]:
+    """A column a value, `height` lines for `bottom` to `top`; first line first."""
     rows = []
     for row in reversed(range(height)):
-        levels = (value / max(top, 1) * height - row for value in values)
+        levels = ((value - bottom) / max(top - bottom, 1) * height - row for value in values)
         rows.append("".join(EIGHTHS[max(0, min(8, round(level * 8)))] for level in levels))
     return rows
 

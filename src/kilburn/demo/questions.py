@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import random
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,9 +118,6 @@ def _signature(path: str, node: Function, lines: Sequence[str], owner: str = "")
     )
 
 
-_MARK = re.compile(r"[()\[\]{}:#'\"]")
-
-
 def _header(node: Function, lines: Sequence[str]) -> str:
     """The source from `def` up to the colon: the shortest that parses to the same signature."""
     source = "\n".join(lines[node.lineno - 1 : node.body[0].lineno])
@@ -131,9 +127,9 @@ def _header(node: Function, lines: Sequence[str]) -> str:
     while at >= 0:
         header = source[start:at]
         tree = _parsed([f"{header}: pass"])
-        if tree is not None and len(tree.body) == 1 and isinstance(made := tree.body[0], Function):
-            if (ast.dump(made.args), ast.dump(made.returns) if made.returns else "") == wanted:
-                return header
+        made = tree.body[0] if tree is not None else None
+        if isinstance(made, Function) and (ast.dump(made.args), ast.dump(made.returns) if made.returns else "") == wanted:
+            return header
         at = source.find(":", at + 1)
     raise AssertionError(f"no signature for {node.name} in its own source")
 
@@ -155,7 +151,9 @@ def _constant(path: str, node: ast.Assign, lines: Sequence[str], assigned: Mappi
         return None
     line = lines[node.lineno - 1]
     value = line.encode()[node.value.col_offset : node.value.end_col_offset].decode()
-    if node.lineno != node.end_lineno or len(value) > 200 or ";" in line or not isinstance(node.value, ast.Constant | ast.Tuple | ast.List):
+    if node.lineno != node.end_lineno or len(value) > 200 or ";" in line:
+        return None
+    if not isinstance(node.value, ast.Constant | ast.Tuple | ast.List):
         return None
     try:
         if ast.literal_eval(value) in (None, (), [], ""):
@@ -173,4 +171,6 @@ def _constant(path: str, node: ast.Assign, lines: Sequence[str], assigned: Mappi
 
 def _line(path: str, number: int, lines: Sequence[str]) -> Question:
     text = lines[number - 1]
-    return Question(kind="line", text=f"What does line {number} of {path} say, exactly?", answer=text, evidence=text, where=f"{path}:{number}")
+    return Question(
+        kind="line", text=f"What does line {number} of {path} say, exactly?", answer=text, evidence=text, where=f"{path}:{number}"
+    )

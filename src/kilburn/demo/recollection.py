@@ -69,7 +69,10 @@ def listing(folder: str) -> Series:
 
 def outline(folder: str) -> Series:
     """The searches for definitions in a folder."""
-    return Series(rf"matches (\d+)-(\d+) of (\d+) in {re.escape(folder)} for \S*class.*(?:\n|\Z)", f"matches in {folder} for class def async")
+    return Series(
+        rf"matches (\d+)-(\d+) of (\d+) in {re.escape(folder)} for \S*class.*(?:\n|\Z)",
+        f"matches in {folder} for class def async",
+    )
 
 
 class Recollection:
@@ -134,7 +137,9 @@ class Recollection:
     def _look(self, series: Series, query: str) -> None:
         for hit in self.search(query):
             # A hit in a call's arguments leads to the output behind it.
-            chunk = self._at(series, hit.address) or (self._at(series, _after(hit.address, 1)) if hit.text.startswith("{") else None)
+            chunk = self._at(series, hit.address) or (
+                self._at(series, _after(hit.address, 1)) if hit.text.startswith("{") else None
+            )
             if chunk is not None:
                 self._chunks[series].append(chunk)
 

@@ -34,8 +34,8 @@ WIDTH = 72
 
 def figures(outcome: Outcome) -> dict[str, Any]:
     """The outcome as JSON carries it, with its verdict first."""
-    made: dict[str, Any] = {"ok": outcome.ok, "questions": len(outcome.asked), "exact": outcome.exact}
-    return made | msgspec.to_builtins(outcome)
+    rest: dict[str, Any] = msgspec.to_builtins(outcome)
+    return {"ok": outcome.ok, "questions": len(outcome.asked), "exact": outcome.exact, **rest}
 
 
 # --- progress ------------------------------------------------------------------------------------
@@ -50,7 +50,12 @@ def watching() -> Iterator[Told]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:<40}"), BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.fields[line]}"))
+    columns = (
+        TextColumn("{task.description:<40}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[line]}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
@@ -68,16 +73,17 @@ def watching() -> Iterator[Told]:
 
 def _lines() -> Told:
     began = time.monotonic()
-    said = {"phase": "", "at": 0.0}
+    current, spoken = "", 0.0
 
     def told(phase: str, done: int, total: int | None, line: str) -> None:
+        nonlocal current, spoken
         now = time.monotonic()
-        if phase == said["phase"] and now - float(said["at"]) < EVERY:
+        if phase == current and now - spoken < EVERY:
             return
         share = f" {done} of {total}" if total else ""
-        what = PHASES[phase] if phase != said["phase"] else f"  ...{share} {line}".rstrip()
+        what = PHASES[phase] if phase != current else f"  ...{share} {line}".rstrip()
         print(f"{now - began:6.1f} s  {what}", file=sys.stderr, flush=True)
-        said.update(phase=phase, at=now)
+        current, spoken = phase, now
 
     return told
 
@@ -93,13 +99,15 @@ def show(outcome: Outcome) -> None:
     if not console.is_terminal:
         console.width = 110
     seen = outcome.output_tokens
+    stopped = f" Its time was up then, with {outcome.stopped:,} steps left on its list." if outcome.stopped else ""
     console.print()
     console.print(f"Python {outcome.python}'s library through a window of {outcome.window:,} tokens", style="bold")
     console.print(outcome.library, style="dim")
     console.print()
+    console.print(f"An agent made {outcome.calls:,} tool calls and read {outcome.lines:,} lines in {outcome.files:,} files:")
+    console.print(f"{seen:,} tokens of tool output, {seen / outcome.window:,.0f} windows full.{stopped}")
     console.print(
-        f"An agent made {outcome.calls:,} tool calls and read {outcome.lines:,} lines in {outcome.files:,} files: {seen:,} tokens of tool output,\n"
-        f"{seen / outcome.window:,.0f} windows full. Then it was asked {len(outcome.asked)} questions about exact details, and had only its memory."
+        f"Then it was asked {len(outcome.asked)} questions about exact details, and had only its memory to answer from."
     )
     _show_answers(console, outcome)
     _show_samples(console, outcome)
@@ -115,7 +123,13 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for head in heads:
-        made.add_column(head, justify="right" if head in right else "left", no_wrap=head != wide, overflow="ellipsis", ratio=1 if head == wide else None)
+        made.add_column(
+            head,
+            justify="right" if head in right else "left",
+            no_wrap=head != wide,
+            overflow="ellipsis",
+            ratio=1 if head == wide else None,
+        )
     for row in rows:
         made.add_row(*(Text(_plain(cell)) for cell in row))
     return made
@@ -123,26 +137,38 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 def _plain(text: str) -> str:
     """Text of files as data: nothing in it drives the terminal."""
-    return "".join(letter if letter.isprintable() else "\\n" if letter == "\n" else f"\\x{ord(letter):02x}" for letter in text)
+    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
+
+
+def _short(text: str, most: int = 150) -> str:
+    """A text on one line, its stretches of blanks as one."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def _show_answers(console: Any, outcome: Outcome) -> None:
     number = len(outcome.asked)
-    rows = [("Kilburn", f"{outcome.exact} of {number}", f"{number} of {number}" if not outcome.lost else "-", "all of it, exactly")]
+    rows = [
+        ("Kilburn", f"{outcome.exact} of {number}", f"{number} of {number}" if not outcome.lost else "-", "all of it, exactly")
+    ]
     rows += [
         (f"plain {rival.name}", f"{rival.exact} of {number}", f"{rival.evidence} of {number}", f"{rival.tokens:,} tokens")
         for rival in outcome.rivals
     ]
     console.print()
-    console.print(_table(("same window, same questions", "answered exactly", "source line still there", "can still be reached"), rows))
+    console.print(
+        _table(("same window, same questions", "answered exactly", "source line still there", "can still be reached"), rows)
+    )
     missed = [asked for asked in outcome.asked if not asked.exact]
     for asked in missed:
-        console.print(f"  missed: {_plain(asked.question)}\n    expected {asked.expected!r}\n    got      {asked.answer!r}", style="red")
+        console.print(
+            f"  missed: {_plain(asked.question)}\n    expected {asked.expected!r}\n    got      {asked.answer!r}", style="red"
+        )
 
 
 def _show_samples(console: Any, outcome: Outcome) -> None:
     samples = {asked.kind: asked for asked in reversed(outcome.asked)}
-    rows = [(_plain(asked.question), asked.answer if len(asked.answer) <= 160 else f"{asked.answer[:159]}…", asked.address) for asked in samples.values()]
+    rows = [(asked.question, _short(asked.answer), asked.address) for asked in samples.values()]
     console.print()
     table = _table(("for example", "answer, from memory", "page"), rows)
     for column, ratio in zip(table.columns, (5, 5, 0), strict=True):
@@ -155,16 +181,22 @@ def _show_samples(console: Any, outcome: Outcome) -> None:
 def _show_window(console: Any, outcome: Outcome) -> None:
     used = [tokens for _, tokens in outcome.curve]
     top = outcome.capacity
-    console.print()
-    for title, rows in (
-        (f"tokens in the window, all {len(used):,} prompts (░ from least to most of each stretch)", band(used, top, width=WIDTH)),
-        (f"the first {min(WIDTH, len(used))} prompts, one by one", teeth(used[:WIDTH], top)),
+    middle = max(0, (len(used) - WIDTH) // 2)
+    near = used[middle : middle + WIDTH]
+    bottom = min(near, default=0) // 1000 * 1000
+    for title, low, rows in (
+        (f"tokens in the window, all {len(used):,} prompts (░ between least and most)", 0, band(used, top, width=WIDTH)),
+        (f"{len(near)} prompts from the middle, one by one, from {bottom:,} tokens up", bottom, teeth(near, bottom, top)),
     ):
+        console.print()
         console.print(title, style="bold")
         for at, row in enumerate(rows):
-            label = f"{top:,}" if not at else "0" if at == len(rows) - 1 else ""
+            label = f"{top:,}" if not at else f"{low:,}" if at == len(rows) - 1 else ""
             console.print(f"{label:>7} {'┤' if label else '│'}{row}")
-    console.print(f"{top:,} is what {outcome.window:,} leave beside the tools' schemas; the fullest prompt had {outcome.peak:,}.", style="dim")
+    console.print(
+        f"{top:,} is what {outcome.window:,} leave beside the tools' schemas; the fullest prompt had {outcome.peak:,}.",
+        style="dim",
+    )
 
 
 def _show_figures(console: Any, outcome: Outcome) -> None:
@@ -193,9 +225,10 @@ def _show_model(console: Any, outcome: Outcome) -> None:
     if outcome.phrases:
         console.print(f"\n{outcome.model} says, given the recalled text; the exact answer is what counts")
         for phrase in outcome.phrases:
-            console.print(f"  {_plain(phrase.question)}", style="dim")
-            console.print(f"    exact  {_plain(phrase.exact)}")
-            console.print(f"    says   {_plain(phrase.said)}", style="green" if phrase.holds else "yellow")
+            console.print(f"  {_plain(phrase.question)}")
+            console.print(f"    exact  {_plain(_short(phrase.exact))}", style="green")
+            verdict = "has it" if phrase.holds else "not exact"
+            console.print(f"    model  {_plain(_short(phrase.said))}  ({verdict}, {phrase.seconds:.1f} s)")
 
 
 def _show_end(console: Any, outcome: Outcome) -> None:

@@ -34,7 +34,7 @@ WORDS = 48
 SUMMARY = 192
 """Tokens of a phrased answer, and of a fold."""
 
-SYSTEM = "You answer questions about Python source code in one short sentence, from the quoted text only."
+SYSTEM = "You answer questions about Python source code in one short sentence. Quote the code from the text exactly."
 
 
 class Folded(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,9 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
         told: called with the folds so far and a line on what happens.
     """
     made: list[Folded] = []
-    with kilburn.open(db, window=window, policy=f"summarize(to={SUMMARY})", tokenizer=model.tokenizer or "auto", model=model) as store:
+    with kilburn.open(
+        db, window=window, policy=f"summarize(to={SUMMARY})", tokenizer=model.tokenizer or "auto", model=model
+    ) as store:
         process = store.process(f"folds by {model.name}")
         work = Agent(Explorer(errands=False), Workshop(root).tools(), process, limits=Limits(steps=STEPS, reply=0), memory=False)
         events = work.stream(TASK)
@@ -98,14 +100,16 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
                     break
         events.close()  # type: ignore[attr-defined]
         seconds = time.monotonic() - began
-        asks = [event for event in process.events() if event.act is Act.ASK]
-        written = [event for event in process.events() if event.act is Act.FOLD and event.policy != "kernel"]
+        ledger = list(process.events())
+        asks = sum(entry.act is Act.ASK for entry in ledger)
+        written = [entry for entry in ledger if entry.act is Act.FOLD and entry.policy != "kernel"]
         sizes = {page.id: page.tokens for page, _ in process.pages()}
-    each = seconds / max(1, len(asks))
-    for event in written[:number]:
-        tokens = sum(sizes[page] for page in event.pages)
-        pages = span_of(min(event.pages), max(event.pages))
-        made.append(Folded(pages=pages, tokens=tokens, outcome=_outcome(event.why), why=event.why, seconds=each))
+    for entry in written[:number]:
+        tokens = sum(sizes[page] for page in entry.pages)
+        pages = span_of(min(entry.pages), max(entry.pages))
+        made.append(
+            Folded(pages=pages, tokens=tokens, outcome=_outcome(entry.why), why=entry.why, seconds=seconds / max(1, asks))
+        )
     return made
 
 
@@ -125,4 +129,6 @@ def phrase(model: Model, question: str, context: str, exact: str) -> Phrase:
     except KilburnError as error:
         said = f"({error})"
     said = " ".join(said.split())
-    return Phrase(question=question, exact=exact, said=said, holds=" ".join(exact.split()) in said, seconds=time.monotonic() - began)
+    return Phrase(
+        question=question, exact=exact, said=said, holds=" ".join(exact.split()) in said, seconds=time.monotonic() - began
+    )

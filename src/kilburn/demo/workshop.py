@@ -59,7 +59,9 @@ class Workshop:
         found = sorted(entry for entry in folder.iterdir() if self._wanted(entry))
         shown = found[start - 1 : start - 1 + count]
         head = f"{'root ' if path == '.' else ''}folder {path}: entries {start}-{start - 1 + len(shown)} of {len(found)}"
-        return self._hand([head, *(f"{entry.name}/" if entry.is_dir() else f"{entry.name} {len(lines_of(entry))} lines" for entry in shown)])
+        return self._hand(
+            [head, *(f"{entry.name}/" if entry.is_dir() else f"{entry.name} {len(lines_of(entry))} lines" for entry in shown)]
+        )
 
     def read(self, path: str, start: int = 1, lines: int = READ) -> str:
         """Read `lines` lines of a file from line `start` on; each is shown behind its number and a tab."""

@@ -180,8 +180,9 @@ def _line(text: str) -> str:
 def pins_on_arrival(drafts: Admitted, tier: Tier, capacity: int) -> dict[int, str]:
     """Which new pages law 3 pins by themselves: system messages, and the task.
 
-    Leading system messages always; later ones while all pins take less than half the window; the
-    task is the first user message, where it takes at most a quarter of the window.
+    Leading system messages while all pins take three quarters of the window at most (of a longer one
+    the planner pins an excerpt), later ones while they take half; the task is the first user message,
+    where it takes at most a quarter of the window.
     """
     pinned: dict[int, str] = {}
     held = sum(tier.cost(page) for page in tier.pins)
@@ -190,7 +191,7 @@ def pins_on_arrival(drafts: Admitted, tier: Tier, capacity: int) -> dict[int, st
         leading = not seen - {Role.SYSTEM}
         task = page.role is Role.USER and not seen - {Role.SYSTEM} and page.kind is Kind.TEXT
         seen = seen | {page.role}
-        if page.role is Role.SYSTEM and (leading or held + page.tokens <= capacity // 2):
+        if page.role is Role.SYSTEM and held + page.tokens <= (3 * capacity // 4 if leading else capacity // 2):
             pinned[page.id] = "system"
         elif task and page.tokens <= capacity // 4 and held + page.tokens <= capacity // 2:
             pinned[page.id] = "task"

@@ -66,8 +66,10 @@ class Kernel:
     def use(self) -> int:
         """Tokens that the prompt takes now."""
         tier = self.tier
-        waiting = len(tier.waiting()) if tier.open else 0
-        return tier.use + waiting * self._waiting + (0 if tier.opens_with_user() else self._opening)
+        waiting = (
+            sum(self._waiting + self.counter.count(tier.pages[call].call or "") for call in tier.waiting()) if tier.open else 0
+        )
+        return tier.use + waiting + (0 if tier.opens_with_user() else self._opening)
 
     @property
     def capacity(self) -> int:

@@ -33,8 +33,9 @@ class Stats(msgspec.Struct, kw_only=True):
     An *access* is a prompt shipped (the window served it) or a page asked for by address; it is a hit
     where the window had what was asked. `hit_rate` is None before the first access. A *refault* is a
     fault on a page that was evicted at most 10 turns ago. `utilisation` is the mean share of the
-    capacity that prompts used. `reprefilled` counts tokens that were shipped before and had to be
-    processed again because something in front of them changed. `overflow` counts prompts over the
+    capacity that prompts used. `tokens_reprefilled` counts what
+    stood behind the first difference to the previous prompt and was not there for the first time: an
+    engine with a prefix cache processes that again because of an edit. `overflow` counts prompts over the
     window, `lost` bytes; both must be 0.
     """
 

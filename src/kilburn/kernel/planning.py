@@ -17,7 +17,7 @@ from kilburn.event import Act
 from kilburn.kernel.admission import text_cost
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import Kernel
-from kilburn.message import Kind
+from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
 from kilburn.page import Page, Span
 from kilburn.policy import Cause, Policy, View
@@ -42,8 +42,9 @@ class Planner:
         Raises:
             PinsExceedWindow: nothing unpinned is left to move.
         """
-        self._page_oversized(wanted)
         kernel = self.kernel
+        self._page_system(wanted)
+        self._page_oversized(wanted)
         if not kernel.tier.waiting():
             yield from self._consult(cause, wanted)
         rounds, before = 0, -1
@@ -169,6 +170,23 @@ class Planner:
             for passage in wanted[: find.limit]
         )
         return Answer(outcome="done" if hits else "empty", hits=hits)
+
+    def _page_system(self, wanted: tuple[int, ...]) -> None:
+        """Of a leading system prompt that is too long to pin, head and tail are pinned instead (law 3)."""
+        kernel, tier = self.kernel, self.kernel.tier
+        for number in wanted:
+            page = tier.pages[number]
+            if (
+                page.role is not Role.SYSTEM
+                or number in tier.pins
+                or page.tokens <= kernel.capacity // 4
+                or page.kind is not Kind.TEXT
+            ):
+                continue
+            if all(tier.pages[before].role is Role.SYSTEM for before in range(1, number)) and self._shorten(
+                page, kernel.capacity // 4
+            ):
+                kernel.mark([tier.last_derived], pinned=True, why="the system prompt is too long to pin whole")
 
     def _page_oversized(self, wanted: tuple[int, ...]) -> None:
         """A message that cannot fit is itself paged: head, tail and handle stay."""

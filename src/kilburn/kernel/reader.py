@@ -25,6 +25,9 @@ from kilburn.wire.form import dump
 
 __all__ = ["HitRateWarning", "Reader", "Recalled"]
 
+READ = 500
+"""Pages whose texts are read at a time."""
+
 
 class HitRateWarning(UserWarning):
     """The window misses too much of what the agent asks for (see `Stats`)."""
@@ -110,6 +113,7 @@ class Reader:
         return prompt
 
     def _ship(self, shown: list[Item]) -> None:
+        """Note what this prompt costs: all of it, and what an engine must process again behind the first difference."""
         kernel = self.kernel
         now = [((key, instead), _cost(page, instead, kernel)) for key, page, instead in shown]
         same = 0
@@ -117,10 +121,18 @@ class Reader:
             if old != new:
                 break
             same += 1
-        again = sum(cost for (key, _), cost in now[same:] if key[2] in self._seen)
-        self._seen.update(key[2] for (key, _), _ in now)
+        again = sum(
+            cost
+            for (_, page, _), (_, cost) in zip(shown[same:], now[same:], strict=True)
+            if page is None or self._was_shipped(page)
+        )
+        self._seen.update(page.id for _, page, _ in shown if page is not None)
         self._shipped = now
         kernel.observe(Act.SHIP, cause=Cause.IDLE, again=again, window=kernel.capacity)
+
+    def _was_shipped(self, page: Page) -> bool:
+        """Whether a page was in an earlier prompt, itself or, of a derived page, any of its sources."""
+        return page.id in self._seen or not self._seen.isdisjoint(page.sources if page.depth else ())
 
     def stats(self) -> Stats:
         """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once."""
@@ -147,22 +159,39 @@ class Reader:
         return self.kernel.store.events(self.kernel.info.number)
 
     def messages(self) -> list[dict[str, Any]]:
-        """The whole transcript as it was appended, exactly; forgotten pages are missing from it."""
-        kernel = self.kernel
-        made: list[Message] = []
-        current = 0
+        """The whole transcript as it was appended, exactly.
+
+        Forgotten pages are missing from it; what is left of a message that had some comes in the chat form.
+        """
+        kernel, tier = self.kernel, self.kernel.tier
+        made: dict[int, Message] = {}
         with kernel.lock:
-            for number in range(1, kernel.tier.last + 1):
-                page = kernel.tier.pages[number]
-                if kernel.tier.at(number) == "dropped":
-                    continue
+            kept = [page for page in tier.pages.values() if page.id > 0 and tier.at(page.id) != "dropped"]
+            for at, page in enumerate(kept):
+                if at % READ == 0:
+                    kernel.contents.fetch(digest for page in kept[at : at + READ] for digest in (page.digest, page.extra))
                 part, leftovers = part_of(page, kernel.contents.get(page.digest), kernel.contents.get(page.extra))
-                if page.message == current:
-                    made[-1] = msgspec.structs.replace(made[-1], parts=(*made[-1].parts, part))
+                known = made.get(page.message)
+                if known is None:
+                    made[page.message] = Message(role=page.role, parts=(part,), extra=leftovers, sources=page.sources)
                 else:
-                    made.append(Message(role=page.role, parts=(part,), extra=leftovers, sources=page.sources))
-                current = page.message
-        return dump(made)
+                    made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
+            damaged = {page.message for page in tier.pages.values() if page.id > 0 and tier.at(page.id) == "dropped"}
+        return dump(list(_without_form(made, damaged).values() if damaged else made.values()))
+
+
+def _without_form(made: dict[int, Message], damaged: set[int]) -> dict[int, Message]:
+    """What is left of messages that lost a part has no original dict any more, nor have those that came in the same dict."""
+    chain: list[int] = []
+    for number in sorted(made.keys() | damaged):
+        chain.append(number)
+        known = made.get(number)
+        more = known is not None and known.extra is not None and '"more":true' in known.extra
+        if not more:
+            if damaged & set(chain):
+                made.update({each: msgspec.structs.replace(made[each], extra=None) for each in chain if each in made})
+            chain = []
+    return made
 
 
 def _cost(page: Page | None, instead: str, kernel: Kernel) -> int:

@@ -21,7 +21,7 @@ from kilburn.policy import View
 
 __all__ = ["Hybrid"]
 
-REACH = 256
+REACH = 128
 """Originals that one excerpt stands for, at most: older ones stay behind their handle."""
 
 MARKED = 0.5

@@ -274,7 +274,11 @@ class Sqlite:
     def findings(self) -> list[Finding]:
         """All that is wrong with the file, as far as this tenant can tell; empty when all is well."""
         with self._lock, typed(self.path, "checking"):
-            return inspect(self._db, self._index, self._number)
+            self._db.execute("BEGIN")
+            try:
+                return inspect(self._db, self._index, self._number)
+            finally:
+                self._db.execute("ROLLBACK")
 
     def repair(self) -> list[Finding]:
         """Rebuild what is derived (text index, counters) and remove what nothing refers to.
@@ -288,7 +292,11 @@ class Sqlite:
                 rebuild(self._db, self._index, self._number)
             self._unsettled = True
             self._settle()
-            return inspect(self._db, self._index, self._number)
+            self._db.execute("BEGIN")
+            try:
+                return inspect(self._db, self._index, self._number)
+            finally:
+                self._db.execute("ROLLBACK")
 
     def close(self) -> None:
         """Release the file; idempotent."""

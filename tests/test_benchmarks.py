@@ -1,0 +1,61 @@
+"""Every benchmark runs and says what it measured: tiny sizes, so that only the scripts are tested."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+TINY = {
+    "turn": ["--short", "10", "--long", "20", "--rounds", "3", "--policy", "fifo", "--policy", "lru"],
+    "bulk": ["--pages", "20", "--size", "10", "--policy", "fifo", "--repeat", "1"],
+    "lookup": ["--pages", "60", "--words", "1", "--words", "3", "--times", "3", "--policy", "fifo"],
+    "startup": ["--repeat", "1", "--profile", "2"],
+    "memory": ["--pages", "20", "--policy", "fifo"],
+    "planning": ["--pages", "30", "--policy", "fifo", "--policy", "importance", "--repeat", "2"],
+    "syncing": ["--size", "2", "--times", "3"],
+}
+
+
+def run(name: str, folder: Path, *arguments: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONWARNINGS": "error"}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def numbers(row: dict[str, Any]) -> list[float]:
+    return [value for value in row.values() if isinstance(value, int | float)]
+
+
+def test_every_script_is_covered_here() -> None:
+    scripts = {path.stem for path in BENCHMARKS.glob("*.py") if "def main" in path.read_text(encoding="utf-8")}
+    assert scripts == set(TINY)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_benchmark_prints_json_with_ratios(name: str, tmp_path: Path) -> None:
+    found = json.loads(run(name, tmp_path, *TINY[name], "--json"))
+    assert found["benchmark"] == name
+    rows = found["rows"]
+    assert len(rows) >= 2
+    assert all(value >= 0 for row in rows for value in numbers(row))
+    ratios = [value for row in rows for key, value in row.items() if key == "x" or key.startswith("x ")]
+    assert any(value == 1 for value in ratios), "no row is the baseline"
+    assert list(tmp_path.iterdir()) == [], "it left files behind"
+
+
+def test_without_json_it_prints_a_table(tmp_path: Path) -> None:
+    lines = run("syncing", tmp_path, *TINY["syncing"]).splitlines()
+    assert lines[0].startswith("syncing (Python ")
+    assert lines[1].split()[-1] == "x"
+    assert any(line.startswith("store.commit") for line in lines)
