@@ -1,7 +1,7 @@
 """Reading back: recall by address, and text search, over sessions of different length.
 
-Baselines of the same run: reading one row by its key from a bare SQLite table with the same bytes,
-and FTS5's own ranking (`ORDER BY rank`) over the same passages.
+Baselines of the same run: reading one row by its key from a bare SQLite table with as many pages,
+and FTS5's own ranking (`ORDER BY rank`) over as many passages.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def measure(sizes: list[int], times: int) -> list[Row]:
     return [
         {
             "doing": doing, "synchronous": synchronous, "pages": size, "p50 ms": quantile(values, 0.5) * 1e3,
-            "p95 ms": quantile(values, 0.95) * 1e3, "us a page": quantile(values, 0.5) / size * 1e6, "x": quantile(values, 0.5) / base,
+            "p95 ms": quantile(values, 0.95) * 1e3, "us a page": quantile(values, 0.5) / size * 1e6,
+            "x": quantile(values, 0.5) / base,
         }
         for (doing, synchronous, size), values in found.items()
     ]  # fmt: skip

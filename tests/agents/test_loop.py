@@ -402,7 +402,7 @@ def test_a_tool_that_uses_the_process_itself() -> None:
         return " ".join(hit.address for hit in process.search(query))
 
     Agent(Scripted([calls(("c", "look", {"query": "needle"})), "done"]), [look], process).run("find the needle")
-    assert contents(process)[2] == ("tool", "p1")
+    assert "p1" in contents(process)[2][1].split()
 
 
 def test_interrupting_a_tool_keeps_the_session() -> None:

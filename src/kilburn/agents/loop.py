@@ -17,7 +17,7 @@ import msgspec
 
 from kilburn.agents.tool import Tool
 from kilburn.budget import Budget
-from kilburn.errors import Overlong, SpecError, ToolError
+from kilburn.errors import Overlong, PinsExceedWindow, SpecError, ToolError
 from kilburn.kernel import syscall
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
@@ -27,6 +27,8 @@ from kilburn.model import Delta, Model, Reply, Request, Tokens, ToolSpec
 __all__ = ["Agent", "Called", "Limits", "Outcome", "Prices", "Returned", "Said", "Stopped"]
 
 WORKERS = 8
+LEAST = 256
+"""Tokens that the window keeps when a provider finds a prompt over-long: a shorter one is too long for another reason."""
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +148,8 @@ class Agent:
         if system and not process.kernel.tier.last:
             process.append({"role": "system", "content": system})
         budget = process.kernel.budget
-        overhead = process.kernel.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
+        counter = process.kernel.counter
+        overhead = int(getattr(counter, "overhead", 0)) + (counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0)
         if overhead != budget.overhead:
             process.resize(Budget(budget.window, budget.reserve, overhead))
 
@@ -223,10 +226,8 @@ class Agent:
         prompt = self.process.render(self.model.form)
         try:
             reply = yield from self._stream(self._request(prompt, outcome))
-        except Overlong:
-            budget = self.process.kernel.budget
-            smaller = budget.overhead + budget.reserve + max(1, min(prompt.tokens, budget.capacity) * 3 // 4)
-            self.process.resize(Budget(smaller, budget.reserve, budget.overhead))
+        except Overlong as error:
+            self._shrink(prompt, error)
             prompt = self.process.render(self.model.form)
             reply = yield from self._stream(self._request(prompt, outcome))
         outcome.steps += 1
@@ -239,6 +240,19 @@ class Agent:
         fresh = self._with_fresh_calls(reply)
         self.process.append(fresh.message)
         return fresh
+
+    def _shrink(self, prompt: Prompt, error: Overlong) -> None:
+        """Make the window a quarter smaller than the prompt that was too long for the provider.
+
+        Raises:
+            Overlong: the one given, where the pins leave nothing to take away.
+        """
+        budget = self.process.kernel.budget
+        room = max(min(prompt.tokens, budget.capacity) * 3 // 4, min(budget.capacity, LEAST))
+        try:
+            self.process.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
+        except PinsExceedWindow:
+            raise error from None
 
     def _request(self, prompt: Prompt, outcome: Outcome) -> Request:
         seconds = self.limits.seconds
@@ -297,6 +311,7 @@ class Agent:
             text, failed = tool.call(part.text, loop), False
         except ToolError as error:
             text, failed = f"error: {error}", True
+        # Anthropic's form can say that a tool failed; in the chat form the text says it.
         extra = '{"is_error":true}' if failed else None
         result = Part(kind=Kind.RESULT, text=text, call=part.call, extra=extra)
         return Message(role=Role.TOOL, parts=(result,)), failed

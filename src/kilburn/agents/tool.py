@@ -71,16 +71,16 @@ class Tool:
         """
         try:
             given = msgspec.json.decode(arguments or "{}", type=self._arguments, strict=False)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeEncodeError) as error:
             raise ToolError(f"{self.name}: {error}", advice="see the tool's parameters") from error
         values = {field: getattr(given, field) for field in self._arguments.__struct_fields__}
         try:
             result = self.function(**values)
             if inspect.isawaitable(result):
                 result = asyncio.run_coroutine_threadsafe(_await(result), loop).result() if loop else asyncio.run(_await(result))
+            return _text(result)
         except Exception as error:
             raise ToolError(f"{self.name}: {type(error).__name__}: {error}") from error
-        return _text(result)
 
 
 async def _await(value: Any) -> Any:

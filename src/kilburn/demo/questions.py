@@ -53,7 +53,7 @@ def questions(root: Path, files: Mapping[str, int], *, number: int, seed: int) -
     names = Counter(name for tree in trees.values() for name in _definitions(tree))
     found: dict[str, list[Question]] = {kind: [] for kind in KINDS}
     for path, tree in trees.items():
-        lines = lines_of(root / path)
+        lines = lines_of(root / path)[: files[path]]
         for question in _of_file(path, tree, lines, names):
             found[question.kind].append(question)
         if telling := [at for at, line in enumerate(lines, start=1) if len(line.strip()) >= 20 and line.isprintable()]:
@@ -147,7 +147,13 @@ def _place(path: str, node: ast.ClassDef | Function, lines: Sequence[str]) -> Qu
 
 def _constant(path: str, node: ast.Assign, lines: Sequence[str], assigned: Mapping[str, int]) -> Question | None:
     target = node.targets[0]
-    if len(node.targets) != 1 or not isinstance(target, ast.Name) or assigned[target.id] != 1 or not target.id.strip("_"):
+    if (
+        len(node.targets) != 1
+        or not isinstance(target, ast.Name)
+        or assigned[target.id] != 1
+        or target.id.startswith("__")
+        or target.id == "_"
+    ):
         return None
     line = lines[node.lineno - 1]
     value = line.encode()[node.value.col_offset : node.value.end_col_offset].decode()

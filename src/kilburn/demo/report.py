@@ -19,6 +19,7 @@ from kilburn.demo.picture import band, teeth
 __all__ = ["figures", "show", "watching"]
 
 PHASES = {
+    "fetch": "the model",
     "work": "the agent works",
     "check": "every page against what the tools said",
     "questions": "questions from the sources",

@@ -17,7 +17,7 @@ import kilburn
 from kilburn.agents.loop import Agent, Limits, Returned
 from kilburn.demo.explorer import TASK, Explorer
 from kilburn.demo.workshop import Workshop
-from kilburn.errors import KilburnError, MissingExtra, Unavailable
+from kilburn.errors import MissingExtra, ModelError
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.model import Model, Request, complete
@@ -30,8 +30,8 @@ __all__ = ["Folded", "Phrase", "folds", "phrase", "speaker"]
 STEPS = 200
 """Calls of the explorer after which the stage ends, whether or not anything was folded."""
 
-WORDS = 48
-SUMMARY = 192
+WORDS = 40
+SUMMARY = 160
 """Tokens of a phrased answer, and of a fold."""
 
 SYSTEM = "You answer questions about Python source code in one short sentence. Quote the code from the text exactly."
@@ -74,7 +74,7 @@ def speaker(spec: str, progress: weights.Progress | None = None) -> tuple[Any, s
             weights.pull(spec, progress=progress)
             return Local(spec), ""
         return resolve("models", spec), ""
-    except (Unavailable, MissingExtra) as error:
+    except (ModelError, MissingExtra) as error:
         return None, str(error)
 
 
@@ -126,7 +126,7 @@ def phrase(model: Model, question: str, context: str, exact: str) -> Phrase:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
     try:
         said = complete(model, Request(messages=messages, max_tokens=WORDS, temperature=0.0, timeout=60.0)).text
-    except KilburnError as error:
+    except ModelError as error:
         said = f"({error})"
     said = " ".join(said.split())
     return Phrase(

@@ -7,7 +7,6 @@ never raises into a policy. This module refuses to know what is asked, or why.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -36,6 +35,8 @@ def run(operation: Generator[Ask, Answer, Result], answer: Answerer) -> Result:
 
 async def arun(operation: Generator[Ask, Answer, Result], answer: Answerer) -> Result:
     """The same for async callers: the model runs in a worker thread, the operation in this one."""
+    import asyncio  # a third of the time that `import kilburn` would take
+
     try:
         effect = next(operation)
         while True:

@@ -57,6 +57,8 @@ class Hierarchy:
         if tokenizer == "auto" and self.model is not None:
             tokenizer = self.model.tokenizer
         self.counter = counter_for(tokenizer)
+        # What a model's chat template adds to every prompt, beside its messages.
+        self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
         self._processes: dict[str, Process] = {}
         self._lock = threading.RLock()
         self._closed = False

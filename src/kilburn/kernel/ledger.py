@@ -36,7 +36,7 @@ class Stats(msgspec.Struct, kw_only=True):
     capacity that prompts used. `tokens_reprefilled` counts what
     stood behind the first difference to the previous prompt and was not there for the first time: an
     engine with a prefix cache processes that again because of an edit. `overflow` counts prompts over the
-    window, `lost` bytes; both must be 0.
+    window and must be 0.
     """
 
     turns: int = 0
@@ -63,7 +63,6 @@ class Stats(msgspec.Struct, kw_only=True):
     refused_moves: int = 0
     fallbacks: int = 0
     overflow: int = 0
-    lost: int = 0
     utilisation: float = 0.0
     tokens_reported: int = 0
     warnings: list[str] = []

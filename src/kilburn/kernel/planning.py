@@ -233,35 +233,45 @@ class Planner:
         return False
 
     def _fall_back(self) -> None:
-        """Evict the oldest unpinned groups; then shorten or evict even the latest message."""
+        """Evict the oldest unpinned groups; then shorten or evict even what just came.
+
+        Raises:
+            PinsExceedWindow: what is left is pinned, or cannot leave before a result comes.
+        """
         kernel = self.kernel
-        view = self.view(Cause.PRESSURE, ())
-        older = [page for page in view.pages if not view.is_latest(page)]
-        for candidates in (older, list(view.pages)):
-            for page in candidates:
-                if not kernel.excess:
-                    return
-                if kernel.tier.at(page.id) != "in":
-                    continue
-                waits = bool({page.id, *page.sources} & kernel.tier.open)
-                if (waits or view.is_latest(page)) and self._shorten(page, page.tokens - kernel.excess - self._handle):
-                    continue
-                if not waits:
-                    self._evict(self.view(Cause.PRESSURE, ()), page)
+        first = self.view(Cause.PRESSURE, ())
+        for page in first.pages:
+            if kernel.excess and not first.is_latest(page):
+                self._evict(page)
+        for page in self.view(Cause.PRESSURE, ()).pages:
+            if kernel.excess and kernel.tier.at(page.id) == "in" and page.id not in kernel.tier.pins:
+                least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
+                if page.tokens <= least or not self._shorten(page, least):
+                    self._evict(page)
+        for page in self.view(Cause.PRESSURE, ()).pages:
+            if kernel.excess and page.answers:
+                self._try(Evict(pages=(page.id,), why="over capacity"))
         self._merge_handles()
         if kernel.excess:
             raise PinsExceedWindow(f"{kernel.use} of {kernel.capacity} tokens are pinned or wait for a result")
 
-    def _evict(self, view: View, page: Page) -> None:
-        chosen = view.free([page], 1)
-        if not chosen:
+    def _evict(self, page: Page) -> None:
+        """Evict a page's group, or of it what may leave; nothing where nothing may."""
+        if self.kernel.tier.at(page.id) != "in":
             return
+        chosen = self.view(Cause.PRESSURE, ()).free([page], 1)
+        if chosen:
+            self._try(Evict(pages=chosen, why="over capacity"))
+
+    def _try(self, move: Move) -> bool:
+        """Carry out a move of the kernel's own, if the laws allow it."""
         point = self.kernel.savepoint()
         try:
-            self.kernel.carry(Evict(pages=chosen, why="over capacity"), policy="kernel", cause=Cause.PRESSURE)
-        except KernelError as error:
+            self.kernel.carry(move, policy="kernel", cause=Cause.PRESSURE)
+        except KernelError:
             self.kernel.undo(point)
-            self.kernel.note(Act.REFUSE, cause=Cause.PRESSURE, why=str(error), moves=1)
+            return False
+        return True
 
     def _merge_handles(self) -> None:
         """Stubs whose calls nothing else keeps alive go with their calls."""
@@ -269,8 +279,8 @@ class Planner:
         for number in list(kernel.tier.stubs):
             if kernel.excess and number in kernel.tier.stubs:
                 standing = kernel.tier.stands(kernel.tier.pages[number].answers)
-                if standing is not None and kernel.tier.at(standing) == "in":
-                    self._evict(self.view(Cause.PRESSURE, ()), kernel.tier.pages[standing])
+                if standing is not None:
+                    self._evict(kernel.tier.pages[standing])
 
 
 def _head_and_tail(text: str, size: int) -> tuple[Span, ...]:

@@ -124,7 +124,7 @@ class Reader:
         again = sum(
             cost
             for (_, page, _), (_, cost) in zip(shown[same:], now[same:], strict=True)
-            if page is None or self._was_shipped(page)
+            if page is not None and self._was_shipped(page)
         )
         self._seen.update(page.id for _, page, _ in shown if page is not None)
         self._shipped = now

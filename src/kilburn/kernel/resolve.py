@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
-from importlib.metadata import entry_points
 from typing import Any
 
 from kilburn.errors import SpecError
@@ -103,6 +102,8 @@ def locate(kind: str, name: str) -> Any:
     found = _class_of(kind, name)
     if found is not None:
         return found
+    from importlib.metadata import entry_points  # slow to import, and seldom needed
+
     for point in entry_points(group=f"kilburn.{kind}"):
         if point.name == name:
             return point.load()

@@ -34,7 +34,10 @@ class Vocabulary:
         envelope: what one message costs beside its text in the model's chat template.
         overhead: what a prompt costs before its first message and after its last one: the default
             system prompt that some templates add, and the opening of the reply.
+        exact: True: a window need not be corrected by what replies report.
     """
+
+    exact = True
 
     def __init__(self, name: str, loaded: Engine) -> None:
         self.name = f"local:{name}"

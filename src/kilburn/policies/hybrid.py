@@ -136,14 +136,16 @@ class Hybrid:
 
 
 def _within(view: View, source: int, spans: Sequence[Span]) -> list[Line]:
+    """The lines of a page that lie in its kept spans; both are in order."""
     page = view.page(source)
-    wanted = set(spans)
-    starts = {start for start, _ in spans}
-    return [
-        line
-        for line in lines_of(view.text(source), source, page.message, str(page.role))
-        if line.start in starts or any(start <= line.start and line.end <= end for start, end in wanted)
-    ]
+    found: list[Line] = []
+    left = list(reversed(spans))
+    for line in lines_of(view.text(source), source, page.message, str(page.role)):
+        while left and left[-1][1] <= line.start:
+            left.pop()
+        if left and left[-1][0] <= line.start:
+            found.append(line)
+    return found
 
 
 def _focus(view: View) -> str:

@@ -98,9 +98,9 @@ class Summarize:
         if not answer.ok:
             return verbatim, f"extract; the model's summary was {answer.outcome}"
         verdict = judge(answer.text, pieces, prompt=prompt, tokens=to, count=view.count)
-        if verdict.outcome == "done":
+        if verdict.acceptable:
             return answer.text, "model"
-        if verdict.outcome == "drops":
+        if verdict.reparable:
             completed = complete(answer.text, verdict.missing, pieces, to, view.count)
             if completed:
                 return completed, f"model, completed with {len(verdict.missing)} facts"

@@ -118,7 +118,7 @@ class Memory:
         words: set[str] = set()
         for number in erased:
             page = known.pages[number]
-            words.update(word for word in (page.digest, page.extra, page.label, page.call) if word)
+            words.update(word for word in (page.digest, page.extra, page.label) if word)
             known.pages[number] = tombstone_of(page)
             known.states[number] = State("dropped")
             known.indexed.discard(number)

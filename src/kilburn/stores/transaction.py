@@ -160,7 +160,7 @@ class Transaction:
                 self._db, "SELECT content, extra, meta FROM page WHERE process = ? AND id = ?", self._process, number
             )
             page = PAGES.decode(meta)
-            words.update(word for word in (page.digest, page.extra, page.label, page.call) if word)
+            words.update(word for word in (page.digest, page.extra, page.label) if word)
             contents.update(row for row in (content, extra) if row is not None)
             self._db.execute(
                 "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = 0, mark = 0, meta = ?"
@@ -200,7 +200,7 @@ def content_of(db: apsw.Connection, process: int, page: int) -> str:
 
 
 def scrubbed(event: Event, words: set[str]) -> Event:
-    """The event without its reason and without whatever in its data says one of these words."""
+    """The event without its reason and without whatever in its data says one of these words; keys are Kilburn's own."""
     return msgspec.structs.replace(event, why="", data={key: _without(value, words) for key, value in event.data.items()})
 
 
@@ -208,7 +208,7 @@ def _without(value: object, words: set[str]) -> object:
     if isinstance(value, str):
         return "" if any(word in value for word in words) else value
     if isinstance(value, dict):
-        return {key: _without(item, words) for key, item in value.items() if not any(word in str(key) for word in words)}
+        return {key: _without(item, words) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_without(item, words) for item in value]
     return value

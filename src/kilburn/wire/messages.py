@@ -232,6 +232,8 @@ def _answered(turn: Turn) -> Blocks:
         images = [_image(part, own) for part in attached if part.kind is Kind.IMAGE]
         prose = [{"type": "text", "text": result.text}]
         block = {"type": "tool_result", "tool_use_id": "", "content": [*prose, *images] if images else result.text}
+        if turn.form is None and unpack(result.extra).get("is_error") is True:
+            block["is_error"] = True
     block["tool_use_id"] = safe_id(result.call, _ID)
     content = block.get("content")
     if content is None:

@@ -63,7 +63,7 @@ def test_merged_spans_are_sorted_apart_and_keep_every_character(spans: list[tupl
 
 def test_a_gap_is_marked_once_and_kept_text_is_untouched() -> None:
     text = "one\ntwo\nthree\nfour\n"
-    assert join(text, [(4, 8), (14, 19)]) == "[...]\ntwo\n[...]\nfour\n"
+    assert join(text, [(4, 8), (14, 19)]) == "…\ntwo\n…\nfour\n"
     assert join(text, [(0, len(text))]) == text
 
 

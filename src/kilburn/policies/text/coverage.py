@@ -33,6 +33,8 @@ TALK, SAID = 0.05, 0.3
 """Weight of the agent's own words beside what its tools found: it can say most of it again; and of
 those of its words that state a decision, an error, or what is still to be done."""
 STATES = frozenset({Sign.DECISION, Sign.TASK, Sign.ERROR, Sign.FAILED, Sign.SUMMARY})
+JOINED = 6
+"""Characters between two kept lines that are kept too: they cost less than the mark that they are missing."""
 LONGEST = 400
 """Characters of a line from which on only its beginning is taken."""
 
@@ -183,16 +185,23 @@ def _greedy(lines: Sequence[Line], worth: Sequence[float], covered: set[str], us
 
 
 def _parts(lines: Sequence[Line]) -> Parts:
+    """The spans of each page's lines, neighbours joined, with the blank or tiny lines between them."""
     spans: dict[int, list[Span]] = {}
     for line in sorted(lines, key=lambda line: (line.page, line.start)):
-        spans.setdefault(line.page, []).append((line.start, line.end))
+        kept = spans.setdefault(line.page, [])
+        if kept and line.start - kept[-1][1] <= JOINED:
+            kept[-1] = (kept[-1][0], line.end)
+        else:
+            kept.append((line.start, line.end))
     return tuple((page, tuple(found)) for page, found in spans.items())
 
 
 def _cost(parts: Parts, lines: Sequence[Line], count: Callable[[str], int]) -> int:
     """An upper estimate of what the excerpt costs, its marks and addresses included."""
-    text = {(line.page, line.start): line.text for line in lines}
-    made = "".join(
-        f"{address_of(page)}:\n" + "".join(f"{text[page, start]}\n{OMISSION}" for start, _ in spans) for page, spans in parts
-    )
-    return count(made) + 12
+    starts = {(page, start) for page, spans in parts for start, _ in spans}
+    inside = dict(parts)
+    made = [f"{address_of(page)}:\n{OMISSION}" for page, _ in parts]
+    for line in lines:
+        if any(start <= line.start and line.end <= end for start, end in inside.get(line.page, ())):
+            made.append(f"{OMISSION if (line.page, line.start) in starts else ''}{line.text}\n")
+    return count("".join(made)) + 12

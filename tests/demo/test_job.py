@@ -1,0 +1,105 @@
+"""The demo from end to end on a small library: nothing overflows, nothing is lost, all is answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kilburn
+from kilburn.demo.job import Outcome, Plan, perform
+from kilburn.errors import SpecError
+from kilburn.models import weights
+
+
+@pytest.fixture(scope="module")
+def performed(shared_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return perform(Plan(db=str(tmp_path_factory.mktemp("demo") / "d.db"), library=str(shared_tree), window=4000, seed=3))
+
+
+def test_a_history_far_beyond_the_window_never_overflows_it(performed: Outcome) -> None:
+    assert performed.output_tokens > 10 * performed.window
+    assert performed.overflow == 0
+    assert 0 < performed.peak <= performed.capacity < performed.window
+    assert all(tokens <= performed.capacity for _, tokens in performed.curve)
+    assert len(performed.curve) == performed.prompts
+
+
+def test_every_page_comes_back_as_it_was_handed_over(performed: Outcome) -> None:
+    assert performed.lost == 0
+    assert performed.checked == performed.pages
+    assert performed.checked_bytes > 4 * performed.window
+    assert performed.failed == 0
+
+
+def test_every_question_is_answered_exactly_from_memory(performed: Outcome) -> None:
+    assert [asked.question for asked in performed.asked if not asked.exact] == []
+    assert len(performed.asked) == 40
+    assert {asked.kind for asked in performed.asked} == {"signature", "method", "constant", "line", "place"}
+    assert all(asked.address for asked in performed.asked)
+    assert performed.recalls
+    assert performed.searches
+    assert performed.ok
+
+
+def test_the_rivals_had_the_same_window_and_lost_most(performed: Outcome) -> None:
+    assert [rival.name for rival in performed.rivals] == ["truncation", "summarisation"]
+    for rival in performed.rivals:
+        assert 0 < rival.tokens <= performed.capacity
+        assert rival.exact < len(performed.asked) / 2
+
+
+def test_an_address_that_was_given_can_be_recalled_afterwards(performed: Outcome) -> None:
+    asked = next(asked for asked in performed.asked if asked.kind == "line")
+    with kilburn.open(performed.db, window=100_000, policy="fifo", readonly=True) as store:
+        assert asked.answer in store.process(performed.session).recall(asked.address)
+
+
+@pytest.mark.parametrize("policy", ["lru", "chain(preprocess, mask, fifo)", "summarize(ask=False)"])
+def test_other_policies_lose_nothing_either(policy: str, shared_tree: Path, tmp_path: Path) -> None:
+    outcome = perform(Plan(db=str(tmp_path / "d.db"), library=str(shared_tree), window=3000, policy=policy, questions=10))
+    assert outcome.ok, [asked for asked in outcome.asked if not asked.exact]
+
+
+def test_a_work_whose_time_is_up_is_asked_about_what_it_read(shared_tree: Path, tmp_path: Path) -> None:
+    plan = Plan(db=str(tmp_path / "d.db"), library=str(shared_tree), window=4000, seconds=0.0, enough=20_000, questions=10)
+    outcome = perform(plan)
+    assert outcome.stopped > 0
+    assert 20_000 <= outcome.output_tokens < 30_000
+    assert outcome.ok, [asked for asked in outcome.asked if not asked.exact]
+
+
+def test_a_store_that_has_the_session_already_is_refused(performed: Outcome, shared_tree: Path) -> None:
+    with pytest.raises(SpecError, match="already"):
+        perform(Plan(db=performed.db, library=str(shared_tree)))
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no folder"):
+        perform(Plan(db=str(tmp_path / "d.db"), library=str(tmp_path / "nowhere")))
+
+
+def test_a_model_that_cannot_be_had_is_said_and_done_without(shared_tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(64))
+    here = Plan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=5, model=str(tmp_path / "broken.gguf"))
+    lines: list[str] = []
+    outcome = perform(here, lambda phase, done, total, line: lines.append(phase))
+    assert outcome.ok
+    assert "broken.gguf" in outcome.model_missing
+    assert not outcome.phrases
+    assert dict.fromkeys(lines) == dict.fromkeys(["fetch", "work", "check", "questions", "answers", "rivals"])
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_embedded_model_folds_and_phrases(shared_tree: Path, tmp_path: Path) -> None:
+    weights.pull("smollm2")
+    plan = Plan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=5, model="smollm2", folds=1, phrases=1)
+    outcome = perform(plan)
+    assert outcome.ok
+    assert [fold.outcome in ("accepted", "completed", "rejected") for fold in outcome.model_folds] == [True]
+    assert outcome.model_folds[0].why
+    assert outcome.model_folds[0].tokens > 1000
+    assert [bool(phrase.said) for phrase in outcome.phrases] == [True]
+    with kilburn.open(outcome.db, window=8000, policy="fifo", readonly=True) as store:
+        assert store.process("folds by smollm2").stats().asks == 1

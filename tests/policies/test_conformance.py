@@ -1,0 +1,84 @@
+"""Every policy that ships, alone and composed, against the public kit; and what a spec string may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kilburn.errors import SpecError
+from kilburn.kernel.resolve import names, resolve
+from kilburn.move import Evict
+from kilburn.policies.chain import Chain
+from kilburn.policies.fifo import Fifo
+from kilburn.policies.mask import Mask
+from kilburn.policy import Policy, View
+from kilburn.testing import Scripted, check_policy
+
+SPECS = [
+    *(name for name in names("policies") if name != "chain"),
+    "fifo(spare=0)",
+    "mask(keep=0, least=200)",
+    "importance(nearness=0.0, half_life=60.0)",
+    "tiered(core=0)",
+    "summarize(keep=0, ask=False)",
+    "chain(preprocess, mask(keep=3), fifo)",
+    "chain(summarize, lru)",
+    "chain(mask, summarize)",
+    "chain(chain(mask(keep=1)), tiered)",
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_shipped_policies_keep_the_contract(spec: str) -> None:
+    check_policy(lambda: resolve("policies", spec), windows=(300, 1200), seeds=(3,))
+
+
+def test_a_policy_that_asks_keeps_the_contract_whatever_it_is_told() -> None:
+    check_policy(lambda: resolve("policies", "summarize"), windows=(700,), seeds=(4,), model=Scripted(["", "read src/m1.py", "no " * 99] * 500))
+
+
+def test_the_needed_names_are_there() -> None:
+    assert {"fifo", "lru", "importance", "tiered", "hybrid", "mask", "summarize", "preprocess", "chain"} <= set(names("policies"))
+
+
+def test_specs_become_equal_objects() -> None:
+    assert resolve("policies", "fifo") == Fifo()
+    assert resolve("policies", " mask( keep = 5 , exclude=['read'] ) ") == Mask(keep=5, exclude=["read"])
+    assert resolve("policies", "chain(mask(keep=5), fifo)") == Chain(Mask(keep=5), Fifo())
+    assert resolve("policies", "kilburn.policies.fifo:Fifo") == Fifo()
+    assert resolve("policies", "kilburn.policies.fifo:Fifo(spare=3)") == Fifo(spare=3)
+    own = Fifo(spare=9)
+    assert resolve("policies", own) is own
+
+
+@pytest.mark.parametrize("spec", ["fifo(3, 4)", "mask(keep=-1)", "mask(keep)", "chain(fifo, 3 + 4)", "nope(1)", "fifo()()", "fifo.plan", "a:b:c", "chain(*[])"])
+def test_bad_specs_say_what_there_is(spec: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        resolve("policies", spec)
+    assert str(caught.value).startswith("resolve: ")
+    assert "(" in str(caught.value)
+
+
+class Forgetful:
+    """Keeps a count, so it is no plan of the view alone."""
+
+    seen = 0
+
+    def plan(self, view: View) -> list[Evict]:
+        Forgetful.seen += 1
+        pages = [page for page in view.pages if not view.is_latest(page)]
+        return [Evict(view.free(pages if Forgetful.seen % 7 else pages[::-1], view.excess + 1))] if view.excess and pages else []
+
+
+class Outlaw:
+    """Evicts pins."""
+
+    def plan(self, view: View) -> list[Evict]:
+        return [Evict(tuple(view.pins))] if view.excess else []
+
+
+@pytest.mark.parametrize("made", [Forgetful, Outlaw])
+def test_the_kit_finds_what_breaks_it(made: Callable[[], Policy]) -> None:
+    with pytest.raises(AssertionError):
+        check_policy(made, windows=(300,), seeds=(1, 2))

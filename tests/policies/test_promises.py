@@ -1,0 +1,169 @@
+"""What each policy promises in its docstring, seen from a process that uses it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kernel.talk import assistant, call_of, tool, user
+
+from kilburn.budget import Budget
+from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.testing import FakeClock, Memory, check_laws
+
+TASK = user("Fix the tokenizer cache in src/parser.py")
+
+
+def opened(policy: str, window: int = 1000, clock: FakeClock | None = None) -> Process:
+    process = Hierarchy(Memory(), Budget(window), policy, tokenizer="chars/4", clock=clock or FakeClock()).process("a")
+    process.append(TASK)
+    return process
+
+
+def resident(process: Process) -> list[str]:
+    return [page.address for page in process.kernel.tier.resident()]
+
+
+def filler(number: int, size: int = 380) -> str:
+    return f"filler {number} ".ljust(size, "z")
+
+
+def test_fifo_evicts_the_oldest_first_and_pages_of_a_group_together() -> None:
+    process = opened("fifo(spare=0)", 500)
+    process.append(assistant(None, call_of("c")), tool("c", filler(0)))
+    for number in range(6):
+        process.append(user(filler(number)))
+    gone = [address for event in process.events() if event.act is Act.EVICT for address in event.pages]
+    assert gone[:2] == [2, 3]
+    assert gone == sorted(gone)
+    assert resident(process)[0] == "p1"
+
+
+def test_fifo_spare_frees_more_at_once() -> None:
+    counts = {}
+    for spare in (0, 400):
+        process = opened(f"fifo(spare={spare})")
+        for number in range(40):
+            process.append(user(filler(number)))
+        counts[spare] = sum(event.act is Act.EVICT for event in process.events())
+    assert counts[400] < counts[0]
+
+
+def test_lru_keeps_what_was_recalled() -> None:
+    process = opened("lru(spare=0)")
+    for number in range(7):
+        process.append(user(filler(number)))
+    process.recall("p2")
+    process.append(user(filler(8)), user(filler(9)))
+    assert "p2" in resident(process)
+    assert "p3" not in resident(process)
+
+
+def test_importance_keeps_what_was_marked_and_what_is_near_the_task() -> None:
+    process = opened("importance(spare=0)")
+    process.append(assistant("the deploy key lives in vault seven " + "k" * 300))
+    process.remember("p2", 1.0)
+    process.append(assistant("parser tokenizer cache: src parser holds the tokenizer cache " + "k" * 200))
+    for number in range(30):
+        process.append(assistant(filler(number)))
+    assert "p2" in resident(process)
+    assert resident(process)[-1] == f"p{process.kernel.tier.last}", "the newest is never the victim of its own arrival"
+
+
+def test_importance_decays_with_time_not_with_looks() -> None:
+    clock = FakeClock(tick=0.0)
+    process = opened("importance(spare=0, explicit=0.0, nearness=0.0, frequency=0.0, half_life=10.0, turns=1e9)", clock=clock)
+    for number in range(7):
+        process.append(user(filler(number)))
+        clock.advance(100)
+    process.recall("p3")
+    for _ in range(50):
+        process.idle()
+    process.append(user(filler(8)), user(filler(9)))
+    assert "p3" in resident(process)
+    assert "p2" not in resident(process)
+
+
+def test_tiered_keeps_the_users_words_longer_than_outputs() -> None:
+    process = opened("tiered")
+    process.append(user("constraint: never touch the lock file"))
+    for number in range(20):
+        process.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", filler(number)))
+    assert "p2" in resident(process)
+    assert "never touch the lock file" in json.dumps(process.render())
+
+
+def test_mask_turns_old_outputs_into_handles_and_keeps_the_calls() -> None:
+    process = opened("mask(keep=2)")
+    for number in range(9):
+        process.append(assistant(f"step {number}", call_of(f"c{number}", path=f"f{number}.py")), tool(f"c{number}", filler(number)))
+    prompt = process.render()
+    outputs = [message["content"] for message in prompt if message["role"] == "tool"]
+    assert len(outputs) == 9
+    whole = [number for number, output in enumerate(outputs) if output == filler(number)]
+    assert whole[-2:] == [7, 8]
+    masked = [output for output in outputs if " out: " in output]
+    assert masked
+    assert "f0.py" in masked[0], "the handle says what it was"
+    assert sum(bool(message.get("tool_calls")) for message in prompt) == 9
+    check_laws(process)
+
+
+def test_mask_leaves_excluded_tools_and_small_gains_alone() -> None:
+    process = opened("mask(keep=0, exclude=['plan'])")
+    process.append(assistant(None, call_of("p", "plan")), tool("p", filler(99)))
+    for number in range(7):
+        process.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", filler(number)))
+    assert filler(99) in [message["content"] for message in process.render()]
+    waits = opened("mask(keep=0, least=100000)")
+    for number in range(9):
+        waits.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", filler(number)))
+    assert not [event for event in waits.events() if event.act is Act.EVICT and event.policy.startswith("mask")]
+    assert waits.render().tokens <= 1000
+
+
+def test_summarize_acts_at_its_trigger_and_folds_from_originals() -> None:
+    process = opened("summarize(ask=False)", 2000)
+    last = 0
+    for number in range(60):
+        process.append(assistant(f"decided to use option {number} in src/mod{number}.py because of ValueError {number}. " + "Then more talk. " * 6))
+        folds = sum(event.act is Act.FOLD and event.policy.startswith("summarize") for event in process.events())
+        if folds == 1 and not last:
+            last = process.kernel.tier.last
+    assert 0 < last < 60
+    for page, _ in process.pages():
+        assert page.depth <= 1
+        assert all(source > 0 for source in page.sources)
+    assert "option 59" in json.dumps(process.render())
+    assert process.stats().fallbacks == 0, "the kernel never had to help"
+    check_laws(process)
+
+
+def test_preprocess_condenses_on_the_way_in_only() -> None:
+    process = opened("preprocess(limit=100, to=60)", 4000)
+    log = "\n".join(f"INFO step {number} ok" for number in range(300)) + "\nERROR disk 7 failed at /var/data/x.bin\nINFO done"
+    process.append(assistant(None, call_of("c")), tool("c", log))
+    shown = process.render()[-1]["content"]
+    assert len(shown) < len(log) // 4
+    assert "ERROR disk 7 failed at /var/data/x.bin" in shown
+    assert process.recall("p3") == log
+    process.append(user(log))
+    assert process.render()[-1]["content"] == log, "only outputs of tools"
+    process.append(assistant(None, call_of("d")), tool("d", "short"))
+    assert process.render()[-1]["content"] == "short"
+    check_laws(process)
+
+
+def test_chain_asks_in_order_and_touches_no_page_twice() -> None:
+    process = opened("chain(mask(keep=1), fifo(spare=0))")
+    for number in range(12):
+        process.append(assistant(f"step {number} " + "t" * 200, call_of(f"c{number}")), tool(f"c{number}", filler(number)))
+    acts = [event for event in process.events() if event.act in (Act.EVICT, Act.REFUSE)]
+    assert any("tool outputs" in event.why for event in acts)
+    assert any(event.why == "oldest first" for event in acts)
+    assert not [event for event in acts if event.act is Act.REFUSE]
+    check_laws(process)
+    with pytest.raises(ValueError, match="at least one"):
+        type(process._planner.policy)()
