@@ -107,7 +107,9 @@ def test_parallel_tools_run_at_the_same_time_and_answer_in_order() -> None:
     model = Scripted([calls(*((f"c{number}", "meet", {"number": number}) for number in range(3))), "done"])
     process = opened()
     events = list(Agent(model, [meet], process).stream("go"))
-    assert [event for event in events if isinstance(event, Returned)] == [Returned(f"c{number}", f"met {number}") for number in range(3)]
+    assert [event for event in events if isinstance(event, Returned)] == [
+        Returned(f"c{number}", f"met {number}") for number in range(3)
+    ]
     assert [type(event).__name__ for event in events] == ["Called"] * 3 + ["Returned"] * 3 + ["Said", "Stopped"]
     check_laws(process)
 
@@ -122,7 +124,12 @@ def test_failures_of_tools_are_told_to_the_model() -> None:
     assert "no tool 'missing'" in events[1].text
     assert "there are: fail" in events[1].text
     assert "fail: " in events[2].text
-    failed = [block for message in model.requests[-1].messages for block in message["content"] if isinstance(block, dict) and block.get("is_error")]
+    failed = [
+        block
+        for message in model.requests[-1].messages
+        for block in message["content"]
+        if isinstance(block, dict) and block.get("is_error")
+    ]
     assert len(failed) == 3, "Anthropic is told that they failed"
     for request in model.requests:
         validate_messages(request.messages)
@@ -132,12 +139,18 @@ def test_memory_tools_work_in_the_loop() -> None:
     model = Scripted(
         [
             calls(("m1", "remember", {"note": "the port is 8471"})),
-            calls(("m2", "search_memory", {"query": "which port"}), ("m3", "recall", {"address": "p1"}), ("m4", "recall", {"address": "p999"})),
+            calls(
+                ("m2", "search_memory", {"query": "which port"}),
+                ("m3", "recall", {"address": "p1"}),
+                ("m4", "recall", {"address": "p999"}),
+            ),
             "8471",
         ]
     )
     process = opened()
-    returned = {event.call: event for event in Agent(model, [], process).stream("what is the port?") if isinstance(event, Returned)}
+    returned = {
+        event.call: event for event in Agent(model, [], process).stream("what is the port?") if isinstance(event, Returned)
+    }
     assert "8471" in returned["m2"].text
     assert "what is the port?" in returned["m3"].text
     assert returned["m4"].failed
@@ -159,7 +172,10 @@ def test_names_may_not_clash() -> None:
 
 
 def endless(number: int = 1000) -> list[Any]:
-    return [calls((f"e{index}", "double", {"number": index}), usage=Tokens(prompt=100, reply=10, cached=40)) for index in range(number)]
+    return [
+        calls((f"e{index}", "double", {"number": index}), usage=Tokens(prompt=100, reply=10, cached=40))
+        for index in range(number)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +277,14 @@ def test_the_models_failure_leaves_what_came_before() -> None:
 
 def test_engines_that_count_call_ids_from_zero() -> None:
     again = [calls(("call_0", "double", {"number": 1}), ("call_1", "double", {"number": 2})) for _ in range(3)]
-    model = Scripted([*again, calls(("x", "double", {"number": 1}), ("x", "double", {"number": 2})), calls(("", "double", {"number": 3})), "done"])
+    model = Scripted(
+        [
+            *again,
+            calls(("x", "double", {"number": 1}), ("x", "double", {"number": 2})),
+            calls(("", "double", {"number": 3})),
+            "done",
+        ]
+    )
     process = opened()
     events = list(Agent(model, [double], process).stream("go"))
     called = [event.call for event in events if isinstance(event, Called)]
@@ -280,7 +303,13 @@ def test_fresh_ids_do_not_collide_with_ids_that_look_like_them() -> None:
 
 
 def test_two_calls_of_one_reply_cannot_get_one_fresh_id() -> None:
-    model = Scripted([calls(("a", "double", {"number": 1})), calls(("a", "double", {"number": 1}), ("call_4_0", "double", {"number": 2})), "done"])
+    model = Scripted(
+        [
+            calls(("a", "double", {"number": 1})),
+            calls(("a", "double", {"number": 1}), ("call_4_0", "double", {"number": 2})),
+            "done",
+        ]
+    )
     assert Agent(model, [double], opened()).run("go").text == "done"
 
 
@@ -374,7 +403,10 @@ async def test_async_events_come_in_order_and_the_loop_stays_free() -> None:
             beats += 1
 
     beating = asyncio.create_task(beat())
-    names = [type(event).__name__ async for event in Agent(Scripted([calls(("c", "double", {"number": 1})), slow]), [double], opened()).astream("go")]
+    names = [
+        type(event).__name__
+        async for event in Agent(Scripted([calls(("c", "double", {"number": 1})), slow]), [double], opened()).astream("go")
+    ]
     beating.cancel()
     assert names == ["Called", "Returned", "Said", "Stopped"]
     assert beats >= 5
@@ -435,5 +467,3 @@ def test_a_long_run_never_overflows() -> None:
     assert process.stats().overflow == 0
     assert process.recall("p4") == read(0)
     check_laws(process)
-
-

@@ -84,7 +84,21 @@ def test_a_tool_without_parameters() -> None:
         assert tool.call(arguments) == "noon"
 
 
-@pytest.mark.parametrize("arguments", ["{", "[]", "null", "7", '{"start": 1}', '{"path": 3}', '{"path": "a", "nope": 1}', '{"path": "a", "start": "x"}', '{"path": null}', "\ud800"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "{",
+        "[]",
+        "null",
+        "7",
+        '{"start": 1}',
+        '{"path": 3}',
+        '{"path": "a", "nope": 1}',
+        '{"path": "a", "start": "x"}',
+        '{"path": null}',
+        "\ud800",
+    ],
+)
 def test_arguments_that_do_not_fit(arguments: str) -> None:
     with pytest.raises(ToolError) as caught:
         Tool(read).call(arguments)
@@ -121,8 +135,19 @@ def test_what_it_raises_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("result", "text"),
-    [("plain", "plain"), ("", ""), (None, "null"), (7, "7"), ([1, "a"], '[1,"a"]'), ({"a": None}, '{"a":null}'), (Place("x"), '{"path":"x","line":1}'),
-     ("lone \ud800", "lone \\ud800"), (b"bytes", '"Ynl0ZXM="'), (1j, '"1j"'), ({3: "x"}, '{"3":"x"}')],
+    [
+        ("plain", "plain"),
+        ("", ""),
+        (None, "null"),
+        (7, "7"),
+        ([1, "a"], '[1,"a"]'),
+        ({"a": None}, '{"a":null}'),
+        (Place("x"), '{"path":"x","line":1}'),
+        ("lone \ud800", "lone \\ud800"),
+        (b"bytes", '"Ynl0ZXM="'),
+        (1j, '"1j"'),
+        ({3: "x"}, '{"3":"x"}'),
+    ],
 )
 def test_results_become_text(result: Any, text: str) -> None:
     def give() -> Any:

@@ -13,7 +13,21 @@ from typing import Any
 from kilburn.message import Kind, Message, Part, Role
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-WORDS = ["parser", "token", "window", "naïve", "文字", "🦉", "error", "fix", "a\x00b", "TODO", "12", "</system>", "[p1 out: 3 tokens]"]
+WORDS = [
+    "parser",
+    "token",
+    "window",
+    "naïve",
+    "文字",
+    "🦉",
+    "error",
+    "fix",
+    "a\x00b",
+    "TODO",
+    "12",
+    "</system>",
+    "[p1 out: 3 tokens]",
+]
 
 Dicts = dict[str, Any]
 
@@ -124,7 +138,11 @@ FORMS = {"chat": chat, "messages": messages, "own": own}
 def leaves(value: Any, key: str = "") -> Iterator[str]:
     """All strings of a prompt that a model reads: not the roles, types and media types; pictures left out."""
     if isinstance(value, str):
-        if key not in ("role", "type", "media_type", "id", "tool_call_id", "tool_use_id") and "base64," not in value and value != PIXEL:
+        if (
+            key not in ("role", "type", "media_type", "id", "tool_call_id", "tool_use_id")
+            and "base64," not in value
+            and value != PIXEL
+        ):
             yield value
     elif isinstance(value, dict):
         for name, inner in value.items():

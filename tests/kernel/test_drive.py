@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kernel.talk import user
 
 import kilburn
+from kernel.talk import user
 from kilburn.effect import Answer, Ask
 from kilburn.errors import Overlong, RateLimited, Refused, Unavailable
 from kilburn.event import Act
@@ -56,7 +56,12 @@ BAD: dict[str, Any] = {
 def run(process: Process, turns: int = 40) -> list[dict[str, Any]]:
     given: list[dict[str, Any]] = [user("fix the parser")]
     for number in range(turns):
-        given.append({"role": "assistant", "content": f"step {number}: looked at {FACTS[0]}, {FACTS[1]}, {FACTS[2]}. " + "Then I read on. " * 8})
+        given.append(
+            {
+                "role": "assistant",
+                "content": f"step {number}: looked at {FACTS[0]}, {FACTS[1]}, {FACTS[2]}. " + "Then I read on. " * 8,
+            }
+        )
         given.append(user(f"go on with step {number}"))
     for message in given:
         process.append(message)
@@ -74,7 +79,17 @@ def test_a_bad_summary_changes_nothing_and_loses_nothing(name: str) -> None:
         asks = [event for event in process.events() if event.act is Act.ASK]
         assert asks, "the model was asked"
         assert process.stats().asks == len(asks) == len(model.requests)
-        bad_outcomes = {"empty", "blank", "unavailable", "refused", "limited", "overlong", "declined", "truncated", "calls a tool"}
+        bad_outcomes = {
+            "empty",
+            "blank",
+            "unavailable",
+            "refused",
+            "limited",
+            "overlong",
+            "declined",
+            "truncated",
+            "calls a tool",
+        }
         assert process.stats().asks_failed == (len(asks) if name in bad_outcomes else 0)
         shown = json.dumps(process.render())
         assert process.stats().folds > 0
@@ -181,8 +196,18 @@ async def test_append_for_async_callers_leaves_the_loop_free() -> None:
 
 @pytest.mark.parametrize(
     ("reply", "outcome"),
-    [("fine", "done"), ("", "empty"), (" \n", "empty"), (said("x", "length"), "truncated"), (said("no", "refused"), "refused"), (Refused("no"), "refused"),
-     (Unavailable("x"), "failed"), (RateLimited("x"), "failed"), (Overlong("x"), "failed"), (calling, "failed")],
+    [
+        ("fine", "done"),
+        ("", "empty"),
+        (" \n", "empty"),
+        (said("x", "length"), "truncated"),
+        (said("no", "refused"), "refused"),
+        (Refused("no"), "refused"),
+        (Unavailable("x"), "failed"),
+        (RateLimited("x"), "failed"),
+        (Overlong("x"), "failed"),
+        (calling, "failed"),
+    ],
 )
 def test_every_reply_becomes_an_answer(reply: Any, outcome: str) -> None:
     answer: Callable[[Ask], Answer] = answerer(Scripted([reply]))

@@ -9,9 +9,9 @@ from typing import Any
 
 import apsw
 import pytest
-from kernel.talk import assistant, call_of, tool, user
 
 import kilburn
+from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import Forgotten, OrphanResult
 from kilburn.kernel import syscall
 from kilburn.kernel.process import Process
@@ -27,7 +27,12 @@ def bytes_below(folder: Path) -> bytes:
 
 
 def everything_shown(process: Process) -> str:
-    texts = [json.dumps(process.render()), json.dumps(process.render("messages")), json.dumps(process.messages()), repr(process.pages())]
+    texts = [
+        json.dumps(process.render()),
+        json.dumps(process.render("messages")),
+        json.dumps(process.messages()),
+        repr(process.pages()),
+    ]
     texts += [repr(list(process.events())), repr(process.search(CANARY, tokens=10_000)), repr(process.stats())]
     return "".join(texts)
 
@@ -77,10 +82,16 @@ def test_canaries_in_every_corner(place: str, tmp_path: Path) -> None:
         "result": [assistant(None, call_of("c")), tool("c", canary)],
         "extra": [{"role": "user", "name": canary, "content": "x"}, user("y")],
         "thinking": [
-            {"role": "assistant", "content": [{"type": "thinking", "thinking": canary, "signature": canary}, {"type": "text", "text": "x"}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "thinking", "thinking": canary, "signature": canary}, {"type": "text", "text": "x"}],
+            },
             user("y"),
         ],
-        "image": [user([{"type": "image_url", "image_url": {"url": f"https://example.org/{canary}.png", "detail": "low"}}]), user("y")],
+        "image": [
+            user([{"type": "image_url", "image_url": {"url": f"https://example.org/{canary}.png", "detail": "low"}}]),
+            user("y"),
+        ],
         "opaque": [user([{"type": "document", "title": canary}]), user("y")],
         "title": [user([{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "note": canary}}]), user("y")],
     }
@@ -199,7 +210,10 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     for size in (100, 5000, len(whole) // 2):
         cut = tmp_path / f"cut{size}.db"
         cut.write_bytes(whole[:size])
-        with pytest.raises(kilburn.errors.StoreCorrupt) as caught, kilburn.open(str(cut), policy="fifo", tokenizer="chars/4") as store:
+        with (
+            pytest.raises(kilburn.errors.StoreCorrupt) as caught,
+            kilburn.open(str(cut), policy="fifo", tokenizer="chars/4") as store,
+        ):
             process = store.process("a")
             process.recall("p1-p50")
         assert str(caught.value).startswith("store: ")

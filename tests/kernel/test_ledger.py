@@ -7,9 +7,9 @@ import warnings
 from typing import Any
 
 import pytest
-from kernel.talk import assistant, call_of, tool, user
 
 import kilburn
+from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.process import HitRateWarning, Process

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.talk import PIXEL, assistant, call_of, tool, user, weight
 
 import kilburn
+from kernel.talk import PIXEL, assistant, call_of, tool, user, weight
 from kilburn.kernel.process import Process
 from kilburn.wire.validity import validate_chat, validate_messages
 

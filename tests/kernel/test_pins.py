@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from kernel.talk import FORMS, assistant, call_of, tool, user
 
 import kilburn
+from kernel.talk import FORMS, assistant, call_of, tool, user
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
 from kilburn.kernel.process import Process
@@ -45,7 +45,9 @@ def test_system_prompt_and_task_are_pinned_on_arrival(policy: str) -> None:
 @pytest.mark.parametrize("policy", [name for name in names("policies") if name != "chain"])
 def test_what_was_pinned_by_hand_stays_where_it_is(policy: str) -> None:
     process = opened(policy=policy)
-    process.append(user(TASK), assistant("decided: use sqlite"), assistant(None, call_of("k", path="a.py")), tool("k", "def f(): pass"))
+    process.append(
+        user(TASK), assistant("decided: use sqlite"), assistant(None, call_of("k", path="a.py")), tool("k", "def f(): pass")
+    )
     process.pin("p2")
     process.pin("p3-p4")
     pressed(process)
@@ -65,7 +67,9 @@ class Process_with_other_ids(Process):
         self.inner = inner
 
     def append(self, *messages: object) -> str:
-        return self.inner.append(*json.loads(json.dumps(messages).replace('"id": "c', '"id": "d').replace('"tool_call_id": "c', '"tool_call_id": "d')))
+        return self.inner.append(
+            *json.loads(json.dumps(messages).replace('"id": "c', '"id": "d').replace('"tool_call_id": "c', '"tool_call_id": "d'))
+        )
 
 
 def test_later_system_messages_are_pinned_while_there_is_room() -> None:
@@ -135,7 +139,12 @@ def test_no_move_touches_a_pin() -> None:
     process = opened()
     process.append(user(TASK), assistant("a"), assistant("b"))
     process.pin("p2")
-    for move in (kilburn.move.Evict((2,)), kilburn.move.Fold((2,), text="x"), kilburn.move.Fold((2, 3), text="x"), kilburn.move.Retire((2,))):
+    for move in (
+        kilburn.move.Evict((2,)),
+        kilburn.move.Fold((2,), text="x"),
+        kilburn.move.Fold((2, 3), text="x"),
+        kilburn.move.Retire((2,)),
+    ):
         with pytest.raises(kilburn.errors.LawBroken) as caught:
             process.apply(move)
         assert caught.value.law == 3

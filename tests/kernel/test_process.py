@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.talk import FORMS, PIXEL, assistant, call_of, tool, user
 
 import kilburn
+from kernel.talk import FORMS, PIXEL, assistant, call_of, tool, user
 from kilburn.errors import (
     DuplicateCall,
     InvalidBudget,
@@ -221,7 +221,9 @@ def test_nul_and_odd_letters_survive() -> None:
         assert store.search("b")
 
 
-@pytest.mark.parametrize("address", ["", "17", "p0", "p", "p1-p0", "p3-p2", "px", "p99", "p1-p99", "f1", "p1,p2", "p" + "9" * 40, None, 3, "p1\n; --"])
+@pytest.mark.parametrize(
+    "address", ["", "17", "p0", "p", "p1-p0", "p3-p2", "px", "p99", "p1-p99", "f1", "p1,p2", "p" + "9" * 40, None, 3, "p1\n; --"]
+)
 def test_bad_addresses(address: Any) -> None:
     with kilburn.open(":memory:", policy="fifo") as store:
         process = store.process("a")
@@ -234,7 +236,9 @@ def test_bad_addresses(address: Any) -> None:
         assert list(process.events()) == before
 
 
-@pytest.mark.parametrize(("window", "reserve"), [(0, 0), (-1, 0), (100, 100), (100, 200), (100, -1), (1.5, 0), (True, 0), ("8000", 0)])
+@pytest.mark.parametrize(
+    ("window", "reserve"), [(0, 0), (-1, 0), (100, 100), (100, 200), (100, -1), (1.5, 0), (True, 0), ("8000", 0)]
+)
 def test_bad_budgets(window: Any, reserve: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidBudget) as caught:
         kilburn.open(str(tmp_path / "a.db"), window=window, reserve=reserve)
@@ -243,8 +247,26 @@ def test_bad_budgets(window: Any, reserve: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    ["nope", "", "fifo(", "fifo(nope=1)", "fifo(spare=__import__('os'))", "fifo; lru", "os:system('x')", "no.such.module:Thing", "chain()", "mask(keep=-1)",
-     "importance(half_life=0)", "preprocess(limit=10, to=10)", "fifo(**{})", "lambda view: []", 7, object(), "kilburn.errors:KilburnError", "chain(nope)"],
+    [
+        "nope",
+        "",
+        "fifo(",
+        "fifo(nope=1)",
+        "fifo(spare=__import__('os'))",
+        "fifo; lru",
+        "os:system('x')",
+        "no.such.module:Thing",
+        "chain()",
+        "mask(keep=-1)",
+        "importance(half_life=0)",
+        "preprocess(limit=10, to=10)",
+        "fifo(**{})",
+        "lambda view: []",
+        7,
+        object(),
+        "kilburn.errors:KilburnError",
+        "chain(nope)",
+    ],
 )
 def test_bad_policies(policy: Any) -> None:
     with pytest.raises(SpecError):
@@ -267,7 +289,12 @@ def test_readonly_reads_beside_a_writer(tmp_path: Path) -> None:
             assert process.render() == writer.process("a").render()
             assert reader.search("needle")[0].address == "p1"
             assert process.stats().pages == 1
-            for write in (lambda: process.append(user("x")), lambda: process.pin("p1"), lambda: process.forget("p1"), lambda: reader.process("b")):
+            for write in (
+                lambda: process.append(user("x")),
+                lambda: process.pin("p1"),
+                lambda: process.forget("p1"),
+                lambda: reader.process("b"),
+            ):
                 with pytest.raises(StoreReadOnly):
                     write()
             assert process.recall("p1") == "needle one"

@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from kernel.talk import FORMS, assistant, call_of, tool, user
 
 import kilburn
+from kernel.talk import FORMS, assistant, call_of, tool, user
 from kilburn.errors import PinsExceedWindow, StoreFull, StoreReadOnly, StoreStale
 from kilburn.kernel import syscall
 from kilburn.kernel.resolve import names
@@ -93,7 +93,7 @@ def test_threads_share_one_process(tmp_path: Path) -> None:
                     process.search(name)
                     if number % 5 == 0:
                         process.remember(address)
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
                 failed.append(error)
                 raise
 
@@ -113,7 +113,10 @@ def test_threads_share_one_process(tmp_path: Path) -> None:
 
 def test_two_handles_on_one_session_cannot_overwrite_each_other(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    with kilburn.open(path, policy="fifo", tokenizer="chars/4") as one, kilburn.open(path, policy="fifo", tokenizer="chars/4") as two:
+    with (
+        kilburn.open(path, policy="fifo", tokenizer="chars/4") as one,
+        kilburn.open(path, policy="fifo", tokenizer="chars/4") as two,
+    ):
         first, second = one.process("a"), two.process("a")
         first.append(user("from one"))
         with pytest.raises(StoreStale) as caught:
@@ -139,18 +142,24 @@ def test_two_processes_of_the_system_on_one_file(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with kilburn.open(path, policy="fifo", tokenizer="chars/4") as store:
         store.process("watch").append(user("x"))
-        running = [subprocess.Popen([sys.executable, "-c", WRITER, path, name], stderr=subprocess.PIPE) for name in ("left", "right")]
+        running = [
+            subprocess.Popen([sys.executable, "-c", WRITER, path, name], stderr=subprocess.PIPE) for name in ("left", "right")
+        ]
         errors = [process.communicate(timeout=60)[1] for process in running]
         assert [process.returncode for process in running] == [0, 0], errors
         for name in ("left", "right"):
             process = store.process(name)
-            assert [message["content"].split()[:2] for message in process.messages()] == [[name, str(number)] for number in range(25)]
+            assert [message["content"].split()[:2] for message in process.messages()] == [
+                [name, str(number)] for number in range(25)
+            ]
             check_laws(process)
 
 
 def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    program = WRITER.replace('" + "w" * 200})', '"})\n        print(number, flush=True)\n        if number == 11: import os; os.kill(os.getpid(), 9)')
+    program = WRITER.replace(
+        '" + "w" * 200})', '"})\n        print(number, flush=True)\n        if number == 11: import os; os.kill(os.getpid(), 9)'
+    )
     done = subprocess.run([sys.executable, "-c", program, path, "s"], capture_output=True, timeout=60, check=False)
     assert done.returncode == -9
     acknowledged = len(done.stdout.split())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from kernel.talk import assistant, call_of, user
 
 import kilburn
+from kernel.talk import assistant, call_of, user
 from kilburn.kernel import syscall
 from kilburn.kernel.process import Process
 from kilburn.message import Message, Trust
@@ -31,7 +31,9 @@ def asked(process: Process, name: str, **arguments: object) -> str:
 
 def test_recall_gives_the_exact_text_with_origin_and_date() -> None:
     process = opened()
-    process.append(assistant(None, call_of("c", path="a.py")), {"role": "tool", "tool_call_id": "c", "content": "the exact\ttext\n"})
+    process.append(
+        assistant(None, call_of("c", path="a.py")), {"role": "tool", "tool_call_id": "c", "content": "the exact\ttext\n"}
+    )
     said = syscall.call(process, "recall", '{"address": "p3"}')
     head, _, body = said.text.partition("\n")
     assert body == "the exact\ttext\n"
@@ -48,7 +50,11 @@ def test_a_long_page_is_read_in_parts_that_join_exactly() -> None:
         joined, offset = "", 0
         for _ in range(1000):
             said = syscall.call(process, "recall", json.dumps({"address": address, "offset": offset})).text
-            more = said.rpartition("\n[")[2] if said.endswith("]") and "characters left: offset=" in said.rpartition("\n[")[2] else ""
+            more = (
+                said.rpartition("\n[")[2]
+                if said.endswith("]") and "characters left: offset=" in said.rpartition("\n[")[2]
+                else ""
+            )
             body = said[: -len(more) - 2] if more else said
             joined += "".join(part.partition("]\n")[2] for part in body.split("\n[p")) if body.startswith("[p") else body
             if not more:
@@ -56,7 +62,10 @@ def test_a_long_page_is_read_in_parts_that_join_exactly() -> None:
             offset = int(more.rpartition("offset=")[2][:-1])
         assert joined.replace("\n", "") == whole.replace("\n", "")
     assert "offset" not in syscall.call(process, "recall", '{"address": "p3"}').text
-    assert syscall.call(process, "recall", '{"address": "p2", "offset": 5, "limit": 3}').text.split("\n")[1] == text[5:8].split("\n")[0]
+    assert (
+        syscall.call(process, "recall", '{"address": "p2", "offset": 5, "limit": 3}').text.split("\n")[1]
+        == text[5:8].split("\n")[0]
+    )
     assert syscall.call(process, "recall", '{"address": "p2", "offset": 99999999}').text
 
 
@@ -73,9 +82,30 @@ def test_a_recall_never_exceeds_the_window() -> None:
 @pytest.mark.parametrize("name", sorted(syscall.NAMES))
 @pytest.mark.parametrize(
     "arguments",
-    ["", "{", "[]", "null", "7", '"p1"', "{}", '{"address": "p99"}', '{"address": "x"}', '{"address": 7}', '{"address": "p2"}', '{"query": ""}',
-     '{"nope": 1}', '{"address": "p1", "offset": -5}', '{"address": "p1", "limit": 0}', '{"address": "p1", "importance": 7}', '{"note": ""}',
-     '{"query": "\\u0000\\ud800"}', '{"note": "\\ud800"}', '{"query": "x", "tokens": -1}', '{"address": null}', '{"address": "p1", "limit": 1e99}'],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "7",
+        '"p1"',
+        "{}",
+        '{"address": "p99"}',
+        '{"address": "x"}',
+        '{"address": 7}',
+        '{"address": "p2"}',
+        '{"query": ""}',
+        '{"nope": 1}',
+        '{"address": "p1", "offset": -5}',
+        '{"address": "p1", "limit": 0}',
+        '{"address": "p1", "importance": 7}',
+        '{"note": ""}',
+        '{"query": "\\u0000\\ud800"}',
+        '{"note": "\\ud800"}',
+        '{"query": "x", "tokens": -1}',
+        '{"address": null}',
+        '{"address": "p1", "limit": 1e99}',
+    ],
 )
 def test_nonsense_gets_a_sentence(name: str, arguments: str) -> None:
     process = opened()
@@ -159,7 +189,9 @@ def test_schemas_are_in_both_forms() -> None:
     assert {spec.name for spec in syscall.SYSCALLS} == names == syscall.NAMES
     assert all(isinstance(spec, ToolSpec) and spec.description for spec in syscall.SYSCALLS)
     assert {tool["function"]["name"] for tool in chat.tools(syscall.SYSCALLS)} == names
-    assert all(tool["type"] == "function" and tool["function"]["parameters"]["type"] == "object" for tool in chat.tools(syscall.SYSCALLS))
+    assert all(
+        tool["type"] == "function" and tool["function"]["parameters"]["type"] == "object" for tool in chat.tools(syscall.SYSCALLS)
+    )
     assert {tool["name"] for tool in messages.tools(syscall.SYSCALLS)} == names
     assert all(tool["input_schema"]["type"] == "object" for tool in messages.tools(syscall.SYSCALLS))
     json.dumps(chat.tools(syscall.SYSCALLS))

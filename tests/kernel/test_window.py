@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from kernel.talk import FORMS, PIXEL, assistant, call_of, tool, user, weight
 
 import kilburn
+from kernel.talk import FORMS, PIXEL, assistant, call_of, tool, user, weight
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
 from kilburn.event import Act
@@ -17,7 +17,11 @@ from kilburn.kernel.resolve import names
 from kilburn.testing import FakeClock, Memory, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 
-POLICIES = [*(name for name in names("policies") if name != "chain"), "chain(preprocess, mask(keep=2), fifo)", "chain(summarize, lru)"]
+POLICIES = [
+    *(name for name in names("policies") if name != "chain"),
+    "chain(preprocess, mask(keep=2), fifo)",
+    "chain(summarize, lru)",
+]
 EDITS = {Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP}
 
 
@@ -103,7 +107,12 @@ def test_images_of_parallel_calls_do_not_block_the_session() -> None:
     process = process_at(4000)
     process.append(user("go"))
     thinking = {"type": "thinking", "thinking": "hm", "signature": "s" * 300}
-    process.append({"role": "assistant", "content": [thinking, *({"type": "tool_use", "id": call, "name": "shot", "input": {}} for call in "abcd")]})
+    process.append(
+        {
+            "role": "assistant",
+            "content": [thinking, *({"type": "tool_use", "id": call, "name": "shot", "input": {}} for call in "abcd")],
+        }
+    )
     for call in "abcd":
         process.append(user([{"type": "tool_result", "tool_use_id": call, "content": [picture]}]))
         prompt = process.render("messages")

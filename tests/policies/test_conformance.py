@@ -35,7 +35,12 @@ def test_shipped_policies_keep_the_contract(spec: str) -> None:
 
 
 def test_a_policy_that_asks_keeps_the_contract_whatever_it_is_told() -> None:
-    check_policy(lambda: resolve("policies", "summarize"), windows=(700,), seeds=(4,), model=Scripted(["", "read src/m1.py", "no " * 99] * 500))
+    check_policy(
+        lambda: resolve("policies", "summarize"),
+        windows=(700,),
+        seeds=(4,),
+        model=Scripted(["", "read src/m1.py", "no " * 99] * 500),
+    )
 
 
 def test_the_needed_names_are_there() -> None:
@@ -52,7 +57,20 @@ def test_specs_become_equal_objects() -> None:
     assert resolve("policies", own) is own
 
 
-@pytest.mark.parametrize("spec", ["fifo(3, 4)", "mask(keep=-1)", "mask(keep)", "chain(fifo, 3 + 4)", "nope(1)", "fifo()()", "fifo.plan", "a:b:c", "chain(*[])"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "fifo(3, 4)",
+        "mask(keep=-1)",
+        "mask(keep)",
+        "chain(fifo, 3 + 4)",
+        "nope(1)",
+        "fifo()()",
+        "fifo.plan",
+        "a:b:c",
+        "chain(*[])",
+    ],
+)
 def test_bad_specs_say_what_there_is(spec: str) -> None:
     with pytest.raises(SpecError) as caught:
         resolve("policies", spec)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from kernel.talk import assistant, call_of, tool, user
 
+from kernel.talk import assistant, call_of, tool, user
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
@@ -53,10 +53,10 @@ def test_fifo_spare_frees_more_at_once() -> None:
 
 def test_lru_keeps_what_was_recalled() -> None:
     process = opened("lru(spare=0)")
-    for number in range(7):
+    for number in range(8):
         process.append(user(filler(number)))
     process.recall("p2")
-    process.append(user(filler(8)), user(filler(9)))
+    process.append(user(filler(8)), user(filler(9)), user(filler(10)))
     assert "p2" in resident(process)
     assert "p3" not in resident(process)
 
@@ -75,13 +75,13 @@ def test_importance_keeps_what_was_marked_and_what_is_near_the_task() -> None:
 def test_importance_decays_with_time_not_with_looks() -> None:
     clock = FakeClock(tick=0.0)
     process = opened("importance(spare=0, explicit=0.0, nearness=0.0, frequency=0.0, half_life=10.0, turns=1e9)", clock=clock)
-    for number in range(7):
+    for number in range(8):
         process.append(user(filler(number)))
         clock.advance(100)
     process.recall("p3")
     for _ in range(50):
         process.idle()
-    process.append(user(filler(8)), user(filler(9)))
+    process.append(user(filler(8)), user(filler(9)), user(filler(10)))
     assert "p3" in resident(process)
     assert "p2" not in resident(process)
 
@@ -97,17 +97,19 @@ def test_tiered_keeps_the_users_words_longer_than_outputs() -> None:
 
 def test_mask_turns_old_outputs_into_handles_and_keeps_the_calls() -> None:
     process = opened("mask(keep=2)")
-    for number in range(9):
-        process.append(assistant(f"step {number}", call_of(f"c{number}", path=f"f{number}.py")), tool(f"c{number}", filler(number)))
+    for number in range(14):
+        process.append(
+            assistant(f"step {number}", call_of(f"c{number}", path=f"f{number}.py")), tool(f"c{number}", filler(number))
+        )
     prompt = process.render()
     outputs = [message["content"] for message in prompt if message["role"] == "tool"]
-    assert len(outputs) == 9
+    assert len(outputs) == 14
     whole = [number for number, output in enumerate(outputs) if output == filler(number)]
-    assert whole[-2:] == [7, 8]
+    assert whole[-2:] == [12, 13]
     masked = [output for output in outputs if " out: " in output]
     assert masked
     assert "f0.py" in masked[0], "the handle says what it was"
-    assert sum(bool(message.get("tool_calls")) for message in prompt) == 9
+    assert sum(bool(message.get("tool_calls")) for message in prompt) == 14
     check_laws(process)
 
 
@@ -128,7 +130,11 @@ def test_summarize_acts_at_its_trigger_and_folds_from_originals() -> None:
     process = opened("summarize(ask=False)", 2000)
     last = 0
     for number in range(60):
-        process.append(assistant(f"decided to use option {number} in src/mod{number}.py because of ValueError {number}. " + "Then more talk. " * 6))
+        process.append(
+            assistant(
+                f"decided to use option {number} in src/mod{number}.py because of ValueError {number}. " + "Then more talk. " * 6
+            )
+        )
         folds = sum(event.act is Act.FOLD and event.policy.startswith("summarize") for event in process.events())
         if folds == 1 and not last:
             last = process.kernel.tier.last

@@ -97,12 +97,14 @@ def _place(memory: Recollection, what: str, name: str) -> Answered:
     # A name that is an ordinary word drowns in a search: go through the outlines, folder by folder.
     folders = ["."]
     for folder in folders:
+        within = "" if folder == "." else f"{folder}/"
+        for chunk in _known(memory, listing(folder)):
+            folders += [within + line[:-1] for line in memory.page(chunk.address).split("\n")[1:] if line.endswith("/")]
+            if chunk.last == chunk.total:
+                memory.follow(chunk, outline(folder))
         for chunk in _known(memory, outline(folder)):
             if found := outlined.search(memory.page(chunk.address)):
                 return Answered(found[1], chunk.address, found[0])
-        for chunk in _known(memory, listing(folder)):
-            within = "" if folder == "." else f"{folder}/"
-            folders += [within + line[:-1] for line in memory.page(chunk.address).split("\n")[1:] if line.endswith("/")]
     raise NotFound(name)
 
 

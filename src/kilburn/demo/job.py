@@ -225,8 +225,6 @@ class _Job:
         data = text.encode("utf-8")
         self.journal.append((hashlib.sha256(data).hexdigest(), len(data)))
 
-    # --- work ----------------------------------------------------------------------------------
-
     def _work(self, process: Process) -> dict[str, int]:
         plan, outcome, count = self.plan, self.outcome, process.kernel.counter.count
 
@@ -273,8 +271,6 @@ class _Job:
             elif event.act is Act.SHIP:
                 outcome.curve.append((seen, event.tokens))
 
-    # --- check ---------------------------------------------------------------------------------
-
     def _check(self, process: Process) -> None:
         """Every page, read back from the file by a second reader, against what was handed over."""
         outcome, journal = self.outcome, self.journal
@@ -293,8 +289,6 @@ class _Job:
                     outcome.lost += 0 if digest_of(text) == digest else max(1, size)
                 outcome.lost += sum(max(1, size) for _, size in wanted[len(parts) :])
                 self.told("check", first, len(journal), f"{outcome.checked_bytes / 1e6:,.1f} MB compared")
-
-    # --- questions -----------------------------------------------------------------------------
 
     def _answer(self, process: Process, asked: list[Question]) -> None:
         outcome, memory = self.outcome, OfProcess(process)
@@ -341,8 +335,6 @@ class _Job:
                 evidence=sum(question.evidence in text for question in asked),
             )
         )
-
-    # --- model ---------------------------------------------------------------------------------
 
     def _speak(self, model: Model) -> None:
         plan, outcome, number = self.plan, self.outcome, self.plan.folds + self.plan.phrases

@@ -134,6 +134,14 @@ class Recollection:
             raise NotFound(f"{series.query}, {number}")
         return found
 
+    def follow(self, chunk: Chunk, series: Series) -> None:
+        """Look for the first output of a series right behind another output; searching finds it from now on."""
+        for pages in range(1, STRIDE + 1):
+            found = self._at(series, _after(chunk.address, pages))
+            if found is not None:
+                self._chunks.setdefault(series, []).append(found)
+                return
+
     def _look(self, series: Series, query: str) -> None:
         for hit in self.search(query):
             # A hit in a call's arguments leads to the output behind it.

@@ -39,9 +39,6 @@ def figures(outcome: Outcome) -> dict[str, Any]:
     return {"ok": outcome.ok, "questions": len(outcome.asked), "exact": outcome.exact, **rest}
 
 
-# --- progress ------------------------------------------------------------------------------------
-
-
 @contextmanager
 def watching() -> Iterator[Told]:
     """Progress while the block runs: bars on a terminal, else a line a phase and one every ten seconds."""
@@ -87,9 +84,6 @@ def _lines() -> Told:
         current, spoken = phase, now
 
     return told
-
-
-# --- outcome -------------------------------------------------------------------------------------
 
 
 def show(outcome: Outcome) -> None:

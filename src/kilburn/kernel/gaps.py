@@ -26,14 +26,25 @@ def handle_of(gap: Gap) -> str:
 
 
 class Gaps:
-    """Disjoint, non-adjacent intervals of original page ids. `cost` is what their handles cost."""
+    """Disjoint, non-adjacent intervals of original page ids."""
 
     def __init__(self, cost_of: Callable[[str], int]) -> None:
         self._cost_of = cost_of
         self._starts: list[int] = []
         self._gaps: dict[int, Gap] = {}
         self._costs: dict[int, int] = {}
-        self.cost = 0
+        self._sum = 0
+        # Starts of gaps whose handle was not priced yet: thousands of pages may leave between two looks.
+        self._unpriced: set[int] = set()
+
+    @property
+    def cost(self) -> int:
+        """What the handles of all gaps cost, in tokens."""
+        for start in self._unpriced:
+            self._costs[start] = self._cost_of(handle_of(self._gaps[start]))
+            self._sum += self._costs[start]
+        self._unpriced.clear()
+        return self._sum
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -84,10 +95,10 @@ class Gaps:
         start = gap[0]
         insort(self._starts, start)
         self._gaps[start] = gap
-        self._costs[start] = self._cost_of(handle_of(gap))
-        self.cost += self._costs[start]
+        self._unpriced.add(start)
 
     def _take(self, start: int) -> Gap:
         del self._starts[bisect_left(self._starts, start)]
-        self.cost -= self._costs.pop(start)
+        self._unpriced.discard(start)
+        self._sum -= self._costs.pop(start, 0)
         return self._gaps.pop(start)

@@ -174,7 +174,8 @@ class Kernel:
             apply(event, pages, self.tier)
             self.ledger.note(event, self.tier)
             self.note_use(event)
-        self.tier.begin()
+            # A replay is never undone; its journal, kept whole, took hundreds of megabytes.
+            self.tier.begin()
         if self._ruler not in ("", self.counter.name):
             kept = [page for page in pages.values() if page.id in self.tier.pages and self.tier.at(page.id) != "dropped"]
             self.contents.fetch(digest for page in kept for digest in (page.digest, page.extra))

@@ -58,7 +58,7 @@ class Tier:
         self._held = 0
         self._gaps = Gaps(count)
         self._journal: list[Callable[[], object]] = []
-        self._kept: tuple[Page, ...] | None = None
+        self._kept: list[Page] | None = None
 
     @property
     def use(self) -> int:
@@ -86,8 +86,8 @@ class Tier:
     def resident(self) -> tuple[Page, ...]:
         """The pages that are in, in window order, with this tier's costs."""
         if self._kept is None:
-            self._kept = tuple(self._priced(key[2]) for key in self._order if key[2] not in self._stubs)
-        return self._kept
+            self._kept = [self._priced(key[2]) for key in self._order if key[2] not in self._stubs]
+        return tuple(self._kept)
 
     def visible(self) -> Iterator[Page]:
         """Resident pages and stubs, in window order."""
@@ -213,13 +213,13 @@ class Tier:
         if before.at == after.at:
             return
         key = (*self.pages[page].place, page)
-        appended = (
-            self._kept is not None
-            and after.at == "in"
-            and before.at not in VISIBLE
-            and (not self._order or key > self._order[-1])
-        )
-        self._kept = (*self._kept, self._priced(page)) if appended and self._kept is not None else None
+        if before.at in VISIBLE or after.at in VISIBLE:
+            # Coming in at the end is the usual case; all else rebuilds the list when it is looked at.
+            at_end = after.at == "in" and before.at not in VISIBLE and (not self._order or key > self._order[-1])
+            if self._kept is not None and at_end:
+                self._kept.append(self._priced(page))
+            else:
+                self._kept = None
         if before.at in VISIBLE:
             self._held -= self._stubs.pop(page) if before.at == "stub" else self.cost(page)
             if after.at not in VISIBLE:

@@ -24,6 +24,10 @@ __all__ = ["Hybrid"]
 REACH = 128
 """Originals that one excerpt stands for, at most: older ones stay behind their handle."""
 
+SLACK = 32
+"""Originals let go together once there are more. An excerpt whose sources all go into the next one is
+replaced in one step; one that loses a source must leave first, which touches every source twice."""
+
 MARKED = 0.5
 """Importance from which on a page belongs to the core."""
 
@@ -57,7 +61,9 @@ class Hybrid:
         latest, saved = self._latest(view, kept, capacity // 2 if self.whole is None else self.whole)
         if not older:
             return latest
-        sources = sorted({source for page in older for source in view.originals(page)})[-REACH:]
+        sources = sorted({source for page in older for source in view.originals(page)})
+        if len(sources) > REACH:
+            sources = sources[SLACK - REACH :]
         room = low - (view.use - saved - sum(page.tokens for page in older)) - 2 * view.handle
         parts = self._parts(view, older, kept, set(sources), room)
         return [*latest, *self._moves(view, older, sources, parts)]

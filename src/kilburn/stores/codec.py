@@ -24,6 +24,12 @@ ZSTD = 1
 WORTHWHILE = 200
 """Bytes; below this a frame's header eats what it saves."""
 
+KEPT = 65_536
+"""Bytes up to which one compressor serves all: making one costs more than such a frame, and a
+compressor that has seen fifty megabytes keeps their memory."""
+
+_compressor = zstd.ZstdCompressor(level=3)
+
 
 def encoded(text: str, digest: str) -> bytes:
     """The text in UTF-8, after checking that it has this digest.
@@ -59,7 +65,7 @@ def key_of(digest: str) -> bytes:
 def pack(data: bytes) -> tuple[int, bytes]:
     """Codec and bytes to store."""
     if len(data) >= WORTHWHILE:
-        frame = zstd.compress(data, 3)
+        frame = _compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME) if len(data) <= KEPT else zstd.compress(data, 3)
         if len(frame) < len(data):
             return ZSTD, frame
     return PLAIN, data

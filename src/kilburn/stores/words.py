@@ -31,6 +31,7 @@ _COMPOUND = re.compile(
     r"\b[A-Za-z0-9_]*(?:_[A-Za-z0-9]|[a-z0-9][A-Z]|[A-Za-z][0-9]|[A-Za-z0-9_][./\\:-]{1,2}[A-Za-z0-9_])[A-Za-z0-9_./\\:-]*",
     re.ASCII,
 )
+_RUN = re.compile(r"[A-Za-z0-9_./\\:-]{2,}")
 _JOINT = re.compile(r"[./\\:-]+")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]{2,}")
@@ -49,10 +50,9 @@ STOP = frozenset(_SILENT.split())
 def searchable(text: str) -> str:
     """The text with the further words that it is found by."""
     more: list[str] = []
-    for match in _COMPOUND.finditer(text):
-        word = match.group()
-        if len(word) <= LONGEST:
-            more.extend(_parts(word))
+    # A compound never leaves its run of such characters, and most runs were seen before.
+    for run in dict.fromkeys(_RUN.findall(text)):
+        more.extend(_compounds(run) if len(run) <= LONGEST else _compounds.__wrapped__(run))
     if not text.isascii():
         for match in _UNSPACED.finditer(text):
             run = match.group()
@@ -64,6 +64,11 @@ def searchable(text: str) -> str:
 
 
 @lru_cache(maxsize=20_000)
+def _compounds(run: str) -> tuple[str, ...]:
+    words = (match.group() for match in _COMPOUND.finditer(run))
+    return tuple(part for word in words if len(word) <= LONGEST for part in _parts(word))
+
+
 def _parts(word: str) -> tuple[str, ...]:
     more: list[str] = []
     names = [name for name in _JOINT.split(word) if name]

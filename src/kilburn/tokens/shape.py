@@ -13,6 +13,8 @@ import msgspec
 
 __all__ = ["Weights", "weigh"]
 
+Patterns = tuple[tuple[bytes, int], ...]
+
 SLICE = 1 << 18
 """Characters weighed at a time, so that a huge message needs little memory."""
 
@@ -37,6 +39,15 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     shape: dict[str, int]
     word: dict[str, int]
     sound: dict[str, int]
+    _patterns: tuple[Patterns, Patterns, Patterns] = ((), (), ())
+    _plain: Patterns = ()
+
+    def __post_init__(self) -> None:
+        views = tuple(tuple((pattern.encode(), weight) for pattern, weight in view.items()) for view in (self.shape, self.word, self.sound))
+        msgspec.structs.force_setattr(self, "_patterns", views)
+        # ASCII text is what most pages are, and has none of the other classes.
+        plain = tuple((pattern, weight) for pattern, weight in views[0] if _ASCII.issuperset(pattern))
+        msgspec.structs.force_setattr(self, "_plain", plain)
 
     @property
     def seam(self) -> int:
@@ -62,6 +73,7 @@ def _class_of(byte: int) -> str:
 
 
 _CLASSES = [_class_of(byte) for byte in range(256)]
+_ASCII = frozenset("".join(_CLASSES[:0x80]).encode())
 _SHAPE = "".join(_CLASSES).encode()
 _WORD = "".join("a" if name in "aA" and byte < 0x80 else " " for byte, name in enumerate(_CLASSES)).encode()
 _SOUND = "".join(" " if _WORD[byte] == 0x20 else "v" if chr(byte) in "aeiouyAEIOUY" else "c" for byte in range(256)).encode()
@@ -71,8 +83,11 @@ def _slices(text: str) -> Iterator[str]:
     return (text[at : at + SLICE] for at in range(0, len(text), SLICE))
 
 
-def _total(view: bytes, weights: dict[str, int]) -> int:
-    return sum(view.count(pattern.encode()) * weight for pattern, weight in weights.items())
+def _total(view: bytes, patterns: Patterns) -> int:
+    total = 0
+    for pattern, weight in patterns:
+        total += view.count(pattern) * weight
+    return total
 
 
 def weigh(text: str, weights: Weights) -> int:
@@ -81,9 +96,12 @@ def weigh(text: str, weights: Weights) -> int:
     if not text:
         return 0
     total = weights.start
+    shape, word, sound = weights._patterns
+    if text.isascii():
+        shape = weights._plain
     for piece in _slices(text):
         data = piece.encode("utf-8", "surrogatepass")
-        total += _total(data.translate(_SHAPE), weights.shape)
-        total += _total(b" " + data.translate(_WORD), weights.word)
-        total += _total(data.translate(_SOUND), weights.sound)
+        total += _total(data.translate(_SHAPE), shape)
+        total += _total(b" " + data.translate(_WORD), word)
+        total += _total(data.translate(_SOUND), sound)
     return total
