@@ -128,8 +128,11 @@ class View:
         )
 
     def originals(self, page: Page) -> tuple[int, ...]:
-        """What a fold must cite to stand for this page: itself, or the originals of a derived page (law 4)."""
-        return page.sources if page.depth else (page.id,)
+        """What a fold must cite to stand for this page: itself, or the originals of a derived page (law 4),
+        and the results of its group that stand as handles already."""
+        stubs = [member for member in self.group(page.id) if member in self.stubs and member != page.id]
+        own = page.sources if page.depth else (page.id,)
+        return (*own, *(stub for stub in stubs if stub not in own))
 
     def is_latest(self, page: Page) -> bool:
         """Whether the page belongs to the message that was admitted last."""

@@ -183,22 +183,23 @@ def test_a_corrupt_page_is_named_and_the_rest_is_readable(tmp_path: Path) -> Non
         for text in texts:
             store.process("a").append(user(text))
     with apsw.Connection(path) as db:
-        (number, data) = next(iter(db.execute("SELECT id, data FROM content ORDER BY id LIMIT 1 OFFSET 2")))
+        find = "SELECT content.id, data FROM content JOIN page ON page.content = content.id WHERE page.id = 2"
+        ((number, data),) = db.execute(find)
         flipped = bytes([*data[:50], data[50] ^ 0xFF, *data[51:]])
         db.execute("UPDATE content SET data = ? WHERE id = ?", (flipped, number))
     db.close()
     with kilburn.open(path, window=200, policy="fifo", tokenizer="chars/4") as store:
         process = store.process("a")
-        broken = 0
-        for number, text in enumerate(texts, 1):
-            try:
-                assert process.recall(f"p{number}") == text
-            except kilburn.errors.StoreCorrupt as error:
-                broken += 1
-                assert "fsck" in str(error)
-        assert broken <= 1
+        with pytest.raises(kilburn.errors.StoreCorrupt, match="fsck"):
+            process.recall("p2")
+        assert [process.recall(f"p{page}") for page in (1, 3, 4, 5)] == [texts[0], *texts[2:]]
         process.append(user("still at work"))
         assert process.render().tokens <= 200
+
+
+def read_all(path: Path) -> str:
+    with kilburn.open(str(path), policy="fifo", tokenizer="chars/4") as store:
+        return store.process("a").recall("p1-p50")
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
@@ -210,12 +211,8 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     for size in (100, 5000, len(whole) // 2):
         cut = tmp_path / f"cut{size}.db"
         cut.write_bytes(whole[:size])
-        with (
-            pytest.raises(kilburn.errors.StoreCorrupt) as caught,
-            kilburn.open(str(cut), policy="fifo", tokenizer="chars/4") as store,
-        ):
-            process = store.process("a")
-            process.recall("p1-p50")
+        with pytest.raises(kilburn.errors.StoreCorrupt) as caught:
+            read_all(cut)
         assert str(caught.value).startswith("store: ")
     (tmp_path / "text.db").write_text("no database at all, " * 100)
     with pytest.raises(kilburn.errors.StoreCorrupt):

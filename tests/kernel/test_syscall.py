@@ -1,4 +1,4 @@
-"""The memory tools as a model uses them: exact text back, marked, never indexed again; nonsense gets a sentence, not an exception."""
+"""The memory tools as a model uses them: exact text back, marked, never indexed again; nonsense gets a sentence."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
         with Sqlite(path) as store:
             check(store, "one", acknowledged[0])
             check(store, "two", acknowledged[1])
-            acknowledged = [info.head for info in store.processes()]
+            heads = {info.name: info.head for info in store.processes()}
+            acknowledged = [heads["one"], heads["two"]]
     with Sqlite(path) as store:
         assert store.findings() == []
     assert min(acknowledged) > KILLS // 2

@@ -149,7 +149,8 @@ class Agent:
             process.append({"role": "system", "content": system})
         budget = process.kernel.budget
         counter = process.kernel.counter
-        overhead = int(getattr(counter, "overhead", 0)) + (counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0)
+        schemas = counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
+        overhead = int(getattr(counter, "overhead", 0)) + schemas
         if overhead != budget.overhead:
             process.resize(Budget(budget.window, budget.reserve, overhead))
 

@@ -46,6 +46,7 @@ class Chain:
             moves: Sequence[Move] = (yield from plan) if isinstance(plan, Generator) else plan
             for move in moves:
                 together = {member for page in move.pages for member in view.group(page)}
+                together |= {member for page in together for member in view.group(page)}
                 together |= self._standing_for(view, move)
                 if not together & touched:
                     joined.append(move)

@@ -37,7 +37,8 @@ class Hybrid:
     """Keep a tail and a core whole, and excerpt the rest, when the window is over capacity.
 
     Args:
-        low: tokens in the window after it acted; None for nine tenths of the capacity.
+        low: tokens in the window after it acted; None leaves a tenth of a small window free and a quarter
+            of one of 4,000 tokens or more: every action edits the prefix, and a large window can afford fewer.
         tail: tokens of newest pages that stay whole; None for three tenths of the capacity.
         core: tokens of marked pages ("remember this") that stay whole; None for a quarter.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
@@ -54,7 +55,7 @@ class Hybrid:
         if not view.excess:
             return []
         capacity = view.budget.capacity
-        low = min(capacity - view.handle, capacity * 9 // 10 if self.low is None else self.low)
+        low = min(capacity - view.handle, capacity - _spare(capacity) if self.low is None else self.low)
         kept, older = self._split(
             view, capacity * 3 // 10 if self.tail is None else self.tail, capacity // 4 if self.core is None else self.core
         )
@@ -139,6 +140,10 @@ class Hybrid:
         stale = tuple(page.id for page in older if not chosen.issuperset(view.originals(page)))
         fold = Fold(pages=tuple(sources), parts=parts, why=f"lines of {len(parts)} pages")
         return [Evict(pages=stale, why="beyond the excerpt's reach"), fold] if stale else [fold]
+
+
+def _spare(capacity: int) -> int:
+    return max(capacity // 10, min(capacity // 4, (capacity - 2000) // 2))
 
 
 def _within(view: View, source: int, spans: Sequence[Span]) -> list[Line]:

@@ -80,7 +80,7 @@ class Summarize:
         older: list[Page] = []
         for page in view.pages:
             together = view.group(page.id)
-            if not any(member in young or member in view.pins for member in together):
+            if view.is_movable(page) and not view.is_latest(page) and not any(member in young for member in together):
                 older.append(page)
         return older
 

@@ -18,7 +18,7 @@ from kilburn.page import Page, tombstone_of
 from kilburn.store import Batch, Passage, ProcessInfo, State
 from kilburn.stores.codec import encoded, key_of
 from kilburn.stores.passages import passages
-from kilburn.stores.transaction import scrubbed
+from kilburn.stores.transaction import scrubbed, telling
 from kilburn.stores.words import searchable
 
 __all__ = ["Memory"]
@@ -118,7 +118,7 @@ class Memory:
         words: set[str] = set()
         for number in erased:
             page = known.pages[number]
-            words.update(word for word in (page.digest, page.extra, page.label) if word)
+            words.update(telling(page))
             known.pages[number] = tombstone_of(page)
             known.states[number] = State("dropped")
             known.indexed.discard(number)

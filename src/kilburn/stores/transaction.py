@@ -18,7 +18,7 @@ from kilburn.stores.codec import encoded, key_of, pack, unpack
 from kilburn.stores.statement import row, rows
 from kilburn.stores.textindex import TextIndex
 
-__all__ = ["EVENTS", "PAGES", "Transaction", "content_of"]
+__all__ = ["EVENTS", "PAGES", "Transaction", "content_of", "scrubbed", "telling"]
 
 PAGES = msgspec.msgpack.Decoder(Page)
 EVENTS = msgspec.msgpack.Decoder(Event)
@@ -160,7 +160,7 @@ class Transaction:
                 self._db, "SELECT content, extra, meta FROM page WHERE process = ? AND id = ?", self._process, number
             )
             page = PAGES.decode(meta)
-            words.update(word for word in (page.digest, page.extra, page.label) if word)
+            words.update(telling(page))
             contents.update(row for row in (content, extra) if row is not None)
             self._db.execute(
                 "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = 0, mark = 0, meta = ?"
@@ -197,6 +197,11 @@ def content_of(db: apsw.Connection, process: int, page: int) -> str:
         raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
     size, codec, data, digest = found
     return unpack(codec, data, size, digest)
+
+
+def telling(page: Page) -> set[str]:
+    """What an event's data might say of a page; words too short to tell anything would hit what is not of it."""
+    return {word for word in (page.digest, page.extra, page.label, page.call) if word and len(word) >= 6}
 
 
 def scrubbed(event: Event, words: set[str]) -> Event:
