@@ -1,4 +1,4 @@
-"""The window's tier: which page is where, in what order, at what cost.
+"""The window's tier: a layout that changes, step by step, and can go back.
 
 All changes go through `set`, which keeps the order, the gaps and the use in step, and through a
 journal, so that a failed batch leaves the state before it. The tier checks no law and does no I/O.
@@ -7,31 +7,17 @@ journal, so that a failed batch leaves the state before it. The tier checks no l
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
 
-import msgspec
-
-from kilburn.kernel.gaps import Gaps
+from kilburn.kernel.layout import OUT, VISIBLE, Layout
 from kilburn.message import Kind, Role
 from kilburn.page import Page, tombstone_of
 from kilburn.store import State
 
-__all__ = ["OUT", "Tier", "stub_of"]
-
-OUT = State()
-Key = tuple[int, int, int]
-"""Order in the window: the page's place, then its id."""
-
-VISIBLE = frozenset({"in", "stub"})
+__all__ = ["OUT", "Tier"]
 
 
-def stub_of(page: Page, label: str) -> str:
-    """The line that stands in place of a result that left while its call, of that label, stayed."""
-    label = f": {label}" if label else ""
-    return f"[{page.address} out: {page.tokens} tokens{label}]"
-
-
-class Tier:
+class Tier(Layout):
     """State of one process's window.
 
     Args:
@@ -39,84 +25,8 @@ class Tier:
     """
 
     def __init__(self, count: Callable[[str], int]) -> None:
-        self._count = count
-        self.pages: dict[int, Page] = {}
-        self.states: dict[int, State] = {}
-        self.costs: dict[int, int] = {}
-        self.cover: dict[int, int] = {}
-        self.groups: dict[int, tuple[int, ...]] = {}
-        self.pins: set[int] = set()
-        self.marks: dict[int, float] = {}
-        self.open: set[int] = set()
-        self.calls: dict[str, int] = {}
-        self.last = 0
-        self.last_derived = 0
-        self.turn = 0
-        self.task = 0
-        self._order: list[Key] = []
-        self._stubs: dict[int, int] = {}
-        self._held = 0
-        self._gaps = Gaps(count)
+        super().__init__(count)
         self._journal: list[Callable[[], object]] = []
-        self._kept: list[Page] | None = None
-
-    @property
-    def use(self) -> int:
-        """Tokens that the prompt takes now: resident pages, stubs and the handles of all gaps."""
-        return self._held + self._gaps.cost
-
-    @property
-    def gaps(self) -> Gaps:
-        """The stretches that are out."""
-        return self._gaps
-
-    @property
-    def stubs(self) -> Mapping[int, int]:
-        """Results that stand as a handle in place, with what the handle costs."""
-        return self._stubs
-
-    def at(self, page: int) -> str:
-        """Where a page is: "in", "stub", "out", "folded", "retired" or "dropped"."""
-        return self.states[page].at
-
-    def cost(self, page: int) -> int:
-        """What a page costs when it is resident and whole, in tokens of this process's counter."""
-        return self.costs.get(page) or self.pages[page].tokens
-
-    def resident(self) -> tuple[Page, ...]:
-        """The pages that are in, in window order, with this tier's costs."""
-        if self._kept is None:
-            self._kept = [self._priced(key[2]) for key in self._order if key[2] not in self._stubs]
-        return tuple(self._kept)
-
-    def visible(self) -> Iterator[Page]:
-        """Resident pages and stubs, in window order."""
-        return (self.pages[key[2]] for key in self._order)
-
-    def group(self, page: int) -> tuple[int, ...]:
-        """All pages that move together with this one, itself included."""
-        return self.groups.get(self.pages[page].group, (page,)) if self.pages[page].group else (page,)
-
-    def is_visible(self, page: int) -> bool:
-        """Whether a page, or its handle in place, stands in the prompt."""
-        return self.states[page].at in VISIBLE
-
-    def stands(self, page: int) -> int | None:
-        """What stands in the prompt for a page: itself or its handle, a fold over it, or nothing."""
-        if self.is_visible(page):
-            return page
-        fold = self.cover.get(page)
-        return fold if fold is not None and self.is_visible(fold) else None
-
-    def waiting(self) -> list[int]:
-        """Calls in the prompt that have no result yet."""
-        return [call for call in sorted(self.open) if self.stands(call) is not None]
-
-    def stub(self, page: int) -> str:
-        """The handle of a result that stands in place."""
-        known = self.pages[page]
-        call = self.pages.get(known.answers)
-        return stub_of(known, call.label if call else known.label)
 
     def scrub(self, pages: Iterable[int]) -> None:
         """Let go of every word of forgotten pages, outside any batch."""
@@ -126,24 +36,6 @@ class Tier:
                 del self.calls[call]
             self.pages[page] = tombstone_of(self.pages[page])
         self._kept = None
-
-    def opens_with_user(self) -> bool:
-        """Whether the first thing behind the system messages is a user's, or nothing is there at all."""
-        for key in self._order:
-            page = self.pages[key[2]]
-            if page.role is not Role.SYSTEM:
-                first = next(iter(self._gaps), None)
-                return page.role is Role.USER or (first is not None and first[0] < key[0])
-        return len(self._order) == 0 or len(self._gaps) > 0
-
-    def folds_over(self, pages: Sequence[int]) -> set[int]:
-        """The resident folds that stand for any of these pages."""
-        return {self.cover[page] for page in pages if page in self.cover}
-
-    def _priced(self, page: int) -> Page:
-        known = self.pages[page]
-        cost = self.cost(page)
-        return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)
 
     def add(self, page: Page, state: State) -> None:
         """Take in a new page."""
@@ -234,10 +126,6 @@ class Tier:
             self._held += self._stubs[page] if after.at == "stub" else self.cost(page)
         elif after.at == "out" and page > 0:
             self._gaps.add(page, self.cost(page))
-
-    def _cost_of_stub(self, page: Page) -> int:
-        """A result's handle is sent with the id of its call, as the result was."""
-        return self._count(self.stub(page.id)) + (self._count(page.call) if page.call else 0)
 
     def _note_call(self, page: Page) -> None:
         """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers."""

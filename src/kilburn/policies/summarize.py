@@ -90,18 +90,19 @@ class Summarize:
         if not self.ask:
             return verbatim, "extract"
         quoted = extract(pieces, max(4 * to, 1500), view.count, query=view.task).text
-        prompt = f"<log>\n{quoted}\n</log>\nCondense this log in at most {to * 3 // 4} words."
+        prompt = f"<log>\n{quoted}\n</log>\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
         if answer.outcome == "none":
             return verbatim, "extract"
-        if not answer.ok:
+        if not answer.ok and answer.outcome != "truncated":
             return verbatim, f"extract; the model's summary was {answer.outcome}"
-        verdict = judge(answer.text, pieces, prompt=prompt, tokens=to, count=view.count)
+        said = answer.text if answer.ok else _whole_sentences(answer.text)
+        verdict = judge(said, pieces, prompt=prompt, tokens=to, count=view.count)
         if verdict.acceptable:
-            return answer.text, "model"
+            return said, "model"
         if verdict.reparable:
-            completed = complete(answer.text, verdict.missing, pieces, to, view.count)
+            completed = complete(said, verdict.missing, pieces, to, view.count)
             if completed:
                 return completed, f"model, completed with {len(verdict.missing)} facts"
         return verbatim, f"extract; the model's summary was rejected: {verdict.outcome}"
@@ -110,3 +111,9 @@ class Summarize:
 def _speaker(view: View, page: int) -> tuple[str, str]:
     known = view.page(page)
     return str(known.role), str(known.kind)
+
+
+def _whole_sentences(text: str) -> str:
+    """A reply that was cut at its cap, without the sentence or line that it was cut in."""
+    end = max(text.rfind("\n"), text.rfind(". "))
+    return text[: end + 1].rstrip()

@@ -1,0 +1,139 @@
+"""The layout of a window: which page is where, in what order, at what cost. Reading only.
+
+What stands in the prompt is resident pages, handles in place of results whose calls stay, and one
+handle for each stretch that is out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from kilburn.kernel.gaps import Gaps
+from kilburn.message import Role
+from kilburn.page import Page
+from kilburn.store import State
+
+__all__ = ["OUT", "VISIBLE", "Key", "Layout", "stub_of"]
+
+OUT = State()
+Key = tuple[int, int, int]
+"""Order in the window: the page's place, then its id."""
+
+VISIBLE = frozenset({"in", "stub"})
+
+
+def stub_of(page: Page, label: str) -> str:
+    """The line that stands in place of a result that left while its call, of that label, stayed."""
+    label = f": {label}" if label else ""
+    return f"[{page.address} out: {page.tokens} tokens{label}]"
+
+
+class Layout:
+    """What stands where in one process's window.
+
+    Args:
+        count: what a line of handle costs in the prompt, in tokens, envelope included.
+    """
+
+    def __init__(self, count: Callable[[str], int]) -> None:
+        self._count = count
+        self.pages: dict[int, Page] = {}
+        self.states: dict[int, State] = {}
+        self.costs: dict[int, int] = {}
+        self.cover: dict[int, int] = {}
+        self.groups: dict[int, tuple[int, ...]] = {}
+        self.pins: set[int] = set()
+        self.marks: dict[int, float] = {}
+        self.open: set[int] = set()
+        self.calls: dict[str, int] = {}
+        self.last = 0
+        self.last_derived = 0
+        self.turn = 0
+        self.task = 0
+        self._order: list[Key] = []
+        self._stubs: dict[int, int] = {}
+        self._held = 0
+        self._gaps = Gaps(count)
+        self._kept: list[Page] | None = None
+
+    @property
+    def use(self) -> int:
+        """Tokens that the prompt takes now: resident pages, stubs and the handles of all gaps."""
+        return self._held + self._gaps.cost
+
+    @property
+    def gaps(self) -> Gaps:
+        """The stretches that are out."""
+        return self._gaps
+
+    @property
+    def stubs(self) -> Mapping[int, int]:
+        """Results that stand as a handle in place, with what the handle costs."""
+        return self._stubs
+
+    def at(self, page: int) -> str:
+        """Where a page is: "in", "stub", "out", "folded", "retired" or "dropped"."""
+        return self.states[page].at
+
+    def cost(self, page: int) -> int:
+        """What a page costs when it is resident and whole, in tokens of this process's counter."""
+        return self.costs.get(page) or self.pages[page].tokens
+
+    def resident(self) -> tuple[Page, ...]:
+        """The pages that are in, in window order, with this tier's costs."""
+        if self._kept is None:
+            self._kept = [self._priced(key[2]) for key in self._order if key[2] not in self._stubs]
+        return tuple(self._kept)
+
+    def visible(self) -> Iterator[Page]:
+        """Resident pages and stubs, in window order."""
+        return (self.pages[key[2]] for key in self._order)
+
+    def group(self, page: int) -> tuple[int, ...]:
+        """All pages that move together with this one, itself included."""
+        return self.groups.get(self.pages[page].group, (page,)) if self.pages[page].group else (page,)
+
+    def is_visible(self, page: int) -> bool:
+        """Whether a page, or its handle in place, stands in the prompt."""
+        return self.states[page].at in VISIBLE
+
+    def stands(self, page: int) -> int | None:
+        """What stands in the prompt for a page: itself or its handle, a fold over it, or nothing."""
+        if self.is_visible(page):
+            return page
+        fold = self.cover.get(page)
+        return fold if fold is not None and self.is_visible(fold) else None
+
+    def waiting(self) -> list[int]:
+        """Calls in the prompt that have no result yet."""
+        return [call for call in sorted(self.open) if self.stands(call) is not None]
+
+    def stub(self, page: int) -> str:
+        """The handle of a result that stands in place."""
+        known = self.pages[page]
+        call = self.pages.get(known.answers)
+        return stub_of(known, call.label if call else known.label)
+
+    def opens_with_user(self) -> bool:
+        """Whether the first thing behind the system messages is a user's, or nothing is there at all."""
+        for key in self._order:
+            page = self.pages[key[2]]
+            if page.role is not Role.SYSTEM:
+                first = next(iter(self._gaps), None)
+                return page.role is Role.USER or (first is not None and first[0] < key[0])
+        return len(self._order) == 0 or len(self._gaps) > 0
+
+    def folds_over(self, pages: Sequence[int]) -> set[int]:
+        """The resident folds that stand for any of these pages."""
+        return {self.cover[page] for page in pages if page in self.cover}
+
+    def _priced(self, page: int) -> Page:
+        known = self.pages[page]
+        cost = self.cost(page)
+        return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)
+
+    def _cost_of_stub(self, page: Page) -> int:
+        """A result's handle is sent with the id of its call, as the result was."""
+        return self._count(self.stub(page.id)) + (self._count(page.call) if page.call else 0)

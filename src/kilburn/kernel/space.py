@@ -1,0 +1,203 @@
+"""One process's address space: its pages, its window, its ledger, and the batch that is being written.
+
+Every change is a batch: enacted on the tier, written to the store in one transaction; if anything
+fails, tier and store are as they were. What may change, and how, is the kernel's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kilburn.budget import Budget, Counter
+from kilburn.errors import Forgotten, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
+from kilburn.event import Act, Event
+from kilburn.kernel.admission import cost_of, text_cost
+from kilburn.kernel.contents import Contents
+from kilburn.kernel.folding import arguments_of
+from kilburn.kernel.ledger import Ledger, apply
+from kilburn.kernel.pending import START, Pending, Savepoint
+from kilburn.kernel.render import PENDING
+from kilburn.kernel.tier import Tier
+from kilburn.message import Kind
+from kilburn.page import Page, address_of
+from kilburn.policy import Use
+from kilburn.store import ProcessInfo, Store
+from kilburn.tokens.calibrated import Calibrated
+from kilburn.wire.messages import OPENING
+
+__all__ = ["AddressSpace"]
+
+GATHERED = 256
+"""Observations that wait for a commit at most."""
+
+
+class AddressSpace:
+    """Pages, tier, ledger and store of one process, moved together.
+
+    Args:
+        clock: seconds since the epoch; the only clock there is.
+    """
+
+    def __init__(self, store: Store, info: ProcessInfo, counter: Counter, budget: Budget, clock: Callable[[], float]) -> None:
+        self.store, self.info, self.counter, self.budget, self.clock = store, info, counter, budget, clock
+        self.lock = threading.RLock()
+        self.calibrated = Calibrated(counter)
+        self._waiting = text_cost(counter, PENDING)
+        self._opening = text_cost(counter, OPENING)
+        self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
+        self.tier = Tier(lambda line: text_cost(counter, line))
+        self.ledger = Ledger()
+        self.uses: dict[int, Use] = {}
+        self.contents = Contents(store, self._needed)
+        self.pending = Pending()
+        self._ruler = ""
+        self.stale = False
+        self._restore()
+
+    @property
+    def use(self) -> int:
+        """Tokens that the prompt takes now."""
+        tier = self.tier
+        waiting = (
+            sum(self._waiting + self.counter.count(tier.pages[call].call or "") for call in tier.waiting()) if tier.open else 0
+        )
+        return tier.use + waiting + (0 if tier.opens_with_user() else self._opening)
+
+    @property
+    def capacity(self) -> int:
+        """Counted tokens that the window holds: its budget, corrected by what providers reported."""
+        return self.budget.capacity if self._fixed else self.calibrated.room(self.budget.capacity)
+
+    @property
+    def excess(self) -> int:
+        """Tokens over the capacity, or 0."""
+        return max(0, self.use - self.capacity)
+
+    def text(self, page: int) -> str:
+        """The exact text of a page.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        known = self.tier.pages.get(page)
+        if known is None:
+            raise UnknownAddress(
+                f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
+            )
+        if self.tier.at(page) == "dropped":
+            raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
+        return self.contents.get(known.digest)
+
+    def _needed(self) -> set[str]:
+        return {digest for page in self.tier.resident() for digest in (page.digest, page.extra)} | set(self.pending.texts)
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """All that happens inside is written together at the end, or undone."""
+        with self.lock:
+            try:
+                yield
+                self.flush()
+            except BaseException:
+                self.undo()
+                raise
+
+    def savepoint(self) -> Savepoint:
+        """A point inside a batch for `undo`."""
+        return self.pending.savepoint(self.tier.mark())
+
+    def undo(self, point: Savepoint = START) -> None:
+        """Undo the batch, back to a savepoint or whole; what was only observed stays noted."""
+        self.tier.rollback(point.mark)
+        for page in self.pending.undo(point):
+            self.uses.pop(page.id, None)
+
+    def flush(self) -> None:
+        """Write the batch: one transaction."""
+        pending = self.pending
+        if pending.events:
+            if self.store.readonly:
+                raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
+            try:
+                self.store.commit(self.info.number, pending.batch(self.tier.states))
+            except StoreStale:
+                self.stale = True
+                raise
+            pending.head += len(pending.events)
+            for event in pending.events:
+                self.ledger.note(event, self.tier)
+            pending.clear()
+        self.tier.begin()
+
+    def _restore(self) -> None:
+        """Rebuild tier and ledger by replaying the log (law 8)."""
+        events = list(self.store.events(self.info.number))
+        # After the events: another process may be appending, and a page that no event names yet does no harm.
+        pages = {page.id: page for page, _ in self.store.pages(self.info.number)}
+        for event in events:
+            if event.number != self.pending.next:
+                raise StoreCorrupt(f"event {self.pending.next} of {self.info.name!r} is missing", advice="run kilburn fsck")
+            self.pending.head = event.number
+            apply(event, pages, self.tier)
+            self.ledger.note(event, self.tier)
+            self._note_use(event)
+            # A replay is never undone; its journal, kept whole, took hundreds of megabytes.
+            self.tier.begin()
+        if self._ruler not in ("", self.counter.name):
+            kept = [page for page in pages.values() if page.id in self.tier.pages and self.tier.at(page.id) != "dropped"]
+            self.contents.fetch(digest for page in kept for digest in (page.digest, page.extra))
+            self.tier.reprice({page.id: self._recount(page) for page in kept})
+
+    def _recount(self, page: Page) -> int:
+        """What a page costs by this process's counter, where it was admitted under another one."""
+        text, extra = self.contents.get(page.digest), self.contents.get(page.extra)
+        shown = arguments_of(text) if page.depth and page.sources[0] in self.tier.calls.values() and page.call else text
+        kind = Kind.RESULT if page.depth and page.message else page.kind
+        return cost_of(self.counter, kind, shown, page.call, page.name) + (self.counter.count(extra) if len(extra) > 200 else 0)
+
+    def settle_ruler(self) -> None:
+        """Remember which counter the costs are by."""
+        if self._ruler != self.counter.name:
+            self.note(Act.NOTE, tokenizer=self.counter.name)
+
+    def note(
+        self, act: Act, pages: Sequence[int] = (), *, policy: str = "kernel", cause: str = "", why: str = "", **data: Any
+    ) -> None:
+        """Write an event into the batch. Observations may wait for the next commit; moves never do."""
+        event = Event(
+            number=self.pending.next,
+            act=act,
+            time=self.clock(),
+            turn=self.tier.turn,
+            pages=tuple(pages),
+            policy=policy,
+            cause=cause,
+            why=why,
+            tokens=self.use,
+            data=data,
+        )
+        self.pending.events.append(event)
+        self._note_use(event)
+
+    def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
+        """Note what changed nothing; it is written with the next batch, or when many have gathered."""
+        self.note(act, pages, policy=policy, cause=cause, **data)
+        if len(self.pending.events) >= GATHERED and self.tier.mark() == 0:
+            self.flush()
+
+    def _note_use(self, event: Event) -> None:
+        """Count how pages are used, and learn what prompts really cost."""
+        if event.act is Act.ADMIT:
+            for page in event.pages:
+                self.uses[page] = Use(0, event.turn, event.time)
+        elif event.act in (Act.FAULT, Act.LOAD, Act.FOLD):
+            for page in event.pages:
+                before = self.uses.get(page)
+                self.uses[page] = Use((before.count if before else 0) + (event.act is not Act.FOLD), event.turn, event.time)
+        elif event.act is Act.NOTE:
+            self._ruler = event.data.get("tokenizer", self._ruler)
+        elif event.act is Act.USAGE:
+            self.calibrated.observe(int(event.data["counted"]), int(event.data["prompt"]))
