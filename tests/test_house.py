@@ -57,8 +57,8 @@ def swallows(handler: ast.ExceptHandler) -> bool:
     return catches_all and not any(isinstance(inner, ast.Raise) for inner in ast.walk(handler))
 
 
-def report(findings: list[str]) -> None:
-    assert not findings, "\n" + "\n".join(findings)
+def lines_of(findings: list[str]) -> str:
+    return "\n" + "\n".join(findings)
 
 
 def test_there_is_something_to_measure() -> None:
@@ -74,7 +74,7 @@ def test_files_are_small_and_named_after_things() -> None:
             found.append(f"{path.relative_to(ROOT)}: {lines} lines, at most {FILE_LINES}; it holds two things")
         if path.stem in SAYS_NOTHING or path.parent.name in SAYS_NOTHING:
             found.append(f"{path.relative_to(ROOT)}: the name says nothing")
-    report(found)
+    assert not found, lines_of(found)
 
 
 def test_functions_are_short_and_take_little() -> None:
@@ -90,7 +90,7 @@ def test_functions_are_short_and_take_little() -> None:
             taken = len(function.args.posonlyargs) + len(function.args.args) + len(function.args.kwonlyargs)
             if taken > PARAMETERS and not is_command(function):
                 found.append(f"{where}: {taken} parameters, at most {PARAMETERS}")
-    report(found)
+    assert not found, lines_of(found)
 
 
 def test_classes_offer_few_methods() -> None:
@@ -104,7 +104,7 @@ def test_classes_offer_few_methods() -> None:
                     found.append(
                         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {len(public)} public methods, at most {METHODS}"
                     )
-    report(found)
+    assert not found, lines_of(found)
 
 
 def test_no_own_import_hides_in_a_function() -> None:
@@ -115,7 +115,7 @@ def test_no_own_import_hides_in_a_function() -> None:
                 f"{path.relative_to(ROOT)}:{line} {function.name}: imports kilburn inside a function"
                 for line in own_imports(function)
             ]
-    report(found)
+    assert not found, lines_of(found)
 
 
 def test_nothing_swallows_every_exception() -> None:
@@ -124,7 +124,7 @@ def test_nothing_swallows_every_exception() -> None:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ExceptHandler) and swallows(node):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: catches everything and raises nothing")
-    report(found)
+    assert not found, lines_of(found)
 
 
 def test_nothing_evaluates_text_or_unpickles() -> None:
@@ -143,7 +143,7 @@ def test_nothing_evaluates_text_or_unpickles() -> None:
                 for name in names
                 if name.split(".")[0] in {"pickle", "shelve", "marshal"}
             ]
-    report(found)
+    assert not found, lines_of(found)
 
 
 def test_no_comment_is_a_banner() -> None:
@@ -152,7 +152,7 @@ def test_no_comment_is_a_banner() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if re.match(r"\s*#\s*[-=#*~]{3,}", line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    report(found)
+    assert not found, lines_of(found)
 
 
 def test_tests_use_real_parts() -> None:
@@ -161,7 +161,7 @@ def test_tests_use_real_parts() -> None:
         text = path.read_text(encoding="utf-8")
         if path != Path(__file__).resolve():
             found += [f"{path.relative_to(ROOT)}: {mock}" for mock in MOCKS if mock in text]
-    report(found)
+    assert not found, lines_of(found)
 
 
 def asserts_something(function: Function) -> bool:
@@ -169,7 +169,7 @@ def asserts_something(function: Function) -> bool:
         if isinstance(node, ast.Assert | ast.With | ast.AsyncWith):
             return True
         if isinstance(node, ast.Call) and any(
-            word in ast.unparse(node.func) for word in ("check", "validate", "assert", "raises", "report", "run_state_machine")
+            word in ast.unparse(node.func) for word in ("check", "validate", "assert", "raises", "run_state_machine")
         ):
             return True
     return False
@@ -181,7 +181,7 @@ def test_every_test_asserts_something() -> None:
         for function in functions_of(tree_of(path)):
             if function.name.startswith("test") and not asserts_something(function):
                 found.append(f"{path.relative_to(ROOT)}:{function.lineno} {function.name}: asserts nothing")
-    report(found)
+    assert not found, lines_of(found)
 
 
 @pytest.mark.parametrize("path", SOURCES + EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -85,7 +85,9 @@ class Laws(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        self.process = Hierarchy(self.store, Budget(self.window), self.policy, tokenizer="chars/4", model=self.model, clock=self.clock).process("s")
+        self.process = Hierarchy(
+            self.store, Budget(self.window), self.policy, tokenizer="chars/4", model=self.model, clock=self.clock
+        ).process("s")
 
     def _append(self, message: dict[str, Any]) -> bool:
         before = (dict(self.process.kernel.tier.states), self.process.kernel.use)
@@ -209,4 +211,10 @@ class Laws(RuleBasedStateMachine):
 RuntimeErrorText = "I'm sorry, I can't help with that."
 
 TestLaws = Laws.TestCase
-TestLaws.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, phases=[Phase.explicit, Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))
+TestLaws.settings = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)

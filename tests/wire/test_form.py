@@ -186,7 +186,9 @@ OWN_REFUSED = [
     (Message(role=Role.USER, parts=(TEXT,), extra='{"form":"chat","dict":7}'), "does not fit"),
     (
         Message(
-            role=Role.USER, parts=(Part(kind=Kind.TEXT, text="x", extra='{"block":{"a":1}}'),), extra='{"form":"chat","shape":"list"}'
+            role=Role.USER,
+            parts=(Part(kind=Kind.TEXT, text="x", extra='{"block":{"a":1}}'),),
+            extra='{"form":"chat","shape":"list"}',
         ),
         "does not fit",
     ),

@@ -53,8 +53,9 @@ def test_a_chat_that_openai_refuses(transcript: list[dict[str, Any]], error: typ
 
 
 def test_a_chat_that_openai_takes() -> None:
-    validate_chat([USER, USER, calling("c1", "c2"), result("c2"), result("c1"), {"role": "assistant", "content": "y"}])
-    validate_chat([calling("c1"), result("c1"), calling("c1"), result("c1")])
+    answered = [USER, USER, calling("c1", "c2"), result("c2"), result("c1"), {"role": "assistant", "content": "y"}]
+    assert validate_chat(answered) is None
+    assert validate_chat([calling("c1"), result("c1"), calling("c1"), result("c1")]) is None
 
 
 def use(call: str, **changes: Any) -> dict[str, Any]:
@@ -118,5 +119,6 @@ def test_messages_that_anthropic_refuses(transcript: list[dict[str, Any]], error
 
 
 def test_messages_that_anthropic_takes() -> None:
-    validate_messages([USER, says(THOUGHT, TEXT, use("t1")), gives(outcome("t1", content=[PHOTO]), TEXT), says(SERVED)])
-    validate_messages([USER, says(SERVED, SERVED_RESULT, TEXT), gives(*[MARKED] * 4)])
+    called = [USER, says(THOUGHT, TEXT, use("t1")), gives(outcome("t1", content=[PHOTO]), TEXT), says(SERVED)]
+    assert validate_messages(called) is None
+    assert validate_messages([USER, says(SERVED, SERVED_RESULT, TEXT), gives(*[MARKED] * 4)]) is None

@@ -45,75 +45,81 @@ def check_library(version: str) -> None:
         )
 
 
+SESSIONS = """
+CREATE TABLE tenant(
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE
+) STRICT;
+
+-- head, pages, tokens, used: what `processes` shows. passages: entries ever made in the text
+-- index; characters: their length together, for the mean that ranking needs.
+CREATE TABLE process(
+    id INTEGER PRIMARY KEY,
+    tenant INTEGER NOT NULL REFERENCES tenant(id),
+    name TEXT NOT NULL,
+    created REAL NOT NULL,
+    used REAL NOT NULL,
+    head INTEGER NOT NULL DEFAULT 0,
+    pages INTEGER NOT NULL DEFAULT 0,
+    tokens INTEGER NOT NULL DEFAULT 0,
+    passages INTEGER NOT NULL DEFAULT 0,
+    characters INTEGER NOT NULL DEFAULT 0,
+    UNIQUE(tenant, name)
+) STRICT;
+"""
+
+PAGES = """
+-- One row a text and tenant: two tenants with the same text have a row each, so that neither
+-- can learn from time or size that the other has it.
+CREATE TABLE content(
+    id INTEGER PRIMARY KEY,
+    tenant INTEGER NOT NULL REFERENCES tenant(id),
+    digest BLOB NOT NULL,
+    size INTEGER NOT NULL,
+    codec INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    UNIQUE(tenant, digest)
+) STRICT;
+
+-- first, last: its entries in the text index, or NULL.
+CREATE TABLE page(
+    process INTEGER NOT NULL REFERENCES process(id),
+    id INTEGER NOT NULL,
+    content INTEGER REFERENCES content(id),
+    extra INTEGER REFERENCES content(id),
+    at TEXT NOT NULL,
+    pinned INTEGER NOT NULL,
+    mark REAL NOT NULL,
+    first INTEGER,
+    last INTEGER,
+    meta BLOB NOT NULL,
+    PRIMARY KEY(process, id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX page_content ON page(content);
+CREATE INDEX page_extra ON page(extra) WHERE extra IS NOT NULL;
+"""
+
+LEDGER = """
+CREATE TABLE event(
+    process INTEGER NOT NULL REFERENCES process(id),
+    number INTEGER NOT NULL,
+    act TEXT NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY(process, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE passage(
+    id INTEGER PRIMARY KEY,
+    page INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    stop INTEGER NOT NULL
+) STRICT;
+"""
+
+
 def _first(db: apsw.Connection) -> None:
-    db.execute(
-        """
-        CREATE TABLE tenant(
-            id INTEGER PRIMARY KEY,
-            name TEXT NOT NULL UNIQUE
-        ) STRICT;
-
-        -- head, pages, tokens, used: what `processes` shows. passages: entries ever made in the text
-        -- index; characters: their length together, for the mean that ranking needs.
-        CREATE TABLE process(
-            id INTEGER PRIMARY KEY,
-            tenant INTEGER NOT NULL REFERENCES tenant(id),
-            name TEXT NOT NULL,
-            created REAL NOT NULL,
-            used REAL NOT NULL,
-            head INTEGER NOT NULL DEFAULT 0,
-            pages INTEGER NOT NULL DEFAULT 0,
-            tokens INTEGER NOT NULL DEFAULT 0,
-            passages INTEGER NOT NULL DEFAULT 0,
-            characters INTEGER NOT NULL DEFAULT 0,
-            UNIQUE(tenant, name)
-        ) STRICT;
-
-        -- One row a text and tenant: two tenants with the same text have a row each, so that neither
-        -- can learn from time or size that the other has it.
-        CREATE TABLE content(
-            id INTEGER PRIMARY KEY,
-            tenant INTEGER NOT NULL REFERENCES tenant(id),
-            digest BLOB NOT NULL,
-            size INTEGER NOT NULL,
-            codec INTEGER NOT NULL,
-            data BLOB NOT NULL,
-            UNIQUE(tenant, digest)
-        ) STRICT;
-
-        -- first, last: its entries in the text index, or NULL.
-        CREATE TABLE page(
-            process INTEGER NOT NULL REFERENCES process(id),
-            id INTEGER NOT NULL,
-            content INTEGER REFERENCES content(id),
-            extra INTEGER REFERENCES content(id),
-            at TEXT NOT NULL,
-            pinned INTEGER NOT NULL,
-            mark REAL NOT NULL,
-            first INTEGER,
-            last INTEGER,
-            meta BLOB NOT NULL,
-            PRIMARY KEY(process, id)
-        ) STRICT, WITHOUT ROWID;
-        CREATE INDEX page_content ON page(content);
-        CREATE INDEX page_extra ON page(extra) WHERE extra IS NOT NULL;
-
-        CREATE TABLE event(
-            process INTEGER NOT NULL REFERENCES process(id),
-            number INTEGER NOT NULL,
-            act TEXT NOT NULL,
-            body BLOB NOT NULL,
-            PRIMARY KEY(process, number)
-        ) STRICT, WITHOUT ROWID;
-
-        CREATE TABLE passage(
-            id INTEGER PRIMARY KEY,
-            page INTEGER NOT NULL,
-            start INTEGER NOT NULL,
-            stop INTEGER NOT NULL
-        ) STRICT;
-        """
-    )
+    for statements in (SESSIONS, PAGES, LEDGER):
+        db.execute(statements)
 
 
 @contextmanager

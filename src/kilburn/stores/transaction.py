@@ -91,15 +91,19 @@ class Transaction:
         if digest in known:
             return known[digest]
         key = key_of(digest)
-        found = row(self._db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", self._tenant, key)
-        if found is None:
-            if digest not in batch.texts:
-                raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
+        found = None
+        if digest in batch.texts:
+            # Most texts are new, so writing comes before looking.
             data = encoded(batch.texts[digest], digest)
             codec, stored = pack(data)
-            insert = "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?)"
-            self._db.execute(insert, (self._tenant, key, len(data), codec, stored))
-            found = (self._db.last_insert_rowid(),)
+            insert = (
+                "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id"
+            )
+            found = row(self._db, insert, self._tenant, key, len(data), codec, stored)
+        if found is None:
+            found = row(self._db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", self._tenant, key)
+        if found is None:
+            raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
         known[digest] = found[0]
         return known[digest]
 

@@ -43,7 +43,9 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     _plain: Patterns = ()
 
     def __post_init__(self) -> None:
-        views = tuple(tuple((pattern.encode(), weight) for pattern, weight in view.items()) for view in (self.shape, self.word, self.sound))
+        views = tuple(
+            tuple((pattern.encode(), weight) for pattern, weight in view.items()) for view in (self.shape, self.word, self.sound)
+        )
         msgspec.structs.force_setattr(self, "_patterns", views)
         # ASCII text is what most pages are, and has none of the other classes.
         plain = tuple((pattern, weight) for pattern, weight in views[0] if _ASCII.issuperset(pattern))

@@ -142,6 +142,11 @@ def call_input(arguments: str) -> dict[str, Any]:
 
 
 def write_image(url: str, block: dict[str, Any] | None) -> dict[str, Any]:
+    """The image block of a URL: a data URL goes as base64, any other as it is.
+
+    Args:
+        block: the block that the image came in, with its data left out; None makes a plain one.
+    """
     head, mark, data = url.partition(";base64,")
     if url.startswith("data:") and mark:
         block = block or {"type": "image", "source": {"type": "base64", "media_type": head[5:], "data": None}}
