@@ -104,6 +104,10 @@ def show(outcome: Outcome) -> None:
     console.print(
         f"Then it was asked {len(outcome.asked)} questions about exact details, and had only its memory to answer from."
     )
+    console.print(
+        "Programs choose the calls and read out the answers, the same for all rivals; loop, tools and window are the real ones.",
+        style="dim",
+    )
     _show_answers(console, outcome)
     _show_samples(console, outcome)
     _show_window(console, outcome)
@@ -215,7 +219,7 @@ def _show_model(console: Any, outcome: Outcome) -> None:
         console.print(f"\nWithout a model: {outcome.model_missing}", style="yellow")
     if outcome.model_folds:
         rows = [(fold.pages, f"{fold.tokens:,}", fold.outcome, fold.why, f"{fold.seconds:.1f} s") for fold in outcome.model_folds]
-        console.print(f"\n{outcome.model} was asked to fold, in a session of its own; each summary is judged before it counts")
+        console.print(f"\n{outcome.model} was asked to fold, in a session of its own; a summary that fails its check is not used")
         console.print(_table(("pages", "tokens", "outcome", "the ledger says", "time"), rows, right=("tokens", "time")))
     if outcome.phrases:
         console.print(f"\n{outcome.model} says, given the recalled text; the exact answer is what counts")

@@ -62,12 +62,25 @@ class Hybrid:
         latest, saved = self._latest(view, kept, capacity // 2 if self.whole is None else self.whole)
         if not older:
             return latest
-        sources = sorted({source for page in older for source in view.originals(page)})
-        if len(sources) > REACH:
-            sources = sources[SLACK - REACH :]
+        sources, stale = self._reach(view, older)
         room = low - (view.use - saved - sum(page.tokens for page in older)) - 2 * view.handle
         parts = self._parts(view, older, kept, set(sources), room)
-        return [*latest, *self._moves(view, older, sources, parts)]
+        if not parts:
+            return [*latest, Evict(pages=tuple(page.id for page in older), why="no room for an excerpt")]
+        fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages")
+        return [*latest, Evict(pages=stale, why="beyond the excerpt's reach"), fold] if stale else [*latest, fold]
+
+    @staticmethod
+    def _reach(view: View, older: Sequence[Page]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The originals that the excerpt will stand for, and the pages that leave because it does not reach them."""
+        sources = sorted({source for page in older for source in view.originals(page)})
+        if len(sources) <= REACH:
+            return tuple(sources), ()
+        chosen = set(sources[SLACK - REACH :])
+        stale = {page.id for page in older if not chosen.issuperset(view.originals(page))}
+        stale |= {page.id for page in older if not stale.isdisjoint(view.group(page.id))}
+        whole = {source for page in older if page.id in stale and not page.depth for source in view.originals(page)}
+        return tuple(sorted(chosen - whole)), tuple(page.id for page in older if page.id in stale)
 
     @staticmethod
     def _latest(view: View, kept: Sequence[Page], whole: int) -> tuple[list[Move], int]:
@@ -130,16 +143,6 @@ class Hybrid:
         if page.kind is Kind.EXCERPT:
             return _within(view, page.sources[0], page.spans)
         return [] if page.kind is Kind.IMAGE else list(lines_of(view.text(page.id), page.id, page.message, str(page.role)))
-
-    @staticmethod
-    def _moves(view: View, older: Sequence[Page], sources: Sequence[int], parts: Parts) -> Sequence[Move]:
-        ids = tuple(page.id for page in older)
-        if not parts:
-            return [Evict(pages=ids, why="no room for an excerpt")]
-        chosen = set(sources)
-        stale = tuple(page.id for page in older if not chosen.issuperset(view.originals(page)))
-        fold = Fold(pages=tuple(sources), parts=parts, why=f"lines of {len(parts)} pages")
-        return [Evict(pages=stale, why="beyond the excerpt's reach"), fold] if stale else [fold]
 
 
 def _spare(capacity: int) -> int:
