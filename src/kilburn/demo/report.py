@@ -5,10 +5,13 @@ It computes nothing but shares and sums; the figures are `kilburn.demo.job`'s.
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -105,7 +108,7 @@ def show(outcome: Outcome) -> None:
         f"Then it was asked {len(outcome.asked)} questions about exact details, and had only its memory to answer from."
     )
     console.print(
-        "Programs choose the calls and read out the answers, the same for all rivals; loop, tools and window are the real ones.",
+        "Programs choose the calls and read out the answers, for the rivals too; the rival's summary is an extract.",
         style="dim",
     )
     _show_answers(console, outcome)
@@ -230,6 +233,14 @@ def _show_model(console: Any, outcome: Outcome) -> None:
             console.print(f"    model  {_plain(_short(phrase.said))}  ({verdict}, {phrase.seconds:.1f} s)")
 
 
+def _program() -> str:
+    """How the user calls this program: by its name where the shell finds it, else by its path."""
+    called = Path(sys.argv[0])
+    if called.name != "kilburn" or not called.exists() or shutil.which("kilburn"):
+        return "kilburn"
+    return shlex.quote(str(called))
+
+
 def _show_end(console: Any, outcome: Outcome) -> None:
     spent = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in outcome.seconds.items() if seconds >= 0.05)
     console.print(f"\n{sum(outcome.seconds.values()):.0f} seconds: {spent}")
@@ -238,8 +249,8 @@ def _show_end(console: Any, outcome: Outcome) -> None:
     console.print("\nGo on with what the agent remembers:", style="bold")
     example = next((asked.address for asked in outcome.asked if asked.address), "p1")
     for line in (
-        f'kilburn --db {outcome.db} search "JSONDecoder object_hook"',
-        f"kilburn --db {outcome.db} recall {outcome.session} {example}",
-        f"kilburn --db {outcome.db} show {outcome.session}",
+        f'{_program()} --db {outcome.db} search "JSONDecoder object_hook"',
+        f"{_program()} --db {outcome.db} recall {outcome.session} {example}",
+        f"{_program()} --db {outcome.db} show {outcome.session}",
     ):
         console.print(f"  {line}", soft_wrap=True)

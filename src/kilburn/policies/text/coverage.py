@@ -120,15 +120,17 @@ def _without_duplicates(lines: Sequence[Line], shown: Sequence[str]) -> list[Lin
 def _worths(lines: Sequence[Line], focus: str) -> list[float]:
     """What a line is worth before its names are looked at."""
     asked = pieces_of(focus[-4000:])
-    spread = Counter(piece for line in lines for piece in pieces_of(line.text) & asked)
+    shared = [pieces_of(line.text) & asked for line in lines]
+    spread = Counter(piece for pieces in shared for piece in pieces)
     weight = {piece: math.log(1 + (len(lines) - n + 0.5) / (n + 0.5)) for piece, n in spread.items()}
-    raw = [sum(weight[piece] for piece in pieces_of(line.text) & asked) for line in lines]
+    raw = [sum(weight[piece] for piece in pieces) for pieces in shared]
     near = list(raw)
-    for at, line in enumerate(lines):
-        for distance, share in ((1, 0.5), (2, 0.25)):
-            for other in (at - distance, at + distance):
-                if 0 <= other < len(lines) and lines[other].page == line.page:
-                    near[at] = max(near[at], raw[at] + share * raw[other])
+    for at, value in enumerate(raw):
+        if value:
+            for distance, share in ((1, 0.5), (2, 0.25)):
+                for other in (at - distance, at + distance):
+                    if 0 <= other < len(lines) and lines[other].page == lines[at].page:
+                        near[other] = max(near[other], raw[other] + share * value)
     most = max(near) or 1.0
     block: dict[int, float] = {}
     for line, value in zip(lines, raw, strict=True):
@@ -155,12 +157,14 @@ def _states(line: str) -> bool:
 
 def _greedy(lines: Sequence[Line], worth: Sequence[float], covered: set[str], used: set[str], room: int) -> list[Line]:
     """The lines in the order in which they were chosen, within `room` characters."""
-    frequency = Counter(name for line in lines for name in names_of(line.text))
+    names = [names_of(line.text) for line in lines]
+    frequency = Counter(name for found in names for name in found)
     value = {name: (KNOWN if name in used else 1.0) * n**COMMON for name, n in frequency.items()}
+    weight = [worth[at] / (len(line.text) + 8) ** DENSITY for at, line in enumerate(lines)]
 
     def gain(at: int) -> float:
-        new = sum(value[name] for name in names_of(lines[at].text) if name not in covered)
-        scored: float = worth[at] * (new**NOVELTY + 0.02) / (len(lines[at].text) + 8) ** DENSITY
+        new = sum(value[name] for name in names[at] if name not in covered)
+        scored: float = weight[at] * (new**NOVELTY + 0.02)
         return scored
 
     heap = [(-gain(at), at) for at in range(len(lines))]
@@ -179,7 +183,7 @@ def _greedy(lines: Sequence[Line], worth: Sequence[float], covered: set[str], us
             continue
         chosen.append(line)
         pages.add(line.page)
-        covered |= names_of(line.text)
+        covered |= names[at]
         room -= cost
     return chosen
 
