@@ -58,12 +58,31 @@ def markdown(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(out)).strip()
 
 
+class Written(str):
+    """An annotation as it stands in the source: without the quotes that a string has."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def as_written(found: inspect.Signature) -> inspect.Signature:
+    """A signature whose annotations print as they are written."""
+
+    def plain(annotation: object) -> object:
+        return Written(annotation) if isinstance(annotation, str) else annotation
+
+    parameters = [item.replace(annotation=plain(item.annotation)) for item in found.parameters.values()]
+    return found.replace(parameters=parameters, return_annotation=plain(found.return_annotation))
+
+
 def signature(thing: object) -> str:
     """What a call takes, as Python writes it, or nothing where that says nothing."""
     if isinstance(thing, type) and issubclass(thing, enum.Enum | BaseException):
         return ""
     try:
-        text = str(inspect.signature(thing))  # type: ignore[arg-type]
+        text = str(as_written(inspect.signature(thing)))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
     return "" if text in ("(*args, **kwargs)", "(*args: Any, **kwargs: Any) -> None") else re.sub(r" at 0x[0-9a-f]+", "", text)

@@ -38,7 +38,7 @@ def cost_of(counter: Counter, kind: Kind, text: str, call: str | None, name: str
     """What one part costs in a prompt, in tokens, its message's envelope included."""
     if kind is Kind.IMAGE:
         return cost_of_image(counter, text) + counter.envelope
-    named = counter.count(name or "") + counter.count(call or "") if kind in (Kind.CALL, Kind.RESULT) else 0
+    named = counter.count(f"{name or ''} {call or ''}") if kind in (Kind.CALL, Kind.RESULT) else 0
     return counter.count(text) + named + counter.envelope
 
 
