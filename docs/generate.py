@@ -3,8 +3,8 @@
     python docs/generate.py            write the pages
     python docs/generate.py --check    write nothing; say which pages are stale, exit 1 if any is
 
-An example under a verb is the first console block of a handwritten page that uses it; the tests run
-those pages, so an example that stops working fails there. It refuses to hold prose of its own.
+An example under a verb is the first console line of a handwritten page that uses it, if possible one
+that the tests run, so that an example that stops working fails there. It refuses to hold prose of its own.
 """
 
 from __future__ import annotations
@@ -149,21 +149,24 @@ def exporting(prefix: str) -> list[str]:
     return [name for name in names if getattr(importlib.import_module(name), "__all__", None)]
 
 
-def examples() -> dict[str, list[str]]:
-    """Console commands shown in the handwritten pages, with the page: {page: ["kilburn ps agent.db", ...]}."""
-    found: dict[str, list[str]] = {}
+def examples() -> list[tuple[str, str]]:
+    """(page, command) of every console line in the handwritten pages; those that the tests run come first."""
+    run: list[tuple[str, str]] = []
+    read: list[tuple[str, str]] = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         if REFERENCE in page.parents:
             continue
-        for block in re.findall(r"^```console[^\n]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-            joined = block.replace("\\\n", " ")
-            commands = [" ".join(line[2:].split("  #")[0].split()) for line in joined.splitlines() if line.startswith("$ ")]
-            found.setdefault(page.relative_to(ROOT).as_posix(), []).extend(commands)
-    return found
+        text = page.read_text(encoding="utf-8")
+        for note, block in re.findall(r"^```console([^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            lines = [line for line in block.replace("\\\n", " ").splitlines() if line.startswith("$ ")]
+            (read if "no-run" in note else run).extend(
+                (page.relative_to(ROOT).as_posix(), " ".join(line[2:].split("  #")[0].split())) for line in lines
+            )
+    return run + read
 
 
-def verb_section(verb: str, command: typer.core.TyperCommand, shown: dict[str, list[str]]) -> str:
-    """A section on one verb: what it does, how it is called, an example that the tests run."""
+def verb_section(verb: str, command: typer.core.TyperCommand, shown: list[tuple[str, str]]) -> str:
+    """A section on one verb: what it does, how it is called, an example, one that the tests run where there is one."""
     arguments = [item for item in command.params if item.param_type_name == "argument"]
     options = [item for item in command.params if item.param_type_name == "option" and not getattr(item, "hidden", False)]
     usage = " ".join(["kilburn", verb, *map(metavar, arguments)])
@@ -175,10 +178,9 @@ def verb_section(verb: str, command: typer.core.TyperCommand, shown: dict[str, l
     lines += [option_line(item) for item in options if "--help" not in item.opts]
     if lines:
         parts.append("\n".join(lines) + "\n")
-    for page, commands in shown.items():
-        match = next((text for text in commands if text == f"kilburn {verb}" or text.startswith(f"kilburn {verb} ")), None)
-        if match:
-            parts.append(f"From [{page}]({os.path.relpath(page, 'docs/reference')}):\n\n```text\n$ {match}\n```\n")
+    for page, text in shown:
+        if text == f"kilburn {verb}" or text.startswith(f"kilburn {verb} "):
+            parts.append(f"From [{page}]({os.path.relpath(page, 'docs/reference')}):\n\n```text\n$ {text}\n```\n")
             break
     return "\n".join(parts)
 

@@ -132,7 +132,7 @@ def test_same_text_elsewhere_stays() -> None:
         assert {(hit.session, hit.address) for hit in store.search(CANARY)} == {("one", "p3"), ("two", "p1")}
 
 
-def test_a_recalled_copy_in_another_session_is_reached() -> None:
+def test_a_recalled_copy_is_reached() -> None:
     """What a session's own message cites is forgotten with it; the citing pages of one process only."""
     with kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4") as store:
         process = store.process("a")
