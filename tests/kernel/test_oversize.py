@@ -13,6 +13,7 @@ import pytest
 import kilburn
 from kernel.talk import PIXEL, assistant, call_of, tool, user, weight
 from kilburn.kernel.process import Process
+from kilburn.testing.laws import check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 
 
@@ -118,3 +119,14 @@ def test_tiny_windows(window: int) -> None:
         assert weight(list(process.render())) <= window
         validate_chat(process.render())
     assert process.messages() == given
+
+
+def test_waiting_calls_of_several_messages_are_shortened() -> None:
+    process = opened(300)
+    process.append(user("go"))
+    for number in range(3):
+        process.append(assistant(None, call_of(f"c{number}", path="x" * 420)))
+        assert process.render().tokens <= 300
+    for number in range(3):
+        process.append(tool(f"c{number}", "done"))
+    check_laws(process)
