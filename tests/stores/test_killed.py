@@ -105,3 +105,24 @@ def test_readers_see_whole_batches_while_one_writes(tmp_path: Path) -> None:
         number = len(list(store.pages(1))) + 1
         store.commit(1, batch_of(number - 1, {number: "after"}))
         assert store.texts([digest_of("after")])
+
+
+OPENER = """
+import sys, time
+from kilburn.stores.sqlite import Sqlite
+
+while time.time() < float(sys.argv[2]):
+    pass
+with Sqlite(sys.argv[1]) as store:
+    store.process("one", time=1.0)
+"""
+
+
+def test_several_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
+    for attempt in range(6):
+        path, moment = tmp_path / f"{attempt}.db", str(time.time() + 0.4)
+        openers = [subprocess.Popen([sys.executable, "-c", OPENER, str(path), moment]) for _ in range(3)]
+        assert [opener.wait(60) for opener in openers] == [0, 0, 0]
+        with Sqlite(path) as store:
+            assert [info.name for info in store.processes()] == ["one"]
+            assert store.findings() == []

@@ -165,6 +165,17 @@ def check_identity(db: apsw.Connection, path: str) -> int:
     Raises:
         StoreCorrupt: not a Kilburn file. StoreVersion: a newer Kilburn's.
     """
+    if db.in_transaction:
+        return _identity(db, path)
+    # One snapshot for all three looks: another process may be making the file at this moment.
+    db.execute("BEGIN")
+    try:
+        return _identity(db, path)
+    finally:
+        db.execute("ROLLBACK")
+
+
+def _identity(db: apsw.Connection, path: str) -> int:
     application = int(db.pragma("application_id"))
     version = int(db.pragma("user_version"))
     if application != APPLICATION and (version or application or db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()):

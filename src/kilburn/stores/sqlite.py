@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
@@ -142,10 +143,27 @@ class Sqlite:
         if exclusive:
             db.pragma("locking_mode", "EXCLUSIVE")
         check_identity(db, self.path)
-        db.pragma("journal_mode", "WAL")
+        self._use_log(busy_timeout)
         db.pragma("synchronous", synchronous)
         db.pragma("secure_delete", True)
         db.pragma("foreign_keys", True)
+
+    def _use_log(self, busy_timeout: float) -> None:
+        """Switch a new file to its write-ahead log.
+
+        SQLite does not wait here as it does elsewhere: of two that open a new file at once, one is
+        told at once that it is busy.
+        """
+        deadline = time.monotonic() + busy_timeout
+        while True:
+            try:
+                self._db.pragma("journal_mode", "WAL")
+            except apsw.BusyError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.005)
+            else:
+                return
 
     def _register(self) -> int:
         """The tenant's number in the file; 0 where it is read only and has none."""
