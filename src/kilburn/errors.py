@@ -24,7 +24,6 @@
     │   ├── RateLimited          too many requests (carries `.retry_after`, seconds)
     │   └── Unavailable          time-out, connection, 5xx, or a model that is not loaded
     ├── ToolError              a tool of an agent
-    ├── BudgetSpent            an agent used up its steps, tokens, seconds or money
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
     └── MissingExtra           an optional dependency that is not installed
 
@@ -35,7 +34,6 @@ the state before it. This module refuses to be a list of codes: catch the class.
 from __future__ import annotations
 
 __all__ = [
-    "BudgetSpent",
     "DuplicateCall",
     "Forgotten",
     "InvalidBudget",
@@ -187,12 +185,6 @@ class ToolError(KilburnError):
     """A tool of an agent failed, or was called with arguments that do not fit its types."""
 
     boundary = "tool"
-
-
-class BudgetSpent(KilburnError):
-    """An agent used up its steps, tokens, seconds or money. `what` names which."""
-
-    boundary = "agent"
 
 
 class SpecError(KilburnError):
