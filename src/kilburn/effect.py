@@ -7,13 +7,14 @@ A failure is an answer too: it never raises inside a policy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from kilburn.page import Span
 
-__all__ = ["Answer", "Ask", "Effect", "Find", "Hit"]
+__all__ = ["Answer", "Ask", "Deferred", "Effect", "Find", "Hit", "Later", "Note"]
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: cap of the reply.
         schema: a JSON schema that the reply must follow, or None.
         purpose: for the ledger, such as "summary of p3-p40".
+        timeout: seconds after which no answer is an answer: "failed".
     """
 
     prompt: str
@@ -32,6 +34,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 512
     schema: dict[str, Any] | None = None
     purpose: str = ""
+    timeout: float = 120.0
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +49,44 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 8
 
 
-Effect = Ask | Find
+class Later(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask in the background, about a snapshot: the agent goes on, and the answer stands in a later view.
+
+    The answer to this effect comes at once: "started", "busy" (one is running already, and there is
+    one at a time) or "none" (no model is configured). When the model has spoken, the next view has it
+    in `View.deferred`, once; what it then replaces is exactly `pages`, whatever came meanwhile.
+
+    Args:
+        pages: the originals that the words will stand for, in order.
+        compose: makes the question from a function that gives a page's exact text. It runs beside the
+            agent, so it must be pure and must read nothing but its argument.
+        purpose: for the ledger.
+        timeout: seconds, as of `Ask`.
+    """
+
+    pages: tuple[int, ...]
+    compose: Callable[[Callable[[int], str]], Ask]
+    purpose: str = ""
+    timeout: float = 120.0
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """Tell the ledger how a compaction went, where the moves alone do not say it.
+
+    Args:
+        outcome: how it stands where no moves follow: "empty", "failed", "refused", "rejected" (what
+            the model wrote was not a valid directive) or "no progress". Moves that are carried out
+            make it "done", whatever was noted.
+        why: in the policy's words; no word of a page's text, which forgetting could not reach there.
+        figures: counts for the ledger, such as {"unmatched": 2}; of several notes they are added up.
+    """
+
+    outcome: str = ""
+    why: str = ""
+    figures: dict[str, int] = {}
+
+
+Effect = Ask | Find | Later | Note
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,3 +120,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def ok(self) -> bool:
         """Whether there is something to use."""
         return self.outcome == "done"
+
+
+class Deferred(msgspec.Struct, frozen=True, kw_only=True):
+    """A question in the background: what it is about, since when, and the answer once there is one.
+
+    Args:
+        pages: the snapshot that it was asked about.
+        turn: the last admitted message when it was asked.
+        answer: None while the model still speaks.
+    """
+
+    pages: tuple[int, ...]
+    turn: int
+    answer: Answer | None = None

@@ -35,6 +35,9 @@ class Act(StrEnum):
     """A prompt was rendered: tokens shipped, tokens whose prefix had changed."""
     ASK = "ask"
     """A policy asked a model; `data` holds the outcome."""
+    COMPACT = "compact"
+    """A policy was at work; `data` holds the outcome: "done", "empty", "failed", "refused", "rejected",
+    "no progress", "illegal" (its moves broke a law), "started", "busy" or "late"."""
     REFUSE = "refuse"
     """Moves of a policy were rejected; nothing changed."""
     USAGE = "usage"

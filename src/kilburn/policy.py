@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from kilburn.budget import Budget
-from kilburn.effect import Answer, Effect
+from kilburn.effect import Answer, Deferred, Effect
 from kilburn.move import Move
 from kilburn.page import Page
 
@@ -64,6 +64,8 @@ class View:
         count: tokens of a text, by the process's counter.
         handle: what a handle costs at most, in tokens.
         task: the text of the last user message, or "".
+        seen: tokens of all originals that were ever admitted, `wanted` included where they just came.
+        deferred: the question in the background (`Later`), with its answer the first time it is there.
     """
 
     cause: Cause
@@ -85,6 +87,8 @@ class View:
     handle: int
     task: str = ""
     boundary: str = "window"
+    seen: int = 0
+    deferred: Deferred | None = None
 
     @property
     def excess(self) -> int:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import kilburn
-from kilburn.agents.loop import Agent, Called, Limits, Prices, Returned, Said, Stopped
+from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.errors import Overlong, SpecError, Unavailable
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request, Tokens
+from kilburn.prices import Prices
 from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 

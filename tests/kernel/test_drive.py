@@ -124,24 +124,38 @@ class Bug(RuntimeError):
 
 
 def test_a_model_with_a_bug_does_not_lose_the_message() -> None:
+    """Somebody else's code may raise anything: the ledger says so, and the session goes on."""
     model = Scripted([Bug("a bug in the model")] * 100)
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
         process = store.process("a")
-        given = [user(f"{number} " + "word " * 40) for number in range(60)]
+        given = run(process)
+        check_laws(process, given)
+        asks = [event.data for event in process.events() if event.act is Act.ASK]
+        assert asks
+        assert all(data["outcome"] == "failed" and data["detail"] == "Bug" for data in asks)
 
-        def fill() -> None:
-            for message in given:
-                process.append(message)
 
-        before = 0
-        for _ in range(2):
-            with pytest.raises(Bug):
-                fill()
-            kept = process.messages()
-            assert len(kept) == process.kernel.tier.last > before
-            assert all(message in given for message in kept)
-            before = len(kept)
-            check_laws(process)
+def test_a_model_that_hangs_is_left_behind() -> None:
+    released = threading.Event()
+
+    def hang(_: Request) -> str:
+        released.wait(30)
+        return "too late"
+
+    answer = answerer(Scripted([hang]))(Ask(prompt="well?", timeout=0.05))
+    released.set()
+    assert answer.outcome == "failed"
+    assert "0.05 s" in answer.detail
+
+
+def test_a_model_that_always_fails_is_not_asked_at_every_turn() -> None:
+    model = Scripted([Unavailable("no connection")] * 100)
+    with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
+        process = store.process("a")
+        run(process)
+        compactions = [event for event in process.events() if event.act is Act.COMPACT]
+        assert 3 <= len(model.requests) < len(compactions)
+        assert all(event.data["asked"] == ["failed"] for event in compactions)
 
 
 def test_another_thread_may_append_while_the_model_thinks() -> None:

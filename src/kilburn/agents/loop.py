@@ -22,27 +22,14 @@ from kilburn.kernel import syscall
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Delta, Model, Reply, Request, Tokens, ToolSpec
+from kilburn.model import Delta, Model, Reply, Request, ToolSpec
+from kilburn.prices import Prices
 
-__all__ = ["Agent", "Called", "Limits", "Outcome", "Prices", "Returned", "Said", "Stopped"]
+__all__ = ["Agent", "Called", "Limits", "Outcome", "Returned", "Said", "Stopped"]
 
 WORKERS = 8
 LEAST = 256
 """Tokens that the window keeps when a provider finds a prompt over-long: a shorter one is too long for another reason."""
-
-
-class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Money per million tokens, in any currency: fresh input, cached input, cache writes, output."""
-
-    input: float = 0.0
-    cached: float = 0.0
-    written: float = 0.0
-    output: float = 0.0
-
-    def cost(self, usage: Tokens) -> float:
-        """What one reply cost."""
-        fresh = usage.prompt - usage.cached - usage.written
-        return (fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output) / 1e6
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ never raises into a policy. This module refuses to know what is asked, or why.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -15,6 +17,8 @@ from kilburn.errors import ModelError, Refused
 from kilburn.model import Model, Reply, Request, complete
 
 __all__ = ["answerer", "arun", "run"]
+
+log = logging.getLogger("kilburn")
 
 Result = TypeVar("Result")
 Answerer = Callable[[Ask], Answer]
@@ -48,27 +52,40 @@ async def arun(operation: Generator[Ask, Answer, Result], answer: Answerer) -> R
         operation.close()
 
 
-def answerer(model: Model | None, *, timeout: float = 120.0) -> Answerer:
+def answerer(model: Model | None) -> Answerer:
     """Answers `Ask`s with a model; without one, every answer's outcome is "none".
 
-    Args:
-        timeout: seconds for one answer.
+    A model is somebody else's code: whatever it raises, and no answer within the question's time-out, is
+    the outcome "failed". One that hangs is left behind in its thread.
     """
 
     def answer(ask: Ask) -> Answer:
         if model is None:
             return Answer(outcome="none")
-        try:
-            return _judge(complete(model, _request(model, ask, timeout)))
-        except Refused as error:
-            return Answer(outcome="refused", detail=str(error))
-        except ModelError as error:
-            return Answer(outcome="failed", detail=f"{type(error).__name__}: {error}")
+        said: list[Answer] = []
+        worker = threading.Thread(target=lambda: said.append(_ask(model, ask)), name="kilburn-ask", daemon=True)
+        worker.start()
+        # The model has the same time-out and says more when it keeps it; this is for one that does not.
+        worker.join(ask.timeout + min(1.0, ask.timeout / 4))
+        return said[0] if said else Answer(outcome="failed", detail=f"no answer within {ask.timeout:g} s")
 
     return answer
 
 
-def _request(model: Model, ask: Ask, timeout: float) -> Request:
+def _ask(model: Model, ask: Ask) -> Answer:
+    try:
+        return _judge(complete(model, _request(model, ask)))
+    except Refused as error:
+        return Answer(outcome="refused", detail=str(error))
+    except ModelError as error:
+        return Answer(outcome="failed", detail=f"{type(error).__name__}: {error}")
+    except Exception as error:
+        # Its message may quote the prompt, which the ledger must not hold.
+        log.warning("model %s raised", model.name, exc_info=True)
+        return Answer(outcome="failed", detail=type(error).__name__)
+
+
+def _request(model: Model, ask: Ask) -> Request:
     system = {"role": "system", "content": ask.system}
     user = {"role": "user", "content": ask.prompt}
     hoisted = model.form == "messages"
@@ -78,7 +95,7 @@ def _request(model: Model, ask: Ask, timeout: float) -> Request:
         max_tokens=ask.max_tokens,
         temperature=0.0,
         schema=ask.schema,
-        timeout=timeout,
+        timeout=ask.timeout,
     )
 
 

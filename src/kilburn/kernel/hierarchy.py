@@ -88,8 +88,9 @@ class Hierarchy:
 
     def _open(self, info: ProcessInfo) -> Process:
         kernel = Kernel(self.store, info, self.counter, self.budget, self.clock)
-        planner = Planner(kernel, self.policy, self.policy_name)
-        made = Process(kernel, planner, answerer(self.model))
+        answer = answerer(self.model)
+        planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
+        made = Process(kernel, planner, answer)
         if not self.store.readonly:
             planner.reopen()
         return made
@@ -119,6 +120,7 @@ class Hierarchy:
 
     @staticmethod
     def _flush(process: Process) -> None:
+        process.abandon()
         try:
             process.kernel.flush()
         except StoreStale:

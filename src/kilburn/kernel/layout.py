@@ -52,6 +52,7 @@ class Layout:
         self.last_derived = 0
         self.turn = 0
         self.task = 0
+        self.seen = 0
         self._order: list[Key] = []
         self._stubs: dict[int, int] = {}
         self._held = 0

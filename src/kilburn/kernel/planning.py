@@ -7,14 +7,16 @@ kernel settles itself, oldest first, so that law 2 never depends on a policy.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import MappingProxyType
 
 from kilburn.budget import Budget
-from kilburn.effect import Answer, Ask, Effect, Find, Hit
+from kilburn.effect import Answer, Ask, Deferred
 from kilburn.errors import KernelError, PinsExceedWindow
 from kilburn.event import Act
 from kilburn.kernel.admission import text_cost
+from kilburn.kernel.background import Background
+from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import Kernel
 from kilburn.message import Kind, Role
@@ -29,11 +31,16 @@ ROUNDS = 4
 
 
 class Planner:
-    """One policy at one process's window."""
+    """One policy at one process's window.
 
-    def __init__(self, kernel: Kernel, policy: Policy, name: str) -> None:
+    Args:
+        answer: asks the model in the background; None where there is none.
+    """
+
+    def __init__(self, kernel: Kernel, policy: Policy, name: str, answer: Callable[[Ask], Answer] | None = None) -> None:
         self.kernel, self.policy, self.name = kernel, policy, name
-        self.depth = int(getattr(policy, "max_depth", 1))
+        self.background = Background(kernel, answer)
+        self._consultation = Consultation(kernel, name, int(getattr(policy, "max_depth", 1)), self.background, self._rehearse)
         self._handle = text_cost(kernel.counter, handle_of((1000, 2000, 1001, 1_000_000)))
 
     def settle(self, cause: Cause, wanted: tuple[int, ...]) -> Generator[Ask, Answer, None]:
@@ -79,7 +86,7 @@ class Planner:
             if kernel.excess:
                 self._fall_back()
 
-    def view(self, cause: Cause, wanted: tuple[int, ...]) -> View:
+    def view(self, cause: Cause, wanted: tuple[int, ...], deferred: Deferred | None = None) -> View:
         """The frozen view for one plan."""
         kernel, tier = self.kernel, self.kernel.tier
         return View(
@@ -101,6 +108,8 @@ class Planner:
             count=kernel.counter.count,
             handle=self._handle,
             task=self._task(),
+            seen=tier.seen,
+            deferred=deferred,
         )
 
     def _task(self) -> str:
@@ -108,44 +117,14 @@ class Planner:
         return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != "dropped" else ""
 
     def _consult(self, cause: Cause, wanted: tuple[int, ...]) -> Generator[Ask, Answer, None]:
-        plan = self.policy.plan(self.view(cause, wanted))
-        moves: Sequence[Move] = (yield from self._answers(plan, cause)) if isinstance(plan, Generator) else plan
-        if not moves:
-            return
-        point = self.kernel.savepoint()
-        try:
-            for move in moves:
-                self.kernel.carry(move, policy=self.name, cause=cause, depth=self.depth)
-        except KernelError as error:
-            self.kernel.undo(point)
-            self.kernel.note(Act.REFUSE, policy=self.name, cause=cause, why=str(error), moves=len(moves))
+        view = self.view(cause, wanted, self.background.look())
+        yield from self._consultation.hold(self.policy.plan(view), view)
 
-    def _answers(self, plan: Generator[Effect, Answer, Sequence[Move]], cause: Cause) -> Generator[Ask, Answer, Sequence[Move]]:
-        try:
-            effect = next(plan)
-            while True:
-                if isinstance(effect, Find):
-                    effect = plan.send(self._find(effect))
-                else:
-                    effect = plan.send((yield from self._ask(effect, cause)))
-        except StopIteration as stop:
-            moves: Sequence[Move] = stop.value or ()
-            return moves
-        finally:
-            plan.close()
-
-    def _ask(self, ask: Ask, cause: Cause) -> Generator[Ask, Answer, Answer]:
-        """Yield the question to whoever drives us; what was admitted is durable before the model speaks."""
-        kernel = self.kernel
-        self._rehearse()
-        kernel.flush()
-        kernel.lock.release()
-        try:
-            answer = yield ask
-        finally:
-            kernel.lock.acquire()
-        kernel.note(Act.ASK, policy=self.name, cause=cause, why=ask.purpose, outcome=answer.outcome, detail=answer.detail[:300])
-        return answer
+    def abandon(self) -> None:
+        """The session ends: an answer that is still awaited comes too late, and the ledger says so."""
+        purpose = self.background.abandon()
+        if purpose:
+            self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome="late", freed=0, moves=0)
 
     def _rehearse(self) -> None:
         """Make sure that what is about to become durable can be made to fit, whatever the model says.
@@ -157,19 +136,6 @@ class Planner:
             point = self.kernel.savepoint()
             self._fall_back()
             self.kernel.undo(point)
-
-    def _find(self, find: Find) -> Answer:
-        kernel, tier = self.kernel, self.kernel.tier
-        passages = kernel.store.search(find.query, process=kernel.info.number, limit=4 * find.limit)
-        wanted = [
-            passage for passage in passages if passage.page in tier.pages and tier.at(passage.page) in ("out", "stub", "folded")
-        ]
-        kernel.contents.fetch(tier.pages[passage.page].digest for passage in wanted[: find.limit])
-        hits = tuple(
-            Hit(page=passage.page, span=passage.span, text=kernel.text(passage.page)[slice(*passage.span)], score=passage.score)
-            for passage in wanted[: find.limit]
-        )
-        return Answer(outcome="done" if hits else "empty", hits=hits)
 
     def _page_system(self, wanted: tuple[int, ...]) -> None:
         """Of a leading system prompt that is too long to pin, head and tail are pinned instead (law 3)."""

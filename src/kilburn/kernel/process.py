@@ -79,10 +79,18 @@ class Process(Reader):
             kernel.flush()
         except BaseException:
             kernel.undo()
+            self._planner.background.undo()
             raise
+        else:
+            self._planner.background.commit()
         finally:
             kernel.lock.release()
         return wanted
+
+    def abandon(self) -> None:
+        """Let go of what the policy still awaits from a model; called when the store closes."""
+        with self.kernel.lock:
+            self._planner.abandon()
 
     def resize(self, budget: Budget) -> None:
         """Give this process another budget from now on; what no longer fits leaves.

@@ -15,6 +15,7 @@ import msgspec
 from kilburn.event import Act, Event
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
+from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcript
 from kilburn.kernel.search import Found, found
 from kilburn.message import Message, Part
@@ -157,6 +158,10 @@ class Reader:
             if not self.kernel.store.readonly:
                 self.kernel.flush()
         return self.kernel.store.events(self.kernel.info.number)
+
+    def receipts(self) -> list[Receipt]:
+        """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
+        return list(receipts(self.events()))
 
     def messages(self) -> list[dict[str, Any]]:
         """The whole transcript as it was appended, exactly.

@@ -39,11 +39,12 @@ class Tier(Layout):
 
     def add(self, page: Page, state: State) -> None:
         """Take in a new page."""
-        before = (self.last, self.last_derived, self.turn, self.task)
+        before = (self.last, self.last_derived, self.turn, self.task, self.seen)
         self.pages[page.id] = page
         if page.id > 0:
             self.last = max(self.last, page.id)
             self.turn = max(self.turn, page.message)
+            self.seen += page.tokens
             if page.role is Role.USER and page.kind is Kind.TEXT:
                 self.task = page.id
         else:
@@ -78,6 +79,7 @@ class Tier(Layout):
         for page in states:
             self._swap(page, self.states[page], State(at="folded"))
         self.costs = costs
+        self.seen = sum(self.cost(page) for page in self.pages if page > 0)
         for page, state in states.items():
             self._swap(page, State(at="folded"), state)
 
@@ -152,7 +154,7 @@ class Tier(Layout):
         else:
             self.groups.pop(group, None)
 
-    def _forget(self, page: Page, before: tuple[int, int, int, int]) -> None:
+    def _forget(self, page: Page, before: tuple[int, int, int, int, int]) -> None:
         self._swap(page.id, self.states[page.id], State(at="folded"))
         del self.pages[page.id], self.states[page.id]
-        self.last, self.last_derived, self.turn, self.task = before
+        self.last, self.last_derived, self.turn, self.task, self.seen = before

@@ -86,4 +86,5 @@ def _run(policy: Policy, window: int, seed: int, model: Any) -> list[Any]:
 
 
 def _moves(process: Process) -> list[Any]:
-    return [(event.act, event.pages, event.policy, event.data) for event in process.events() if event.act is not Act.ASK]
+    observed = (Act.ASK, Act.COMPACT)
+    return [(event.act, event.pages, event.policy, event.data) for event in process.events() if event.act not in observed]

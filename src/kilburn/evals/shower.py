@@ -1,0 +1,122 @@
+"""A process of Kilburn as a shower: fed a recorded run's events, asked what it shows before each action.
+
+Each has a store of its own in memory. It refuses to score.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Self
+
+import kilburn
+from kilburn.errors import SpecError
+from kilburn.evals.baselines import CHARACTERS
+from kilburn.evals.future import future_of
+from kilburn.evals.references import Reference, names
+from kilburn.evals.roster import BELADY
+from kilburn.evals.trajectories import Run
+from kilburn.kernel.ledger import Stats
+from kilburn.kernel.resolve import locate, resolve
+from kilburn.policy import Policy
+
+__all__ = ["KilburnShower", "model_of", "policy_for"]
+
+
+class KilburnShower:
+    """A process of Kilburn in a store of its own; close it, or use it in a `with` block.
+
+    Args:
+        window: tokens of four characters.
+        policy: a policy spec, or a policy, as `kilburn.open` takes it.
+        model: who answers the policy's questions, or None.
+    """
+
+    def __init__(self, window: int, policy: str | Policy, model: Any = None) -> None:
+        self._store = kilburn.open(":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model)
+        self._process = self._store.process("run")
+        self._outputs: list[str] = []
+        self._waits = model is not None
+        self.seams = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def thought(self, text: str) -> None:
+        """The agent thinks."""
+        self._append("assistant", text)
+
+    def action(self, text: str) -> None:
+        """The agent acts."""
+        self._append("assistant", text)
+
+    def observation(self, text: str) -> None:
+        """The world answers."""
+        self._outputs.append(self._append("user", text))
+
+    def _append(self, role: str, text: str) -> str:
+        address = self._process.append({"role": role, "content": text})
+        if self._waits:
+            # A recorded run has no time of its own: a question in the background is answered before the next event.
+            for thread in threading.enumerate():
+                if thread.name == "kilburn-later":
+                    thread.join()
+        return address
+
+    def shown(self) -> str:
+        """The text of the rendered prompt, a line break between messages."""
+        texts = list(_texts(self._process.render(format="chat")))
+        self.seams = max(0, len(texts) - 1)
+        return "\n".join(texts)
+
+    def searched(self, reference: Reference) -> bool:
+        """Whether one search for the name, 1,000 tokens of hits, brings it back."""
+        return any(reference.name in names(hit.text) for hit in self._process.search(reference.name, tokens=1000))
+
+    def recalled(self, reference: Reference) -> bool:
+        """Whether one fault by the address of an output that had it brings it back. It counts as a use of that
+        page, which a policy sees: ask when the run is over."""
+        return reference.name in names(self._process.recall(self._outputs[reference.origins[-1]]))
+
+    def stats(self) -> Stats:
+        """The ledger's figures."""
+        return self._process.stats()
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+def _texts(prompt: Iterable[dict[str, object]]) -> Iterator[str]:
+    for message in prompt:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def policy_for(run: Run, wanted: list[Reference], spec: str) -> str | Policy:
+    """What sits at the window for one run: the spec, or the optimum that knows this run's future.
+
+    Raises:
+        SpecError: this Kilburn has no such optimum.
+    """
+    if spec != BELADY:
+        return spec
+    made = locate("policies", BELADY)
+    if made is None:
+        raise SpecError(f"no policies named {BELADY!r}", advice="leave it out")
+    policy: Policy = made(future_of(run, wanted))
+    return policy
+
+
+@lru_cache(maxsize=1)
+def model_of(spec: str) -> Any:
+    """The model of a spec, loaded once a process; None for ""."""
+    return resolve("models", spec) if spec else None

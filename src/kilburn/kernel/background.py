@@ -1,0 +1,117 @@
+"""One question of a policy that a model answers while the agent goes on.
+
+A snapshot of pages is taken when it is asked; the answer is handed out once, if those pages are still
+what they were. It moves nothing, waits for nobody, and has one question at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kilburn.effect import Answer, Ask, Deferred, Later
+from kilburn.errors import KilburnError
+from kilburn.kernel.kernel import Kernel
+
+__all__ = ["Background"]
+
+log = logging.getLogger("kilburn")
+
+
+class _Errand:
+    """One question on its way; its answer is set by the thread that asks, once."""
+
+    def __init__(self, later: Later, turn: int, digests: tuple[str, ...]) -> None:
+        self.later, self.turn, self.digests = later, turn, digests
+        self.answer: Answer | None = None
+
+
+class Background:
+    """Asks at most one question at a time, beside the caller.
+
+    Args:
+        kernel: whose pages the question reads, each under its lock.
+        answer: asks the model; None where there is none.
+    """
+
+    def __init__(self, kernel: Kernel, answer: Callable[[Ask], Answer] | None) -> None:
+        self._kernel, self._answer = kernel, answer
+        self._errand: _Errand | None = None
+        self._shown = self._fresh = False
+
+    @property
+    def running(self) -> bool:
+        """Whether a question has been asked whose answer was not handed out yet."""
+        return self._errand is not None
+
+    def start(self, later: Later) -> Answer:
+        """Ask, unless there is no model or another question is still on its way."""
+        if self._answer is None:
+            return Answer(outcome="none")
+        if self._errand is not None:
+            return Answer(outcome="busy")
+        tier = self._kernel.tier
+        digests = tuple(tier.pages[page].digest for page in later.pages)
+        self._errand = _Errand(later, tier.turn, digests)
+        self._fresh = True
+        threading.Thread(target=self._work, args=(self._errand, self._answer), name="kilburn-later", daemon=True).start()
+        return Answer(outcome="started")
+
+    def _work(self, errand: _Errand, answer: Callable[[Ask], Answer]) -> None:
+        try:
+            ask = errand.later.compose(self._text)
+        except KilburnError as error:  # a page was forgotten, or the store closed, meanwhile
+            errand.answer = Answer(outcome="failed", detail=f"{type(error).__name__}: {error}")
+        except Exception as error:
+            # The policy's own mistake, in a thread that nobody joins: it is logged here and becomes an answer.
+            log.warning("composing a question in the background failed", exc_info=True)
+            errand.answer = Answer(outcome="failed", detail=type(error).__name__)
+        else:
+            errand.answer = answer(ask)
+
+    def _text(self, page: int) -> str:
+        with self._kernel.lock:
+            return self._kernel.text(page)
+
+    def look(self) -> Deferred | None:
+        """The question on its way, for a view; with its answer, once, as soon as there is one."""
+        errand = self._errand
+        if errand is None or self._shown:
+            return None
+        answer = errand.answer
+        if answer is not None:
+            self._shown = True
+            if not self._is_current(errand):
+                answer = Answer(outcome="failed", detail="pages that it was about are not what they were")
+        return Deferred(pages=errand.later.pages, turn=errand.turn, answer=answer)
+
+    def _is_current(self, errand: _Errand) -> bool:
+        pages = self._kernel.tier.pages
+        return all(
+            page in pages and pages[page].digest == digest
+            for page, digest in zip(errand.later.pages, errand.digests, strict=True)
+        )
+
+    @property
+    def purpose(self) -> str:
+        """What the question is for."""
+        return self._errand.later.purpose if self._errand is not None else ""
+
+    def commit(self) -> None:
+        """What was handed out in this batch is done with."""
+        if self._shown:
+            self._errand = None
+        self._shown = self._fresh = False
+
+    def undo(self) -> None:
+        """The batch did not happen: an answer can be handed out again, a question of this batch was never asked."""
+        if self._fresh:
+            self._errand = None
+        self._shown = self._fresh = False
+
+    def abandon(self) -> str:
+        """Let go of a question whose answer will come too late; returns what it was for, or ""."""
+        purpose, self._errand = self.purpose, None
+        self._shown = self._fresh = False
+        return purpose

@@ -1,0 +1,36 @@
+"""Stops asking a model that does not answer: a turn must not wait for it again and again.
+
+It counts turns, not seconds, so that the same session always behaves alike. It refuses to judge what
+a model says; only that nothing came.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Breaker"]
+
+FAILURES = 3
+"""Failures in a row after which it opens."""
+
+REST = 8
+"""Turns for which it stays open the first time; twice as many each time the first question after it fails too."""
+
+
+class Breaker:
+    """Opens after some failures in a row, lets one question through after a rest."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+        self._until = 0
+
+    def is_open(self, turn: int) -> bool:
+        """Whether to spare the model at this turn."""
+        return turn < self._until
+
+    def note(self, outcome: str, turn: int) -> None:
+        """Take in how a question went."""
+        if outcome != "failed":
+            self._failed = 0
+            return
+        self._failed += 1
+        if self._failed >= FAILURES:
+            self._until = turn + REST * 2 ** min(self._failed - FAILURES, 6)

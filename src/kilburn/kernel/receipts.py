@@ -1,0 +1,105 @@
+"""Receipts: what each compaction took out of the window, why, by which policy, and how to get it back.
+
+Read from the ledger alone, so that a session that was reopened can show them too. Nothing here
+judges whether it was worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from kilburn.event import Act, Event
+from kilburn.page import address_of, parse_address, span_of
+
+__all__ = ["Receipt", "receipts"]
+
+MOVES = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE})
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """One compaction.
+
+    Args:
+        turn: the last admitted message; `time` is in seconds since the epoch.
+        policy: who did it: a policy's spec, "kernel" or "user"; `cause` is why it was asked.
+        outcome: "done", or why nothing changed: "empty", "failed", "refused", "rejected", "truncated",
+            "none", "no progress", "illegal", "started", "busy" or "late".
+        why: in the policy's words.
+        left: addresses of what left the window or was folded, in ranges; each can be recalled.
+        folds: addresses of what stands in their place.
+        back: addresses of what came back.
+        freed: tokens; negative where the window grew.
+        asked: outcomes of the model's answers.
+        figures: the policy's own counts.
+    """
+
+    turn: int
+    time: float
+    policy: str
+    cause: str
+    outcome: str
+    why: str = ""
+    left: tuple[str, ...] = ()
+    folds: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+    freed: int = 0
+    asked: tuple[str, ...] = ()
+    figures: dict[str, int] = {}
+
+
+def receipts(events: Iterable[Event]) -> Iterator[Receipt]:
+    """The receipts of a ledger, oldest first."""
+    before = 0
+    moves: list[Event] = []
+    for event in events:
+        if event.act in MOVES:
+            if moves and (event.policy == "user" or (moves[-1].policy, moves[-1].turn) != (event.policy, event.turn)):
+                yield _receipt(moves, moves[-1], before)
+                before, moves = moves[-1].tokens, []
+            moves.append(event)
+            continue
+        if event.act is Act.COMPACT:
+            yield _receipt(moves, event, before)
+            moves = []
+        elif moves and event.act is not Act.REFUSE:
+            yield _receipt(moves, moves[-1], before)
+            moves = []
+        before = event.tokens
+    if moves:
+        yield _receipt(moves, moves[-1], before)
+
+
+def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
+    """The receipt of some moves, closed by their COMPACT event, or by the last of them where there is none."""
+    left = {page for event in moves for page in event.pages if event.act is not Act.LOAD}
+    back = {page for event in moves for page in event.pages if event.act is Act.LOAD}
+    data = last.data if last.act is Act.COMPACT else {}
+    why = [event.why for event in [*moves, last] if event.why]
+    return Receipt(
+        turn=last.turn,
+        time=last.time,
+        policy=last.policy,
+        cause=last.cause,
+        outcome=data.get("outcome", "done"),
+        why="; ".join(dict.fromkeys(why)),
+        left=ranges(left),
+        folds=tuple(address_of(event.data["fold"]) for event in moves if "fold" in event.data),
+        back=ranges(back),
+        freed=data.get("freed", before - last.tokens),
+        asked=tuple(data.get("asked", ())),
+        figures={key: value for key, value in data.items() if key not in ("outcome", "freed", "moves", "asked")},
+    )
+
+
+def ranges(pages: Iterable[int]) -> tuple[str, ...]:
+    """Addresses of pages, neighbours as one range."""
+    found: list[str] = []
+    for page in sorted(pages):
+        first, last = parse_address(found[-1]) if found else (0, 0)
+        if page > 0 and first > 0 and page == last + 1:
+            found[-1] = span_of(first, page)
+        else:
+            found.append(address_of(page))
+    return tuple(found)

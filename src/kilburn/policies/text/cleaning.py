@@ -1,0 +1,143 @@
+"""What of a window can go without a model's judgement: superseded outputs, dead ends, repetition.
+
+Three rules over exact text, each of which keeps what it points at: an output whose call was made again
+with the same arguments goes for the newer one, a failed try goes down to its error line once the same
+tool has succeeded, and a block of lines that stands further down again goes for that later copy. It
+refuses to weigh importance: what is said once stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from kilburn.page import Span
+from kilburn.policies.text.anchors import Exact, Scanned
+from kilburn.policies.text.lines import merge
+
+__all__ = ["redundant"]
+
+BLOCK = 3
+"""Lines of which a repeated block has at least so many."""
+
+LEAST = 60
+"""Characters, white space left out, of those lines together: shorter ones repeat by chance."""
+
+LONG = 400
+"""Characters from which on one line alone is a block."""
+
+_DEAD = re.compile(
+    r"^(?:usage: |error: |.*\b(?:command not found|No such file or directory|not recognized as an internal|is a directory"
+    r"|Permission denied|No module named|unrecognized arguments|invalid option|no matches found)\b"
+    r"|(?:[A-Za-z_]\w*\.)*(?:SyntaxError|IndentationError|ModuleNotFoundError|ImportError|FileNotFoundError|NameError)\b)",
+    re.IGNORECASE,
+)
+_FAILING = 30
+"""Lines that a failed try has at most; a longer output holds more than its failure."""
+
+
+def redundant(scanned: Sequence[Scanned]) -> list[Exact]:
+    """What the three rules delete of these pages, given in the order of the window.
+
+    Deterministic, and settled after one pass: cleaned by what this returns, the same pages give nothing.
+    """
+    superseded = _superseded(scanned)
+    cuts = [Exact(page.page, start, stop) for page in scanned if page.page in superseded for start, stop in page.spans]
+    left = [page for page in scanned if page.page not in superseded]
+    dead = _dead_ends(left)
+    cuts += [Exact(page, start, stop) for page, spans in dead.items() for start, stop in spans]
+    cuts += _repeated([page for page in left if page.page not in dead])
+    return cuts
+
+
+def _superseded(scanned: Sequence[Scanned]) -> set[int]:
+    """Outputs of calls that were made again, with the same arguments, and did not fail then."""
+    newer: set[str] = set()
+    old: set[int] = set()
+    for page in reversed(scanned):
+        if not page.key:
+            continue
+        if page.key in newer:
+            old.add(page.page)
+        elif _error_line(page) is None:
+            newer.add(page.key)
+    return old
+
+
+def _dead_ends(scanned: Sequence[Scanned]) -> dict[int, list[Span]]:
+    """All but the error line of failed tries after which the same tool succeeded."""
+    succeeded: set[str] = set()
+    dead: dict[int, list[Span]] = {}
+    for page in reversed(scanned):
+        if not page.name:
+            continue
+        line = _error_line(page)
+        if line is None:
+            succeeded.add(page.name)
+        elif page.name in succeeded and page.spans == ((0, len(page.text)),):
+            rest = [span for span in ((0, line[0]), (line[1], len(page.text))) if page.text[slice(*span)].strip()]
+            if rest:
+                dead[page.page] = rest
+    return dead
+
+
+def _error_line(page: Scanned) -> Span | None:
+    """The line that says why a try failed, where the output says little else: its last line or its first."""
+    lines = [span for span in _lines(page.text, (0, len(page.text))) if page.text[slice(*span)].strip()]
+    if not lines or len(lines) > _FAILING:
+        return None
+    for span in (lines[-1], lines[0]):
+        if _DEAD.match(page.text[slice(*span)].strip()):
+            return span
+    return None
+
+
+def _lines(text: str, span: Span) -> list[Span]:
+    found: list[Span] = []
+    at = span[0]
+    for line in text[slice(*span)].splitlines(keepends=True):
+        found.append((at, at + len(line)))
+        at += len(line)
+    return found
+
+
+def _repeated(scanned: Sequence[Scanned]) -> list[Exact]:
+    """Blocks that stand again further down, each but its last copy.
+
+    Read from the end, so that a block only ever goes for a copy that is known to stay: what was left of
+    the text before stays settled, and the first pass is the last that finds something.
+    """
+    kept: set[tuple[str, ...]] = set()
+    cuts: list[Exact] = []
+    for page in reversed(scanned):
+        gone: list[Span] = []
+        for span in reversed(page.spans):
+            gone += _repeats(page.text, _lines(page.text, span), kept)
+        cuts += [Exact(page.page, start, stop) for start, stop in merge(gone)]
+    return cuts
+
+
+def _repeats(text: str, spans: Sequence[Span], kept: set[tuple[str, ...]]) -> list[Span]:
+    """The lines of one stretch that `kept` has; what stays of the stretch is added to it."""
+    lines = [text[start:stop] for start, stop in spans]
+    marked = [False] * len(lines)
+    # A block may be marked until the reading is BLOCK lines further up: only then does it count as kept.
+    for at in range(len(lines) - 1, -BLOCK - 1, -1):
+        if at >= 0:
+            for size in (BLOCK, 1):
+                block = tuple(lines[at : at + size])
+                if _counts(block, size) and block in kept:
+                    marked[at : at + size] = [True] * len(block)
+        settled = at + BLOCK
+        for size in (BLOCK, 1):
+            block = tuple(lines[settled : settled + size])
+            if _counts(block, size) and not any(marked[settled : settled + size]):
+                kept.add(block)
+    return [span for span, gone in zip(spans, marked, strict=True) if gone]
+
+
+def _counts(block: tuple[str, ...], size: int) -> bool:
+    if len(block) != size:
+        return False
+    letters = sum(len("".join(line.split())) for line in block)
+    return letters >= (LONG if size == 1 else LEAST)

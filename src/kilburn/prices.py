@@ -1,0 +1,65 @@
+"""What tokens cost: fresh input, cached reads, cache writes, output, and how long a cache lives.
+
+Money of a provider or seconds of a local engine: the unit is the table's own. It refuses to be up to
+date: give your own figures where they matter.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kilburn.errors import SpecError
+from kilburn.model import Tokens
+
+__all__ = ["PRICES", "Prices", "prices_of"]
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost per million tokens, in any unit.
+
+    Args:
+        input: fresh prompt tokens that are not written to a cache.
+        cached: prompt tokens that are read from the cache.
+        written: prompt tokens that are processed and written to the cache.
+        output: reply tokens.
+        ttl: seconds that a cached prefix lives after its last use.
+    """
+
+    input: float = 0.0
+    cached: float = 0.0
+    written: float = 0.0
+    output: float = 0.0
+    ttl: float = float("inf")
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) >= 0:
+                raise SpecError(f"{name}={getattr(self, name)!r} is no price", advice="give 0 or more, per million tokens")
+
+    def cost(self, usage: Tokens) -> float:
+        """What one reply cost."""
+        fresh = usage.prompt - usage.cached - usage.written
+        return (fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output) / 1e6
+
+
+PRICES = {
+    "hosted": Prices(input=3.0, cached=0.3, written=3.75, output=15.0, ttl=300.0),
+    "automatic": Prices(input=1.25, cached=0.125, written=1.25, output=10.0, ttl=600.0),
+    "local": Prices(input=1000.0, cached=1.0, written=1000.0, output=20_000.0),
+}
+"""Tables by name. "hosted": dollars where writing to the cache costs more than plain input (the shape, and
+at the time of writing the figures, of Anthropic's middle model with a cache of five minutes); "automatic": dollars
+where the cache is free to write (the shape of OpenAI's); "local": seconds of an engine that reads
+1,000 tokens a second and writes 50."""
+
+
+def prices_of(name: str) -> Prices:
+    """The table of that name.
+
+    Raises:
+        SpecError: there is none.
+    """
+    try:
+        return PRICES[name]
+    except KeyError:
+        raise SpecError(f"no price table {name!r}", advice=f"there are: {', '.join(PRICES)}") from None

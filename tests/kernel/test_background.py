@@ -1,0 +1,210 @@
+"""A question in the background: answered once, about what was asked, and the agent never waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import kilburn
+from kernel.talk import user
+from kilburn.effect import Ask, Deferred, Later
+from kilburn.errors import PinsExceedWindow
+from kilburn.event import Act
+from kilburn.kernel.process import Process
+from kilburn.model import Request
+from kilburn.move import Fold
+from kilburn.policy import Plan, View
+from kilburn.testing import Scripted, check_laws
+
+
+@dataclass
+class Swap:
+    """Asks about the first `count` pages as soon as they are there, and puts the answer in their place."""
+
+    count: int = 3
+
+    def __post_init__(self) -> None:
+        self.seen: list[Deferred] = []
+        self.started: list[str] = []
+
+    def plan(self, view: View) -> Plan:
+        if view.deferred is not None:
+            self.seen.append(view.deferred)
+            answer = view.deferred.answer
+            if answer is not None and answer.ok:
+                return [Fold(pages=view.deferred.pages, text=answer.text)]
+        elif view.turn > self.count and not any(page.depth for page in view.pages):
+            pages = tuple(range(2, self.count + 2))  # the first is the task, which is pinned
+            answer = yield Later(pages=pages, compose=_question(pages), purpose="a memory")
+            self.started.append(answer.outcome)
+        return []
+
+
+def _question(pages: tuple[int, ...]) -> Callable[[Callable[[int], str]], Ask]:
+    return lambda text: Ask(prompt=" ".join(text(page) for page in pages))
+
+
+class Gate:
+    """A model's script that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, request: Request) -> str:
+        self.asked.set()
+        assert self.go_on.wait(10)
+        return "in short"
+
+
+def settled(process: Process) -> None:
+    """Wait until the answer is there."""
+    for _ in range(1000):
+        errand = process._planner.background._errand
+        if errand is None or errand.answer is not None:
+            return
+        time.sleep(0.005)
+    raise AssertionError("no answer came")
+
+
+def opened(policy: Any, *script: Any, window: int = 2000) -> Any:
+    return kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4", model=Scripted(list(script)))
+
+
+def words(number: int) -> dict[str, str]:
+    return user(f"message {number} " + "word " * 20)
+
+
+def test_exactly_the_snapshot_is_swapped_whatever_came_meanwhile() -> None:
+    gate, policy = Gate(), Swap()
+    with opened(policy, gate) as store:
+        process = store.process("a")
+        given = [words(number) for number in range(8)]
+        process.append(*given[:4])
+        assert gate.asked.wait(10)
+        for message in given[4:7]:
+            process.append(message)
+        assert all(deferred.answer is None for deferred in policy.seen)
+        gate.go_on.set()
+        settled(process)
+        process.append(given[7])
+        fold = process.pages()[-1][0]
+        assert fold.sources == (2, 3, 4)
+        assert [page.id for page in process.kernel.tier.resident()] == [1, -1, 5, 6, 7, 8]
+        check_laws(process, given)
+        assert policy.started == ["started"]
+        assert [receipt.outcome for receipt in process.receipts()] == ["started", "done"]
+
+
+def test_the_question_quotes_the_pages_exactly() -> None:
+    heard: list[str] = []
+
+    def listen(request: Request) -> str:
+        heard.append(request.messages[-1]["content"])
+        return "in short"
+
+    with opened(Swap(), listen) as store:
+        process = store.process("a")
+        process.append(*(words(number) for number in range(4)))
+        settled(process)
+        assert heard == [" ".join(words(number)["content"] for number in range(1, 4))]
+
+
+def test_a_second_question_is_refused_while_one_is_on_its_way() -> None:
+    class Twice(Swap):
+        def plan(self, view: View) -> Plan:
+            for _ in range(2):
+                answer = yield Later(pages=(1,), compose=_question((1,)))
+                self.started.append(answer.outcome)
+            return []
+
+    gate, policy = Gate(), Twice()
+    with opened(policy, gate) as store:
+        store.process("a").append(words(1))
+        gate.go_on.set()
+    assert policy.started == ["started", "busy"]
+
+
+def test_without_a_model_nothing_is_asked() -> None:
+    policy = Swap()
+    with kilburn.open(":memory:", window=2000, policy=policy, tokenizer="chars/4") as store:
+        store.process("a").append(*(words(number) for number in range(4)))
+    assert policy.started == ["none"]
+
+
+def test_an_answer_after_the_end_of_the_session_comes_too_late(tmp_path: Any) -> None:
+    gate = Gate()
+    path = str(tmp_path / "a.db")
+    with kilburn.open(path, window=2000, policy=Swap(), tokenizer="chars/4", model=Scripted([gate])) as store:
+        process = store.process("a")
+        given = [words(number) for number in range(4)]
+        process.append(*given)
+        assert gate.asked.wait(10)
+    gate.go_on.set()
+    with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        assert process.receipts()[-1].outcome == "late"
+        check_laws(process, given)
+
+
+def test_what_was_forgotten_meanwhile_is_not_brought_back_by_a_summary() -> None:
+    gate, policy = Gate(), Swap()
+    with opened(policy, gate) as store:
+        process = store.process("a")
+        process.append(*(words(number) for number in range(4)))
+        assert gate.asked.wait(10)
+        process.forget("p2")
+        gate.go_on.set()
+        settled(process)
+        process.append(words(9))
+        answered = [deferred for deferred in policy.seen if deferred.answer is not None]
+        assert [deferred.answer.outcome for deferred in answered if deferred.answer] == ["failed"]
+        assert not any(page.depth for page, _ in process.pages())
+
+
+def test_a_question_of_a_batch_that_failed_was_never_asked() -> None:
+    class Eager(Swap):
+        def plan(self, view: View) -> Plan:
+            if view.deferred is None:
+                self.started.append((yield Later(pages=(view.turn,), compose=_question((view.turn,)))).outcome)
+            else:
+                self.seen.append(view.deferred)
+            return []
+
+    policy = Eager()
+    with opened(policy, "one", "two", window=300) as store:
+        process = store.process("a")
+        process.append({"role": "system", "content": "word " * 150})
+        settled(process)
+        process.append(user("go on"))
+        calls = [{"id": f"c{n}", "type": "function", "function": {"name": "x" * 200, "arguments": "{}"}} for n in range(8)]
+        with pytest.raises(PinsExceedWindow):
+            process.append({"role": "assistant", "content": None, "tool_calls": calls})
+        process.append(user("go on"))
+        settled(process)
+        process.append(user("go on"))
+        assert all(page in process.kernel.tier.pages for deferred in policy.seen for page in deferred.pages)
+
+
+def test_a_mistake_in_the_question_is_a_failed_answer() -> None:
+    class Wrong(Swap):
+        def plan(self, view: View) -> Plan:
+            if view.deferred is None:
+                yield Later(pages=(1,), compose=lambda text: Ask(prompt=text(77)))
+            else:
+                self.seen.append(view.deferred)
+            return []
+
+    policy = Wrong()
+    with opened(policy, "never asked") as store:
+        process = store.process("a")
+        process.append(words(1))
+        settled(process)
+        process.append(words(2))
+        asks = [event for event in process.events() if event.act is Act.ASK]
+        assert [event.data["outcome"] for event in asks] == ["failed"]
+        assert "UnknownAddress" in asks[0].data["detail"]
