@@ -65,7 +65,7 @@ class Background:
             errand.answer = Answer(outcome="failed", detail=f"{type(error).__name__}: {error}")
         except Exception as error:
             # The policy's own mistake, in a thread that nobody joins: it is logged here and becomes an answer.
-            log.warning("composing a question in the background failed", exc_info=True)
+            log.exception("composing a question in the background failed")
             errand.answer = Answer(outcome="failed", detail=type(error).__name__)
         else:
             errand.answer = answer(ask)

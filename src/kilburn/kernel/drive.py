@@ -81,7 +81,7 @@ def _ask(model: Model, ask: Ask) -> Answer:
         return Answer(outcome="failed", detail=f"{type(error).__name__}: {error}")
     except Exception as error:
         # Its message may quote the prompt, which the ledger must not hold.
-        log.warning("model %s raised", model.name, exc_info=True)
+        log.exception("model %s raised", model.name)
         return Answer(outcome="failed", detail=type(error).__name__)
 
 
