@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kilburn
+from kilburn.policy import Policy
 
 __all__ = ["SIZE", "Turn", "fill", "open_store", "texts", "turns"]
 
@@ -52,7 +53,7 @@ def _arguments(text: str) -> str:
     return f'{{"path": "{plain[:-14]}"}}'
 
 
-def open_store(path: str, window: int, policy: str, tokenizer: str = "auto") -> kilburn.Hierarchy:
+def open_store(path: str, window: int, policy: str | Policy, tokenizer: str = "auto") -> kilburn.Hierarchy:
     """A store as a user opens it."""
     return kilburn.open(path, window=window, policy=policy, tokenizer=tokenizer)
 

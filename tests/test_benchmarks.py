@@ -20,7 +20,11 @@ TINY = {
     "startup": ["--repeat", "1", "--profile", "2"],
     "memory": ["--pages", "20", "--policy", "fifo"],
     "planning": ["--pages", "30", "--policy", "fifo", "--policy", "importance", "--repeat", "2"],
+    "horizon": ["--steps", "30", "--tasks", "2", "--rounds", "1", "--rounds", "2"],
     "syncing": ["--size", "2", "--times", "3"],
+    "overlap": ["--quick"],
+    "fold": ["--turns", "4", "--turns", "9"],
+    "objectives": ["--objectives", "2", "--objectives", "3", "--seeds", "1"],
 }
 
 

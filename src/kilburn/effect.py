@@ -62,12 +62,15 @@ class Later(msgspec.Struct, frozen=True, kw_only=True):
             agent, so it must be pure and must read nothing but its argument.
         purpose: for the ledger.
         timeout: seconds, as of `Ask`.
+        review: makes of the model's answer the one that is handed out, such as "rejected", from the same
+            function, the question and the answer; beside the agent too, and pure.
     """
 
     pages: tuple[int, ...]
     compose: Callable[[Callable[[int], str]], Ask]
     purpose: str = ""
     timeout: float = 120.0
+    review: Callable[[Callable[[int], str], Ask, Answer], Answer] | None = None
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):

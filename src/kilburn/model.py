@@ -28,12 +28,19 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider says a reply cost, in tokens; `cached` and `written` are parts of `prompt` that
-    were read from, or written to, its prompt cache."""
+    were read from, or written to, its prompt cache. `beside` is its own work that is billed too and is in
+    no other figure, such as a compaction before the reply: it says nothing about this prompt's size."""
 
     prompt: int = 0
     reply: int = 0
     cached: int = 0
     written: int = 0
+    beside: Tokens | None = None
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompt and reply, and of what was done beside them."""
+        return self.prompt + self.reply + (self.beside.total if self.beside is not None else 0)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

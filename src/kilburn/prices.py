@@ -37,9 +37,10 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no price", advice="give 0 or more, per million tokens")
 
     def cost(self, usage: Tokens) -> float:
-        """What one reply cost."""
+        """What one reply cost, the provider's work beside it included."""
         fresh = usage.prompt - usage.cached - usage.written
-        return (fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output) / 1e6
+        own = fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output
+        return own / 1e6 + (self.cost(usage.beside) if usage.beside is not None else 0.0)
 
 
 PRICES = {

@@ -7,14 +7,26 @@ import pytest
 
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES, bm25
-from kilburn.evals.outcomes import Cell, interval
+from kilburn.evals.outcomes import Cell, interval, joined
 from kilburn.evals.paging import evaluate
+from kilburn.evals.report import Report
+from kilburn.evals.rows import Row
+from kilburn.evals.sample import Sample, sample_of
+from kilburn.evals.saved import Saved
 from kilburn.evals.trajectories import Run, Step
+
+
+def made(runs: int, shuffle: int | None = None) -> Sample:
+    return sample_of(None, runs, shuffle=shuffle)
+
+
+def timeless(report: Report) -> list[Row]:
+    return [msgspec.structs.replace(row, seconds=0.0) for row in report.rows]
 
 
 @pytest.mark.parametrize("policy", BASELINES)
 def test_a_baseline_never_overflows_and_shows_all_that_fits(policy: str) -> None:
-    report = evaluate(None, [200, 100_000], [policy], sample=6)
+    report = evaluate(made(6), [200, 100_000], [policy])
     assert all(row.overflow == 0 for row in report.rows)
     assert report.row(policy, 200).survival < 0.9
     assert report.row("tail", 100_000).survival == 1.0
@@ -22,14 +34,14 @@ def test_a_baseline_never_overflows_and_shows_all_that_fits(policy: str) -> None
 
 @pytest.mark.parametrize("policy", ["tail", "tail+bm25", "fifo"])
 def test_foreign_names_fall_to_chance(policy: str) -> None:
-    true = evaluate(None, [1000], [policy], sample=8).row(policy, 1000)
-    leak = evaluate(None, [1000], [policy], sample=8, shuffle=3).row(policy, 1000)
+    true = evaluate(made(8), [1000], [policy]).row(policy, 1000)
+    leak = evaluate(made(8, shuffle=3), [1000], [policy]).row(policy, 1000)
     assert leak.references == true.references > 20
     assert leak.survival == 0.0 < true.survival
 
 
 def test_a_process_of_kilburn_loses_nothing() -> None:
-    report = evaluate(None, [400], ["fifo"], sample=4)
+    report = evaluate(made(4), [400], ["fifo"])
     row = report.row("fifo", 400)
     assert row.survival < 1.0
     assert row.reachable == 1.0
@@ -38,7 +50,7 @@ def test_a_process_of_kilburn_loses_nothing() -> None:
 
 
 def test_outcomes_add_up_to_the_rows_and_the_report_is_json() -> None:
-    report = evaluate(None, [300], ["truncated"], sample=5)
+    report = evaluate(made(5), [300], ["truncated"])
     for row in report.rows:
         own = [outcome for outcome in report.outcomes if outcome.policy == row.policy]
         assert len(own) == row.references == report.references
@@ -57,9 +69,9 @@ def test_a_line_counts_only_where_it_is_whole(tmp_path: Path) -> None:
     steps = (Step("", "", f"{long}\nsecond_name"), Step("", "", "."), Step("", "use first_name second_name", ""))
     file = tmp_path / "runs.jsonl"
     file.write_bytes(msgspec.json.encode(Run("r", (), steps)))
-    whole = evaluate(file, [100], ["tail"])
+    whole = evaluate(sample_of(file), [100], ["tail"])
     assert [(o.name, o.shown, o.line) for o in whole.outcomes] == [("first_name", True, True), ("second_name", True, True)]
-    cut = evaluate(file, [5], ["tail"])
+    cut = evaluate(sample_of(file), [5], ["tail"])
     assert [(o.name, o.shown, o.line) for o in cut.outcomes] == [("first_name", False, False), ("second_name", True, True)]
 
 
@@ -69,36 +81,98 @@ def test_what_is_read_again_is_what_stands_behind_an_edit() -> None:
     assert (cell.shipped, cell.refilled) == (2, 0)
     cell.ship("aaaabbbb", "aaaabbbbcccc", 4)
     assert (cell.shipped, cell.refilled) == (5, 0)
+    assert cell.cached == 2
     cell.ship("aaaabbbbcccc", "aaaaccccdddd", 4)
+    assert cell.cached == 3
     assert (cell.shipped, cell.refilled, cell.overflow) == (8, 1, 0)
     cell.ship("", "x" * 41, 41)
     assert cell.overflow == 1
 
 
 def test_two_workers_find_what_one_finds() -> None:
-    one, two = (evaluate(None, [200], ["last3"], sample=3, workers=workers) for workers in (1, 2))
-    assert [msgspec.structs.replace(row, seconds=0.0) for row in one.rows] == [
-        msgspec.structs.replace(row, seconds=0.0) for row in two.rows
-    ]
+    one, two = (evaluate(made(7), [200], ["last3", "fifo"], workers=workers) for workers in (1, 2))
+    assert timeless(one) == timeless(two)
+    assert one.outcomes == two.outcomes
+
+
+def test_parts_of_a_cell_join_to_the_whole() -> None:
+    one, two = Cell(policy="p", window=10, calls=2, shipped=5), Cell(policy="p", window=10, calls=1, shipped=4, asks=3)
+    whole = joined([one, two])
+    assert (whole.calls, whole.shipped, whole.asks, one.calls) == (3, 9, 3, 2)
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    file, runs = tmp_path / "cells.jsonl", made(3)
+    first = evaluate(runs, [200], ["fifo"], saved=Saved(file, runs.digest, resume=False))
+    seen: list[tuple[int, int]] = []
+    again = evaluate(
+        runs,
+        [200],
+        ["fifo", "last3"],
+        saved=Saved(file, runs.digest, resume=True),
+        progress=lambda done, all_: seen.append((done, all_)),
+    )
+    assert seen[0][0] > 6
+    assert seen[-1] == (9, 9)
+    assert again.row("fifo", 200) == first.row("fifo", 200)
+    assert len(file.read_bytes().splitlines()) == 3
+
+
+def test_a_line_that_was_broken_off_is_measured_again(tmp_path: Path) -> None:
+    file, runs = tmp_path / "cells.jsonl", made(2)
+    evaluate(runs, [200], ["last3"], saved=Saved(file, runs.digest, resume=False))
+    file.write_bytes(file.read_bytes()[:-20])
+    saved = Saved(file, runs.digest, resume=True)
+    assert (saved.find("tail", "tail", "", 200) is None) != (saved.find("last3", "last3", "", 200) is None)
+    whole = timeless(evaluate(runs, [200], ["last3"], saved=saved))
+    reopened = Saved(file, runs.digest, resume=True)
+    assert whole == timeless(evaluate(runs, [200], ["last3"], saved=reopened))
+    assert reopened.find("last3", "last3", "", 200) is not None
+
+
+def test_cells_of_other_runs_or_other_names_do_not_count(tmp_path: Path) -> None:
+    file, runs = tmp_path / "cells.jsonl", made(2)
+    evaluate(runs, [200], [], saved=Saved(file, runs.digest, resume=False))
+    for other in (made(3), made(2, shuffle=1), sample_of(None, 2, seed=1), sample_of(None, 2, tools=True)):
+        assert Saved(file, other.digest, resume=True).find("tail", "tail", "", 200) is None
+    assert Saved(file, runs.digest, resume=True).find("tail", "tail", "", 200) is not None
+    with pytest.raises(SpecError, match="cannot use"):
+        Saved(tmp_path, runs.digest, resume=False)
+
+
+def test_outputs_of_tool_calls_are_measured_like_messages() -> None:
+    plain, told = (evaluate(sample_of(None, 3, tools=tools), [100_000], ["fifo"]) for tools in (False, True))
+    assert told.row("fifo", 100_000).survival == plain.row("fifo", 100_000).survival == 1.0
+    assert told.row("fifo", 100_000).calls == plain.row("fifo", 100_000).calls
+    small = evaluate(sample_of(None, 3, tools=True), [400], ["mask"]).row("mask", 400)
+    assert (small.reachable, small.overflow) == (1.0, 0)
+
+
+def test_only_runs_that_refer_are_taken() -> None:
+    lonely = made(60)
+    chosen = sample_of(None, 60, referring=True)
+    assert chosen.references == lonely.references
+    assert {run.id for run in chosen.runs} == set(lonely.wanted)
+    assert "with references" in chosen.words
 
 
 def test_progress_reaches_its_end() -> None:
     seen: list[tuple[int, int]] = []
-    evaluate(None, [200], ["last3"], sample=3, progress=lambda done, all_: seen.append((done, all_)))
+    evaluate(made(3), [200], ["last3"], progress=lambda done, all_: seen.append((done, all_)))
     assert seen[-1] == (6, 6)
 
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="windows"):
-        evaluate(None, [], ["tail"])
+        evaluate(made(1), [], ["tail"])
     with pytest.raises(SpecError, match="windows"):
-        evaluate(None, [0], ["tail"])
+        evaluate(made(1), [0], ["tail"])
     with pytest.raises(SpecError):
-        evaluate(None, [100], ["no-such-policy"], sample=1)
+        evaluate(made(1), [100], ["no-such-policy"])
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     with pytest.raises(SpecError, match="no runs"):
-        evaluate(empty, [100], ["tail"])
+        sample_of(empty)
 
 
 def test_bm25_prefers_the_rare_word() -> None:

@@ -24,7 +24,23 @@ from kilburn.testing.laws import check_laws
 
 TEXTS = st.text(alphabet=st.sampled_from("abc é漢\n.\x00🙂_"), max_size=60)
 LONG = st.integers(1, 400).map(lambda n: "\n".join(f"line {i} of {n}" for i in range(n)))
-POLICIES = ["fifo", "lru", "importance", "tiered", "hybrid", "mask", "summarize", "preprocess", "chain(preprocess, mask, fifo)"]
+POLICIES = [
+    "fifo",
+    "lru",
+    "importance",
+    "tiered",
+    "hybrid",
+    "mask",
+    "free(every=20, least=0)",
+    "comem(every=1)",
+    "summarize",
+    "memento(pairs=True, to=16)",
+    "preprocess",
+    "agentfold",
+    "mem1",
+    "chain(preprocess, mask, fifo)",
+    "chain(clear_thinking, clear_tool_uses(trigger=50, keep=1, clear_tool_inputs=True), compact(trigger=None, keep=1))",
+]
 
 
 class Wild:

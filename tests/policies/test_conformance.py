@@ -26,6 +26,14 @@ SPECS = [
     "chain(summarize, lru)",
     "chain(mask, summarize)",
     "chain(chain(mask(keep=1)), tiered)",
+    "memento(pairs=True, to=30)",
+    "chain(memento(pairs=True, keep_last_n_blocks=2, delimiters=False), hybrid)",
+    "chain(clear_thinking, clear_tool_uses(keep=0, clear_tool_inputs=True), compact(trigger=None, keep=1))",
+    "agentfold(trigger=500, to=40)",
+    "mem1(cap=20)",
+    "free(every=90, least=0)",
+    "chain(free(every=150), hybrid)",
+    "comem(every=1)",
 ]
 
 

@@ -220,7 +220,7 @@ class Agent:
             reply = yield from self._stream(self._request(prompt, outcome))
         outcome.steps += 1
         if reply.usage is not None:
-            outcome.tokens += reply.usage.prompt + reply.usage.reply
+            outcome.tokens += reply.usage.total
             outcome.money += self.limits.prices.cost(reply.usage)
             self.process.observe(reply.usage, prompt.tokens + self.process.kernel.budget.overhead)
         else:

@@ -6,10 +6,26 @@ over the public surface.
 
 from __future__ import annotations
 
-from kilburn.cli import chat, demo, evaluate, forget, fsck, models, policies, recall, replay, session, top, transfer
+from kilburn.cli import (
+    chat,
+    demo,
+    drift,
+    evaluate,
+    forget,
+    fsck,
+    mementos,
+    models,
+    policies,
+    recall,
+    receipts,
+    replay,
+    session,
+    top,
+    transfer,
+)
 from kilburn.cli.shell import app, main
 
-VERBS = (chat, demo, evaluate, forget, fsck, models, policies, recall, replay, session, top, transfer)
+VERBS = (chat, demo, drift, evaluate, forget, fsck, mementos, models, policies, recall, receipts, replay, session, top, transfer)
 """The modules whose import registers their verbs."""
 
 __all__ = ["VERBS", "app", "main"]

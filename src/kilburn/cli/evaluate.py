@@ -10,9 +10,18 @@ import typer
 
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Json, app, say
+from kilburn.errors import SpecError
+from kilburn.evals.cost import rates_of
 from kilburn.evals.paging import evaluate
+from kilburn.evals.pareto import REFILLED, check_picture, draw
+from kilburn.evals.roster import everybody
+from kilburn.evals.sample import sample_of
+from kilburn.evals.saved import Saved
 
 __all__ = ["evals", "paging"]
+
+WINDOWS = [1000, 2000, 4000, 8000]
+"""What `--all` measures at."""
 
 evals = typer.Typer(help="Measure policies on recorded runs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(evals, name="eval")
@@ -29,18 +38,40 @@ def paging(
         Path | None, typer.Option(metavar="FILE", help="Trajectories, one a line, .gz too; made-up ones where left out.")
     ] = None,
     window: Annotated[
-        list[int] | None, typer.Option(help="Tokens of four characters; may be given again. 2000 by default.")
+        list[int] | None,
+        typer.Option(help="Tokens of four characters; may be given again. 2000 by default; 1000, 2000, 4000, 8000 with --all."),
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(metavar="SPEC", help="A policy or a baseline; may be given again. hybrid by default.")
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="A policy, a baseline or belady; may be given again. hybrid by default."),
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All baselines and policies, and the offline optimum.")] = False,
     sample: Annotated[int | None, typer.Option(min=1, help="Only the first so many runs.")] = None,
+    referring: Annotated[bool, typer.Option("--referring", help="Only runs that have references.")] = False,
     shuffle: Annotated[
         int | None, typer.Option(metavar="SEED", help="Swap each name for another run's: only chance is left.")
     ] = None,
+    tools: Annotated[
+        bool, typer.Option("--tools", help="Tell actions and outputs as tool calls and results, for policies that act on those.")
+    ] = False,
+    model: Annotated[
+        str, typer.Option(metavar="SPEC", help="Score policies that can ask a model once more, with this one.")
+    ] = "",
+    prices: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="hosted, automatic or local; may be given again. hosted and local by default."),
+    ] = None,
+    pause: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Between two prompts; longer than a cache lives, nothing is cached.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes to spread the work over.")] = 1,
     seed: Annotated[int, typer.Option(help="For made-up runs and for the intervals.")] = 0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write all outcomes there, as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write each policy and window there when done, with all outcomes.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the file of --out.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw survival against cost; .svg, .png or .pdf.")] = None,
+    axis: Annotated[str, typer.Option(metavar="NAME", help="The cost that is drawn: refilled, or a price table.")] = REFILLED,
     json: Json = False,
 ) -> None:
     """Score policies by future-reference survival: of the names needed next, how many does the window show?
@@ -48,19 +79,31 @@ def paging(
     Example:
 
         kilburn eval paging --data runs.jsonl.gz --window 2000 --policy hybrid --policy lru
+        kilburn eval paging --data runs.jsonl.gz --all --workers 2 --out cells.jsonl --plot pareto.svg
     """
+    rates = rates_of(prices or ("hosted", "local"), pause)
+    if plot is not None:
+        check_picture(plot)
+        if axis != REFILLED and axis not in rates.tables:
+            raise SpecError(f"no cost {axis!r} to draw", advice=f"give {REFILLED}, or one of --prices")
+    if resume and out is None:
+        raise SpecError("--resume without --out", advice="name the file to go on with")
+    runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, seed=seed)
+    saved = Saved(out, runs.digest, resume=resume) if out is not None else None
     with progress("evaluating") as done:
         report = evaluate(
-            data,
-            window or [2000],
-            policy or ["hybrid"],
-            sample=sample,
-            progress=done,
-            shuffle=shuffle,
+            runs,
+            window or (WINDOWS if everything else [2000]),
+            [*(everybody() if everything else []), *(policy or ([] if everything else ["hybrid"]))],
+            model=model,
+            rates=rates,
             workers=workers,
-            seed=seed,
+            progress=done,
+            saved=saved,
         )
     if out is not None:
-        out.write_text(report.to_json(outcomes=True) + "\n", encoding="utf-8")
         say(f"written: {out}")
+    if plot is not None:
+        draw(plot, report.rows, axis)
+        say(f"written: {plot}")
     sys.stdout.write((report.to_json() if json else report.table()) + "\n")

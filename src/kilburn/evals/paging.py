@@ -1,174 +1,184 @@
 """Future-reference survival: of the names that the agent will need next, how many does the window show?
 
 Recorded runs are fed, event by event, to showers: the baselines, and Kilburn processes. Just before
-each action that refers to an older output, it is looked up whether the name stands in the window. No
-model takes part. The head of a run is left out; one token is four characters for everybody.
+each action that refers to an older output, it is looked up whether the name stands in the window. The
+head of a run is left out; one token is four characters for everybody. Unless one is given, no model
+takes part.
 
-    report = evaluate("runs.jsonl.gz", windows=[1000, 2000], policies=["tail", "hybrid"])
+    report = evaluate(sample_of("runs.jsonl.gz"), windows=[1000, 2000], policies=["tail", "hybrid"])
     print(report.table())
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple
 
-import kilburn
+import msgspec
+
 from kilburn.errors import SpecError
-from kilburn.evals.baselines import BASELINES, CHARACTERS, Shower
-from kilburn.evals.outcomes import Cell, Outcome, Report, cells
-from kilburn.evals.references import Reference, names, references, shuffled
-from kilburn.evals.trajectories import Run, read, synthetic
+from kilburn.evals.baselines import BASELINES, Shower
+from kilburn.evals.cost import Rates, rates_of
+from kilburn.evals.outcomes import Cell, Outcome, joined
+from kilburn.evals.references import Reference, names
+from kilburn.evals.report import Report
+from kilburn.evals.roster import Entry, entries
+from kilburn.evals.rows import losses_of, rows_of, verdicts_of
+from kilburn.evals.sample import Sample
+from kilburn.evals.saved import Saved
+from kilburn.evals.shower import KilburnShower, model_of, policy_for
+from kilburn.evals.trajectories import Run
 
-__all__ = ["KilburnShower", "evaluate", "measure"]
+__all__ = ["evaluate", "measure"]
 
-SYNTHETIC = 60
-"""Runs that are made up where no file is named."""
-
-
-class KilburnShower:
-    """A process of Kilburn in a store of its own; close it, or use it in a `with` block.
-
-    Args:
-        window: tokens of four characters.
-        policy: a policy spec, as `kilburn.open` takes it.
-    """
-
-    def __init__(self, window: int, policy: str) -> None:
-        self._store = kilburn.open(":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}")
-        self._process = self._store.process("run")
-        self._outputs: list[str] = []
-        self.seams = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def thought(self, text: str) -> None:
-        """The agent thinks."""
-        self._process.append({"role": "assistant", "content": text})
-
-    def action(self, text: str) -> None:
-        """The agent acts."""
-        self._process.append({"role": "assistant", "content": text})
-
-    def observation(self, text: str) -> None:
-        """The world answers."""
-        self._outputs.append(self._process.append({"role": "user", "content": text}))
-
-    def shown(self) -> str:
-        """The text of the rendered prompt, a line break between messages."""
-        texts = list(_texts(self._process.render(format="chat")))
-        self.seams = max(0, len(texts) - 1)
-        return "\n".join(texts)
-
-    def searched(self, reference: Reference) -> bool:
-        """Whether one search for the name, 1,000 tokens of hits, brings it back."""
-        return any(reference.name in names(hit.text) for hit in self._process.search(reference.name, tokens=1000))
-
-    def recalled(self, reference: Reference) -> bool:
-        """Whether one fault by the address of an output that had it brings it back."""
-        return reference.name in names(self._process.recall(self._outputs[reference.origins[-1]]))
-
-    def close(self) -> None:
-        """Close the store."""
-        self._store.close()
+PARTS = 6
+"""Into how many pieces a cell is cut, so that workers end together and progress can be seen."""
 
 
-def _texts(prompt: Iterable[dict[str, object]]) -> Iterator[str]:
-    for message in prompt:
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
-        elif isinstance(content, list):
-            yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+class _Job(NamedTuple):
+    """One cell to measure; `number` is its place in the report."""
+
+    number: int
+    entry: Entry
+    window: int
 
 
 def evaluate(
-    path: str | Path | None,
+    sample: Sample,
     windows: Sequence[int],
     policies: Sequence[str],
     *,
-    sample: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    shuffle: int | None = None,
+    model: str = "",
+    rates: Rates | None = None,
     workers: int = 1,
-    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    saved: Saved | None = None,
 ) -> Report:
-    """Score each policy at each window on the runs of a file.
+    """Score each policy at each window on a sample of runs.
 
     Args:
-        path: JSON lines of runs (see `kilburn.evals.trajectories`); None for made-up ones.
         windows: in tokens of four characters.
-        policies: names of baselines, or specs of Kilburn's policies. "tail" is always scored too: all are paired with it.
-        sample: only the first so many runs; of made-up ones, how many.
+        policies: names of baselines, or specs of Kilburn's policies, in which `{50%}` stands for that share of
+            the window; "belady" for the offline optimum. "tail" is always scored too: all are paired with it.
+        model: the spec of a model. Policies that can ask are then scored twice, without it and with it.
+        rates: how prompts are priced; by "hosted" and "local" unless given.
+        workers: processes to spread the work over.
         progress: called with what is done and what there is, in runs times windows times policies.
-        shuffle: a seed; each name is swapped for one of another run, so that only chance is left.
-        workers: processes to spread the policies and windows over.
-        seed: for made-up runs and for the intervals.
+        saved: cells that were measured before; new ones are added to it.
 
     Raises:
-        SpecError: no such file, no runs, a window below 1, no such policy.
-        InvalidMessage: a line that is no run.
+        SpecError: a window below 1, no such policy, or arguments that do not fit.
     """
+    jobs = _jobs(windows, policies, model)
+    if any(job.entry.model for job in jobs):
+        model_of(model)  # a model that cannot be had is found out here, and not in a worker
+    done: dict[int, Cell] = {} if saved is None else _known(jobs, saved)
+    total = len(jobs) * len(sample.runs)
+    so_far = len(done) * len(sample.runs)
+    parts: dict[int, dict[int, Cell]] = {}
+    pieces = _pieces(sample)
+    for job, start, cell in _measured(sample, [job for job in jobs if job.number not in done], pieces, workers):
+        parts.setdefault(job.number, {})[start] = cell
+        so_far += pieces[start]
+        if progress is not None:
+            progress(so_far, total)
+        if len(parts[job.number]) == len(pieces):
+            done[job.number] = joined([part for _, part in sorted(parts.pop(job.number).items())])
+            if saved is not None:
+                saved.add(done[job.number])
+    return _report(sample, [done[job.number] for job in jobs], rates or rates_of())
+
+
+def _jobs(windows: Sequence[int], policies: Sequence[str], model: str) -> list[_Job]:
     if any(window < 1 for window in windows) or not windows:
         raise SpecError(f"windows={list(windows)!r}", advice="give one window or more, each of at least 1 token")
-    runs = list(synthetic(sample or SYNTHETIC, seed) if path is None else islice(read(path), sample))
-    if not runs:
-        raise SpecError(f"{path}: no runs", advice="give a file with one run a line")
-    listed = [reference for run in runs for reference in references(run)]
-    wanted: dict[str, list[Reference]] = {}
-    for reference in listed if shuffle is None else shuffled(listed, shuffle):
-        wanted.setdefault(reference.run, []).append(reference)
-    jobs = [(policy, window) for window in windows for policy in dict.fromkeys(["tail", *policies])]
-    done: list[Cell] = []
-    for cell in _measured(runs, wanted, jobs, workers):
-        done.append(cell)
-        if progress is not None:
-            progress(len(done) * len(runs), len(jobs) * len(runs))
+    pairs = [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), model, window)]
+    return [_Job(number, *pair) for number, pair in enumerate(pairs)]
+
+
+def _known(jobs: list[_Job], saved: Saved) -> dict[int, Cell]:
+    """The cells that need not be measured, by the number of their job."""
+    found = {job.number: saved.find(job.entry.label, job.entry.at(job.window), job.entry.model, job.window) for job in jobs}
+    return {number: cell for number, cell in found.items() if cell is not None}
+
+
+def _report(sample: Sample, done: list[Cell], rates: Rates) -> Report:
+    rows = rows_of(done, rates, sample.seed)
     return Report(
-        runs=len(runs),
-        references=sum(map(len, wanted.values())),
-        rows=cells(done, seed),
-        outcomes=[o for c in done for o in c.outcomes],
+        sample=sample.words,
+        runs=len(sample.runs),
+        references=sample.references,
+        rates=rates,
+        rows=rows,
+        verdicts=verdicts_of(rows),
+        losses=losses_of(done, sample.seed),
+        outcomes=[outcome for cell in done for outcome in cell.outcomes],
     )
 
 
-def _measured(runs: list[Run], wanted: dict[str, list[Reference]], jobs: list[tuple[str, int]], workers: int) -> Iterator[Cell]:
-    if workers < 2:
-        for policy, window in jobs:
-            yield measure(runs, wanted, policy, window)
+def _pieces(sample: Sample) -> dict[int, int]:
+    """Where each piece of the runs starts, and how many runs it has."""
+    count = len(sample.runs)
+    size = -(-count // PARTS)
+    return {start: min(size, count - start) for start in range(0, count, size)}
+
+
+def _measured(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers: int) -> Iterator[tuple[_Job, int, Cell]]:
+    """Each piece of each job as it is done; those first that are likely to take longest."""
+    order = sorted(jobs, key=lambda job: (not job.entry.model, job.entry.spec in BASELINES, job.window))
+    if workers < 2 or not jobs:
+        for job in order:
+            for start, size in pieces.items():
+                yield job, start, measure(sample, job.entry, job.window, slice(start, start + size))
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(measure, runs, wanted, policy, window) for policy, window in jobs]
-        for future in waiting:
-            yield future.result()
+    with ProcessPoolExecutor(workers, get_context("spawn"), _hold, (sample,)) as pool:
+        waiting = {
+            pool.submit(_piece, job.entry, job.window, start, size): (job, start)
+            for job in order
+            for start, size in pieces.items()
+        }
+        try:
+            for future in as_completed(waiting):
+                yield *waiting[future], future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
-def measure(runs: Sequence[Run], wanted: dict[str, list[Reference]], policy: str, window: int) -> Cell:
-    """Feed all runs to one policy at one window."""
-    cell = Cell(policy=policy, window=window)
-    for run in runs:
+_held: list[Sample] = []
+"""What a worker process measures on: sent once, not with each piece."""
+
+
+def _hold(sample: Sample) -> None:
+    _held[:] = [sample]
+
+
+def _piece(entry: Entry, window: int, start: int, size: int) -> Cell:
+    return measure(_held[0], entry, window, slice(start, start + size))
+
+
+def measure(sample: Sample, entry: Entry, window: int, which: slice = slice(None)) -> Cell:
+    """Feed the runs of a sample, or some of them, to one policy at one window."""
+    spec = entry.at(window)
+    cell = Cell(policy=entry.label, window=window, spec=spec, model=entry.model)
+    model = model_of(entry.model)
+    for run in sample.runs[which]:
+        due = sample.wanted.get(run.id, [])
         started = time.perf_counter()
-        if policy in BASELINES:
-            _feed(run, wanted.get(run.id, []), BASELINES[policy](window), None, cell)
+        if spec in BASELINES:
+            _feed(run, due, BASELINES[spec](window), None, cell)
         else:
-            with KilburnShower(window, policy) as shower:
-                _feed(run, wanted.get(run.id, []), shower, shower, cell)
+            with KilburnShower(window, policy_for(run, due, spec), model, tools=sample.tools) as shower:
+                _feed(run, due, shower, shower, cell)
         cell.seconds += time.perf_counter() - started
     return cell
 
 
 def _feed(run: Run, wanted: Sequence[Reference], shower: Shower, store: KilburnShower | None, cell: Cell) -> None:
     before, fresh = "", 0
+    found: list[tuple[Reference, Outcome]] = []
     for index, step in enumerate(run.steps):
         shower.thought(step.thought)
         shown = shower.shown()
@@ -176,10 +186,22 @@ def _feed(run: Run, wanted: Sequence[Reference], shower: Shower, store: KilburnS
         cell.ship(before, shown, fresh, store.seams if store is not None else 0)
         due = [reference for reference in wanted if reference.step == index]
         if due:
-            cell.outcomes += _outcomes(run, due, shown, store, cell)
+            found += zip(due, _outcomes(run, due, shown, store, cell), strict=True)
         before, fresh = shown, len(step.action) + len(step.observation)
         shower.action(step.action)
         shower.observation(step.observation)
+    if store is None:
+        cell.outcomes += [outcome for _, outcome in found]
+        return
+    stats = store.stats()
+    cell.acts += store.acts()
+    cell.asks += stats.asks
+    cell.unanswered += stats.asks_failed
+    cell.refused += stats.refused_moves
+    cell.fallbacks += stats.fallbacks
+    for reference, outcome in found:
+        reachable = bool(outcome.searched) or store.recalled(reference)
+        cell.outcomes.append(msgspec.structs.replace(outcome, reachable=reachable))
 
 
 def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnShower | None, cell: Cell) -> Iterator[Outcome]:
@@ -191,7 +213,6 @@ def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnShow
         whole = any(
             line.rstrip() in lines and name in names(line) for output in outputs for line in output.split("\n") if name in line
         )
-        searched = name in there or (store is not None and store.searched(reference))
         yield Outcome(
             run=run.id,
             step=reference.step,
@@ -200,6 +221,5 @@ def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnShow
             window=cell.window,
             shown=name in there,
             line=whole,
-            searched=searched if store is not None else None,
-            reachable=(searched or store.recalled(reference)) if store is not None else None,
+            searched=(name in there or store.searched(reference)) if store is not None else None,
         )

@@ -11,8 +11,10 @@ import re
 
 import msgspec
 
+from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES
 from kilburn.kernel.resolve import names, resolve
+from kilburn.policy import Policy
 
 __all__ = ["BELADY", "MODEL", "SPECS", "Entry", "entries", "everybody"]
 
@@ -24,8 +26,13 @@ MODEL = " +model"
 
 SPECS: dict[str, str] = {
     "chain": "chain(mask(keep=3), fifo)",
+    "clear_tool_uses": "clear_tool_uses(trigger={75%})",
+    "compact": "compact(trigger=None)",
+    "free+hybrid": "chain(free, hybrid)",
+    "memento": "memento(pairs=True)",
 }
-"""Arguments of policies that do not fit themselves to a small window; `{50%}` is a share of the window."""
+"""Specs by label: of policies that need arguments to act here, where `{50%}` is a share of the window, and of
+combinations that take part too."""
 
 _SHARE = re.compile(r"\{(\d{1,3})%\}")
 
@@ -49,9 +56,9 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def everybody() -> list[str]:
-    """All baselines and all policies that ship with Kilburn, baselines first, the optimum last."""
-    known = [name for name in names("policies") if name != BELADY]
-    return [*BASELINES, *known, *([BELADY] if BELADY in names("policies") else [])]
+    """All baselines, all policies that ship with Kilburn and some combinations; baselines first, the optimum last."""
+    known = names("policies")
+    return [*BASELINES, *sorted({*known, *SPECS} - {BELADY}), *([BELADY] if BELADY in known else [])]
 
 
 def entries(specs: list[str], model: str, window: int) -> list[Entry]:
@@ -62,11 +69,18 @@ def entries(specs: list[str], model: str, window: int) -> list[Entry]:
     """
     listed: list[Entry] = []
     for label in dict.fromkeys(["tail", *specs]):
+        if label.startswith(f"{BELADY}("):
+            raise SpecError(f"{label!r}: the optimum is told each run's future", advice=f"write {BELADY} alone")
         plain = Entry(label, SPECS.get(label, label))
         listed.append(plain)
         if label in BASELINES or label == BELADY:
             continue
         policy = resolve("policies", plain.at(window))
-        if model and inspect.isgeneratorfunction(policy.plan):
+        if model and _can_ask(policy):
             listed.append(Entry(label + MODEL, plain.spec, model))
     return listed
+
+
+def _can_ask(policy: Policy) -> bool:
+    """Whether its plan may be a generator: only such a policy can ask anything."""
+    return inspect.isgeneratorfunction(policy.plan) or "Generator" in str(inspect.signature(policy.plan).return_annotation)

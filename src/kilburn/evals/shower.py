@@ -5,6 +5,7 @@ Each has a store of its own in memory. It refuses to score.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -18,6 +19,7 @@ from kilburn.evals.future import future_of
 from kilburn.evals.references import Reference, names
 from kilburn.evals.roster import BELADY
 from kilburn.evals.trajectories import Run
+from kilburn.event import Act
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.resolve import locate, resolve
 from kilburn.policy import Policy
@@ -32,13 +34,15 @@ class KilburnShower:
         window: tokens of four characters.
         policy: a policy spec, or a policy, as `kilburn.open` takes it.
         model: who answers the policy's questions, or None.
+        tools: whether actions are told as tool calls and outputs as their results, for policies that act on
+            those; else all are plain messages. Either way each is one message and one page.
     """
 
-    def __init__(self, window: int, policy: str | Policy, model: Any = None) -> None:
+    def __init__(self, window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> None:
         self._store = kilburn.open(":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model)
         self._process = self._store.process("run")
         self._outputs: list[str] = []
-        self._waits = model is not None
+        self._waits, self._tools = model is not None, tools
         self.seams = 0
 
     def __enter__(self) -> Self:
@@ -49,18 +53,27 @@ class KilburnShower:
 
     def thought(self, text: str) -> None:
         """The agent thinks."""
-        self._append("assistant", text)
+        self._append({"role": "assistant", "content": text})
 
     def action(self, text: str) -> None:
         """The agent acts."""
-        self._append("assistant", text)
+        if self._tools:
+            call = {"name": "shell", "arguments": json.dumps({"command": text}, ensure_ascii=False)}
+            calls = [{"id": f"call-{len(self._outputs)}", "type": "function", "function": call}]
+            self._append({"role": "assistant", "content": None, "tool_calls": calls})
+        else:
+            self._append({"role": "assistant", "content": text})
 
     def observation(self, text: str) -> None:
         """The world answers."""
-        self._outputs.append(self._append("user", text))
+        if self._tools:
+            said = {"role": "tool", "tool_call_id": f"call-{len(self._outputs)}", "content": text}
+        else:
+            said = {"role": "user", "content": text}
+        self._outputs.append(self._append(said))
 
-    def _append(self, role: str, text: str) -> str:
-        address = self._process.append({"role": role, "content": text})
+    def _append(self, message: dict[str, Any]) -> str:
+        address = self._process.append(message)
         if self._waits:
             # A recorded run has no time of its own: a question in the background is answered before the next event.
             for thread in threading.enumerate():
@@ -87,18 +100,25 @@ class KilburnShower:
         """The ledger's figures."""
         return self._process.stats()
 
+    def acts(self) -> int:
+        """Times that the policy's moves were carried out."""
+        return sum(event.act is Act.COMPACT and event.data.get("outcome") == "done" for event in self._process.events())
+
     def close(self) -> None:
         """Close the store."""
         self._store.close()
 
 
-def _texts(prompt: Iterable[dict[str, object]]) -> Iterator[str]:
+def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
     for message in prompt:
         content = message.get("content")
         if isinstance(content, str):
             yield content
         elif isinstance(content, list):
             yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+        for call in message.get("tool_calls") or ():
+            arguments = json.loads(call["function"]["arguments"])
+            yield str(arguments.get("command", "")) if isinstance(arguments, dict) else ""
 
 
 def policy_for(run: Run, wanted: list[Reference], spec: str) -> str | Policy:

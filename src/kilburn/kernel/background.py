@@ -55,20 +55,20 @@ class Background:
         digests = tuple(tier.pages[page].digest for page in later.pages)
         self._errand = _Errand(later, tier.turn, digests)
         self._fresh = True
-        threading.Thread(target=self._work, args=(self._errand, self._answer), name="kilburn-later", daemon=True).start()
         return Answer(outcome="started")
 
     def _work(self, errand: _Errand, answer: Callable[[Ask], Answer]) -> None:
+        later = errand.later
         try:
-            ask = errand.later.compose(self._text)
+            ask = later.compose(self._text)
+            said = answer(ask)
+            errand.answer = said if later.review is None else later.review(self._text, ask, said)
         except KilburnError as error:  # a page was forgotten, or the store closed, meanwhile
             errand.answer = Answer(outcome="failed", detail=f"{type(error).__name__}: {error}")
         except Exception as error:
             # The policy's own mistake, in a thread that nobody joins: it is logged here and becomes an answer.
-            log.exception("composing a question in the background failed")
+            log.exception("a question in the background failed")
             errand.answer = Answer(outcome="failed", detail=type(error).__name__)
-        else:
-            errand.answer = answer(ask)
 
     def _text(self, page: int) -> str:
         with self._kernel.lock:
@@ -87,11 +87,10 @@ class Background:
         return Deferred(pages=errand.later.pages, turn=errand.turn, answer=answer)
 
     def _is_current(self, errand: _Errand) -> bool:
-        pages = self._kernel.tier.pages
-        return all(
-            page in pages and pages[page].digest == digest
-            for page, digest in zip(errand.later.pages, errand.digests, strict=True)
-        )
+        pages, states = self._kernel.tier.pages, self._kernel.tier.states
+        asked = errand.later.pages
+        digests = tuple([pages[page].digest if page in pages else "" for page in asked])
+        return digests == errand.digests and "retired" not in {states[page].at for page in asked}
 
     @property
     def purpose(self) -> str:
@@ -99,9 +98,15 @@ class Background:
         return self._errand.later.purpose if self._errand is not None else ""
 
     def commit(self) -> None:
-        """What was handed out in this batch is done with."""
+        """What was handed out in this batch is done with; what was asked in it is on its way from now on.
+
+        Not before: a thread that computes would hold up the commit.
+        """
         if self._shown:
             self._errand = None
+        elif self._fresh and self._errand is not None and self._answer is not None:
+            work = (self._errand, self._answer)
+            threading.Thread(target=self._work, args=work, name="kilburn-later", daemon=True).start()
         self._shown = self._fresh = False
 
     def undo(self) -> None:

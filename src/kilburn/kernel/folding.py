@@ -127,7 +127,7 @@ def _ended(text: str) -> str:
 
 def _heading(kind: Kind, sources: Sequence[Page]) -> str:
     originals = sorted(page.id for page in sources)
-    stretch = originals[-1] - originals[0] >= len(originals) > 8
+    stretch = len(originals) > 8
     addresses = span_of(originals[0], originals[-1]) if stretch and originals[0] > 0 else runs_of(originals)
     if kind is Kind.FOLD:
         return f"[{addresses} in short:]"

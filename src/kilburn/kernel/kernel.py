@@ -124,16 +124,15 @@ class Kernel(AddressSpace):
 
     def enact(self, change: Change, fold: int | None = None) -> None:
         """Put pages where a checked change says."""
-        for source in change.uncover:
-            self.tier.set_cover(source, None)
+        if change.uncover:
+            self.tier.set_cover(change.uncover, None)
         for page, at in change.at.items():
             gone = at == "dropped"
             state = msgspec.structs.replace(self.tier.states[page], at=at)
             self.tier.set(page, msgspec.structs.replace(state, pinned=False, mark=0.0) if gone else state)
             self.pending.touched.add(page)
         if fold is not None:
-            for source in change.cover:
-                self.tier.set_cover(source, fold)
+            self.tier.set_cover(change.cover, fold)
             self.tier.set(fold, msgspec.structs.replace(self.tier.states[fold], at="in"))
 
     def _derive(self, move: Fold, change: Change) -> int:

@@ -185,11 +185,10 @@ def _apply_move(event: Event, pages: Mapping[int, Page], tier: Tier) -> None:
         for number in members:
             state = msgspec.structs.replace(tier.states[number], at=where)
             tier.set(number, msgspec.structs.replace(state, pinned=False, mark=0.0) if where == "dropped" else state)
-    for number in event.data.get("uncover", ()):
-        tier.set_cover(number, None)
+    if "uncover" in event.data:
+        tier.set_cover(event.data["uncover"], None)
     if made is not None:
-        for number in event.data.get("cover", ()):
-            tier.set_cover(number, made)
+        tier.set_cover(event.data.get("cover", ()), made)
         tier.set(made, msgspec.structs.replace(tier.states[made], at="in"))
 
 

@@ -110,6 +110,7 @@ class Planner:
             task=self._task(),
             seen=tier.seen,
             deferred=deferred,
+            gone=lambda page: tier.at(page) in ("retired", "dropped"),
         )
 
     def _task(self) -> str:

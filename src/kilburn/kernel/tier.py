@@ -7,7 +7,7 @@ journal, so that a failed batch leaves the state before it. The tier checks no l
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kilburn.kernel.layout import OUT, VISIBLE, Layout
 from kilburn.message import Kind, Role
@@ -67,11 +67,12 @@ class Tier(Layout):
         self._journal.append(lambda: self._swap(page, state, before))
         self._swap(page, before, state)
 
-    def set_cover(self, page: int, fold: int | None) -> None:
-        """Note that a fold stands for a page, or that none does."""
-        before = self.cover.get(page)
-        self._journal.append(lambda: self._put_cover(page, before))
-        self._put_cover(page, fold)
+    def set_cover(self, pages: Sequence[int], fold: int | None) -> None:
+        """Note that a fold stands for pages, or that none does: in one step, however many they are."""
+        cover = self.cover
+        before = {page: cover.get(page) for page in pages}
+        self._journal.append(lambda: self._put_cover(before))
+        self._put_cover(dict.fromkeys(pages, fold))
 
     def reprice(self, costs: dict[int, int]) -> None:
         """Take other costs per page (another tokenizer), outside any batch."""
@@ -142,11 +143,11 @@ class Tier(Layout):
             self.open.discard(page.answers)
             self._journal.append(lambda: self.open.add(page.answers))
 
-    def _put_cover(self, page: int, fold: int | None) -> None:
-        if fold is None:
-            self.cover.pop(page, None)
-        else:
-            self.cover[page] = fold
+    def _put_cover(self, folds: Mapping[int, int | None]) -> None:
+        self.cover.update({page: fold for page, fold in folds.items() if fold is not None})
+        for page, fold in folds.items():
+            if fold is None:
+                self.cover.pop(page, None)
 
     def _regroup(self, group: int, members: tuple[int, ...]) -> None:
         if members:

@@ -2,7 +2,8 @@
 
 It goes through the official `anthropic` SDK, whose own retries are switched off so that there is one
 policy (see `kilburn.models.retry`). Arguments of tool calls stay the exact text that the model wrote.
-It refuses to decide what is worth caching beyond one switch.
+Requests that carry `context_management`, `compaction` or a compaction block go to the SDK's beta
+endpoint with the headers that they need. It refuses to decide what is worth caching beyond one switch.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from kilburn.models.deadline import Deadline
 from kilburn.models.faults import fault
 from kilburn.models.retry import Retry
 from kilburn.wire import messages as wire
+from kilburn.wire.compaction import betas_of, read_block, read_report, recorded
+from kilburn.wire.editing import read_management, read_summarize
 from kilburn.wire.plain import plain
 
 __all__ = ["Messages"]
@@ -29,6 +32,7 @@ _FINISH = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "pause_turn": "stop",
+    "compaction": "stop",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
     "tool_use": "calls",
@@ -112,7 +116,7 @@ class Messages:
             with self._open(request, silence) as events, Deadline(left, events.response) as deadline:
                 try:
                     for event in events:
-                        yield from blocks.feed(event.to_dict())
+                        yield from blocks.feed(event.to_dict(warnings=False))
                 finally:
                     passed = deadline.passed
         except (self._sdk.APIError, self._wire_errors) as error:
@@ -125,7 +129,13 @@ class Messages:
 
     def _open(self, request: Request, silence: float) -> Any:
         try:
-            return self._client.messages.create(stream=True, timeout=silence, **_arguments(self.name, request, self._cache))
+            betas = _betas(request)
+        except WireError as error:
+            raise Refused(f"{self.name}: {error.what}", advice=error.advice) from error
+        given = _arguments(self.name, request, self._cache)
+        endpoint = self._client.beta.messages if betas else self._client.messages
+        try:
+            return endpoint.create(stream=True, timeout=silence, **given, **({"betas": betas} if betas else {}))
         except TypeError as error:
             raise Refused(f"{self.name}: {error}", advice="set ANTHROPIC_API_KEY, or give api_key") from error
 
@@ -153,15 +163,17 @@ class _Blocks:
         self._blocks: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, str] = {}
         self._usage: dict[str, int] = {}
+        self._said: dict[str, Any] = {}
+        """What the reply says of the provider's own work on the prompt."""
         self._stop: str | None = None
 
     def feed(self, event: dict[str, Any]) -> Iterator[Delta]:
         kind = event["type"]
         if kind == "message_start":
-            self._count(event["message"].get("usage"))
+            self._count(event["message"].get("usage"), event["message"].get("context_management"))
         elif kind == "message_delta":
             self._stop = event["delta"].get("stop_reason") or self._stop
-            self._count(event.get("usage"))
+            self._count(event.get("usage"), event.get("context_management"))
         elif kind == "content_block_start":
             block = self._blocks[event["index"]] = dict(event["content_block"])
             text = block.get(block["type"]) if block["type"] in ("text", "thinking") else None
@@ -176,14 +188,21 @@ class _Blocks:
             self._arguments[index] = self._arguments.get(index, "") + delta["partial_json"]
         elif kind == "citations_delta":
             block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+        elif kind == "compaction_delta":
+            # It comes whole, in one piece.
+            block.update({key: value for key, value in delta.items() if key != "type"})
         elif kind in _PIECES:
             key = _PIECES[kind]
             block[key] = (block.get(key) or "") + delta[key]
             if key != "signature" and delta[key]:
                 yield Delta(delta[key], key == "thinking")
 
-    def _count(self, usage: dict[str, Any] | None) -> None:
+    def _count(self, usage: dict[str, Any] | None, management: dict[str, Any] | None) -> None:
         self._usage.update({key: value for key, value in (usage or {}).items() if isinstance(value, int)})
+        if usage and usage.get("iterations"):
+            self._said["usage"] = {"iterations": usage["iterations"]}
+        if management:
+            self._said["context_management"] = management
 
     def reply(self) -> Reply:
         if self._stop is None:
@@ -195,8 +214,16 @@ class _Blocks:
                 block["input"] = {}
             elif index in self._arguments:
                 block["input"] = json.loads(self._arguments[index] or "{}")
+            elif block["type"] == "compaction":
+                # An empty summary is none, and would be refused when it is sent back.
+                block["content"] = block.get("content") or None
         try:
-            source = {"role": "assistant", "content": list(self._blocks.values())}
+            said = {**self._said, "stop_reason": self._stop}
+            for block in self._blocks.values():
+                if block["type"] == "compaction":
+                    read_block(plain(block, "compaction"))
+            beside = read_report(said).beside
+            source = {"role": "assistant", "content": list(self._blocks.values()), **recorded(said)}
             message = _with_arguments(wire.read(plain(source, "reply"), "reply")[0], written)
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
@@ -206,6 +233,7 @@ class _Blocks:
             reply=self._usage.get("output_tokens", 0),
             cached=cached,
             written=stored,
+            beside=beside,
         )
         return Reply(message=message, finish=_FINISH.get(self._stop, "stop"), usage=usage if self._usage else None)
 
@@ -215,6 +243,20 @@ def _with_arguments(message: Message, written: Sequence[str]) -> Message:
     left = iter(written)
     parts = tuple(msgspec.structs.replace(part, text=next(left)) if part.kind is Kind.CALL else part for part in message.parts)
     return msgspec.structs.replace(message, parts=parts)
+
+
+def _betas(request: Request) -> list[str]:
+    """The beta headers that a request needs.
+
+    Raises:
+        InvalidMessage: edits or a compaction that the provider would refuse.
+    """
+    options = request.options
+    if options.get("context_management") is not None:
+        read_management(options["context_management"])
+    if options.get("compaction") is not None:
+        read_summarize(options["compaction"])
+    return betas_of(options, request.messages)
 
 
 def _arguments(model: str, request: Request, cache: bool) -> dict[str, Any]:

@@ -7,9 +7,11 @@ that an earlier one has moved already; if the window is still over capacity, all
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from itertools import chain
 
 from kilburn.effect import Answer, Effect
 from kilburn.move import Move
+from kilburn.page import Page
 from kilburn.policy import Policy, View
 
 __all__ = ["Chain"]
@@ -41,20 +43,23 @@ class Chain:
         """The moves of all, without those that would touch a page twice."""
         joined: list[Move] = []
         touched: set[int] = set()
+        derived = [page for page in view.pages if page.depth]
         for policy in self.policies:
             plan = policy.plan(view)
             moves: Sequence[Move] = (yield from plan) if isinstance(plan, Generator) else plan
             for move in moves:
-                together = {member for page in move.pages for member in view.group(page)}
-                together |= {member for page in together for member in view.group(page)}
-                together |= self._standing_for(view, move)
-                if not together & touched:
+                # Two moves share a group where one names a page of a group that the other touches.
+                standing = _standing_for(derived, move)
+                together = chain.from_iterable(map(view.group, chain(move.pages, standing)))
+                if not touched or touched.isdisjoint(together):
                     joined.append(move)
-                    touched |= together
+                    touched.update(move.pages, standing)
         return joined
 
-    @staticmethod
-    def _standing_for(view: View, move: Move) -> set[int]:
-        """Resident derived pages that leave with their sources: a new fold takes the place of the old one."""
-        sources = set(move.pages)
-        return {page.id for page in view.pages if page.depth and sources & set(page.sources)}
+
+def _standing_for(derived: Sequence[Page], move: Move) -> set[int]:
+    """Resident derived pages that leave with their sources: a new fold takes the place of the old one."""
+    if not derived:
+        return set()
+    sources = set(move.pages)
+    return {page.id for page in derived if not sources.isdisjoint(page.sources)}

@@ -30,6 +30,6 @@ class Fifo:
         if not view.excess:
             return []
         spare = view.budget.capacity // 8 if self.spare is None else self.spare
-        older = [page for page in view.pages if not view.is_latest(page)]
+        older = (page for page in view.pages if page.message != view.turn)
         chosen = view.free(older, view.excess + spare + view.handle)
         return [Evict(pages=chosen, why="oldest first")] if chosen else []

@@ -10,8 +10,10 @@ docs/explanation/policies.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
@@ -27,6 +29,10 @@ REACH = 128
 SLACK = 32
 """Originals let go together once there are more. An excerpt whose sources all go into the next one is
 replaced in one step; one that loses a source must leave first, which touches every source twice."""
+
+SHOWN = 40_000
+"""Characters of what stays whole, newest first, whose names and lines count as said already: all of it in a
+window of 8,000 tokens, and in a large one what is near."""
 
 MARKED = 0.5
 """Importance from which on a page belongs to the core."""
@@ -56,44 +62,56 @@ class Hybrid:
             return []
         capacity = view.budget.capacity
         low = min(capacity - view.handle, capacity - _spare(capacity) if self.low is None else self.low)
-        kept, older = self._split(
+        older = self._older(
             view, capacity * 3 // 10 if self.tail is None else self.tail, capacity // 4 if self.core is None else self.core
         )
-        latest, saved = self._latest(view, kept, capacity // 2 if self.whole is None else self.whole)
+        latest, saved = self._latest(view, capacity // 2 if self.whole is None else self.whole)
         if not older:
             return latest
-        sources, stale = self._reach(view, older)
-        room = low - (view.use - saved - sum(page.tokens for page in older)) - 2 * view.handle
-        parts = self._parts(view, older, kept, set(sources), room)
+        ids = [page.id for page in older]
+        sources, stale = self._reach(view, ids)
+        room = low - (view.use - saved - sum([page.tokens for page in older])) - 2 * view.handle
+        parts = self._parts(view, ids, stale, set(sources), room)
         if not parts:
-            return [*latest, Evict(pages=tuple(page.id for page in older), why="no room for an excerpt")]
+            return [*latest, Evict(pages=tuple(ids), why="no room for an excerpt")]
         fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages")
-        return [*latest, Evict(pages=stale, why="beyond the excerpt's reach"), fold] if stale else [*latest, fold]
+        if not stale:
+            return [*latest, fold]
+        return [*latest, Evict(pages=tuple([page for page in ids if page in stale]), why="beyond the excerpt's reach"), fold]
 
     @staticmethod
-    def _reach(view: View, older: Sequence[Page]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The originals that the excerpt will stand for, and the pages that leave because it does not reach them."""
-        sources = sorted({source for page in older for source in view.originals(page)})
+    def _reach(view: View, older: Sequence[int]) -> tuple[tuple[int, ...], set[int]]:
+        """The originals that the excerpt will stand for, and the pages that leave because it does not reach
+        them. Of ten thousand pages only those near the border are looked at closely."""
+        derived = [view.page(page) for page in older if page < 0]
+        plain = [page for page in older if page > 0] if derived else older
+        near = plain[-REACH - 1 :]
+        border = near[0] if len(near) > REACH else 0
+        going = set(plain)
+        sources = {*near, *(source for page in derived for source in view.originals(page))}
+        sources.update([stub for stub in view.stubs if stub >= border and not going.isdisjoint(view.group(stub))])
         if len(sources) <= REACH:
-            return tuple(sources), ()
-        chosen = set(sources[SLACK - REACH :])
-        stale = {page.id for page in older if not chosen.issuperset(view.originals(page))}
-        stale |= {page.id for page in older if not stale.isdisjoint(view.group(page.id))}
-        whole = {source for page in older if page.id in stale and not page.depth for source in view.originals(page)}
-        return tuple(sorted(chosen - whole)), tuple(page.id for page in older if page.id in stale)
+            return tuple(sorted(sources)), set()
+        chosen = set(sorted(sources)[SLACK - REACH :])
+        close = [*derived, *map(view.page, near)]
+        stale = set(plain[: bisect_left(plain, min(chosen))])
+        stale |= {page.id for page in close if not chosen.issuperset(view.originals(page))}
+        stale |= {page.id for page in close if not stale.isdisjoint(view.group(page.id))}
+        # What a page that leaves whole would be cited by is not the excerpt's to stand for.
+        whole = {
+            source
+            for source in chosen
+            if (source in stale or source in view.stubs) and any(page in stale and page in going for page in view.group(source))
+        }
+        return tuple(sorted(chosen - whole)), stale
 
     @staticmethod
-    def _latest(view: View, kept: Sequence[Page], whole: int) -> tuple[list[Move], int]:
+    def _latest(view: View, whole: int) -> tuple[list[Move], int]:
         """Excerpts of what just came and is too long to stay whole, and the tokens that they save."""
         folds: list[Move] = []
         saved = 0
-        for page in kept:
-            if (
-                not view.is_latest(page)
-                or page.tokens <= whole
-                or page.id in view.pins
-                or page.kind not in (Kind.RESULT, Kind.TEXT)
-            ):
+        for page in view.latest():
+            if page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT):
                 continue
             lines = lines_of(view.text(page.id), page.id, page.message, str(page.role))
             parts = choose(lines, [], _focus(view), whole - view.handle, view.count)
@@ -102,36 +120,29 @@ class Hybrid:
                 saved += page.tokens - whole
         return folds, saved
 
-    def _split(self, view: View, tail: int, core: int) -> tuple[list[Page], list[Page]]:
-        """Pages that stay whole, and those that are older."""
-        stays: set[int] = set()
-        for page in reversed(view.pages):
-            tail -= page.tokens
-            if tail < 0:
-                break
-            stays.add(page.id)
-        for page in sorted(
-            (page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED),
-            key=lambda page: (-view.marks[page.id], -page.id),
-        ):
+    def _older(self, view: View, tail: int, core: int) -> list[Page]:
+        """Pages in front of the tail that may leave."""
+        first = len(view.pages)
+        while first and tail >= view.pages[first - 1].tokens:
+            first -= 1
+            tail -= view.pages[first].tokens
+        stays = view.held()
+        groups = {page.group for page in view.pages[first:]} - {0}
+        marked = [page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED] if view.marks else []
+        for page in sorted(marked, key=lambda page: (-view.marks[page.id], -page.id)):
             if page.tokens <= core:
                 core -= page.tokens
-                stays.add(page.id)
-        older: list[Page] = []
-        for page in view.pages:
-            together = view.group(page.id)
-            if not any(member in stays for member in together) and view.is_movable(page) and not view.is_latest(page):
-                older.append(page)
-        gone = {page.id for page in older}
-        return [page for page in view.pages if page.id not in gone], older
+                stays.update(view.group(page.id))
+        return [page for page in view.pages[:first] if page.id not in stays and page.group not in groups]
 
-    def _parts(self, view: View, older: Sequence[Page], kept: Sequence[Page], sources: set[int], room: int) -> Parts:
+    def _parts(self, view: View, older: Sequence[int], stale: Set[int], sources: Set[int], room: int) -> Parts:
         """The spans to keep of each original, within the room, marks included."""
         if room <= view.handle:
             return ()
-        lines = [line for page in older for line in self._lines(view, page) if line.page in sources]
-        shown = [view.text(page.id) for page in kept if page.kind is not Kind.IMAGE]
-        return choose(lines, shown, _focus(view), room, view.count)
+        # An excerpt that leaves hands on those of its lines whose originals are still reached.
+        near = [view.page(page) for page in older if page < 0 or page not in stale]
+        lines = [line for page in near for line in self._lines(view, page) if line.page in sources]
+        return choose(lines, _shown(view, set(older)), _focus(view), room, view.count)
 
     @staticmethod
     def _lines(view: View, page: Page) -> list[Line]:
@@ -162,9 +173,22 @@ def _within(view: View, source: int, spans: Sequence[Span]) -> list[Line]:
     return found
 
 
+def _shown(view: View, going: Set[int]) -> list[str]:
+    """The newest texts that stay in the prompt whole."""
+    texts: list[str] = []
+    left = SHOWN
+    for page in reversed(view.pages):
+        if left <= 0:
+            break
+        if page.id not in going and page.kind is not Kind.IMAGE:
+            texts.append(view.text(page.id))
+            left -= len(texts[-1])
+    return texts
+
+
 def _focus(view: View) -> str:
     """What the agent is at: its latest words, or the task."""
-    for page in reversed(view.pages):
+    for page in islice(reversed(view.pages), REACH):
         if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING):
             return view.text(page.id)
     return view.task

@@ -9,9 +9,10 @@ looked at (three defects of the usual snippet, see docs/explanation/policies.md)
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
@@ -24,6 +25,13 @@ BY_ROLE = {Role.SYSTEM: 0.9, Role.USER: 0.7, Role.ASSISTANT: 0.4, Role.TOOL: 0.3
 LONG = 20_000
 """Characters of a page that are compared with the task, at most."""
 
+LOOKED = 512
+"""Pages that are weighed one by one, at most, beside those that must leave anyway."""
+MARGIN = 128
+"""Of a window with more: pages on each side of the border between leaving and staying that are read."""
+FORGOTTEN = 50.0
+"""Halvings after which recency counts as 0."""
+
 _WORD = re.compile(r"[^\W\d]\w{3,}")
 
 
@@ -33,28 +41,40 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(_WORD.findall(text[:LONG].lower()))
 
 
-def scores(view: View, weights: Sequence[float], half_life: float, turns: float) -> dict[int, float]:
-    """Score of every resident page; a group has the best of its members'.
+def scores(view: View, pages: Sequence[Page], weights: Sequence[float], half_life: float, turns: float) -> dict[int, float]:
+    """Score of each of these resident pages; a group has the best of its members' among them.
 
     Args:
         weights: of explicit importance, recency, frequency, and nearness to the task.
         half_life: seconds after which recency is halved; `turns` the same in turns.
     """
     explicit, recency, frequency, nearness = weights
-    focus = words_of(view.task) | _latest_words(view)
+    focus = words_of(view.task) | _latest_words(view) if nearness else frozenset()
+    marks, uses, now, turn = view.marks, view.uses, view.now, view.turn
     found: dict[int, float] = {}
-    for page in view.pages:
-        use = view.uses.get(page.id)
-        age = (view.now - use.time) / half_life + (view.turn - use.turn) / turns if use else (view.turn - page.message) / turns
-        base = view.marks.get(page.id, 0.6 if page.kind is Kind.FOLD else BY_ROLE[page.role])
-        near = _overlap(words_of(view.text(page.id)), focus) if nearness and page.kind is not Kind.IMAGE else 0.0
-        count = min((use.count if use else 0) / 10, 1.0)
-        found[page.id] = explicit * base + recency * 0.5 ** max(0.0, age) + frequency * count + nearness * near
     best: dict[int, float] = {}
-    for page in view.pages:
-        if page.group:
-            best[page.group] = max(best.get(page.group, 0.0), found[page.id])
-    return {page.id: best[page.group] if page.group else found[page.id] for page in view.pages}
+    for page in pages:
+        number, group = page.id, page.group
+        use = uses.get(number)
+        base = marks.get(number) if marks else None
+        if base is None:
+            base = 0.6 if page.kind is Kind.FOLD else BY_ROLE[page.role]
+        score = explicit * base
+        if use is None:
+            age = (turn - page.message) / turns
+        else:
+            age = (now - use.time) / half_life + (turn - use.turn) / turns
+            score += frequency * min(use.count / 10, 1.0)
+        if age < FORGOTTEN:
+            score += recency * 0.5 ** max(0.0, age)
+        if nearness and page.kind is not Kind.IMAGE:
+            score += nearness * _overlap(words_of(view.text(number)), focus)
+        found[number] = score
+        if group and score > best.get(group, 0.0):
+            best[group] = score
+    if not best:
+        return found
+    return {page.id: best.get(page.group, 0.0) if page.group else found[page.id] for page in pages}
 
 
 def _latest_words(view: View) -> frozenset[str]:
@@ -70,11 +90,6 @@ def _latest_words(view: View) -> frozenset[str]:
 def _overlap(page: frozenset[str], focus: frozenset[str]) -> float:
     """Share of the focus's words that a page has, 0 to 1, its size notwithstanding."""
     return len(page & focus) / len(focus) if focus else 0.0
-
-
-def by_score(view: View, found: dict[int, float]) -> list[Page]:
-    """Pages that may leave, worst first; of equal scores the older."""
-    return sorted((page for page in view.pages if not view.is_latest(page)), key=lambda page: (found[page.id], page.place))
 
 
 @dataclass(frozen=True)
@@ -105,7 +120,39 @@ class Importance:
         if not view.excess:
             return []
         spare = view.budget.capacity // 8 if self.spare is None else self.spare
-        weights = (self.explicit, self.recency, self.frequency, self.nearness)
-        order = by_score(view, scores(view, weights, self.half_life, self.turns))
-        chosen = view.free(order, view.excess + spare + view.handle)
+        tokens = view.excess + spare + view.handle
+        chosen = view.free(self._ranked(view, tokens), tokens)
         return [Evict(pages=chosen, why="least important")] if chosen else []
+
+    def _ranked(self, view: View, tokens: int) -> list[Page]:
+        """Pages that may leave, worst first; of equal scores the older.
+
+        Of a window with more than `LOOKED` pages, the oldest compete that are enough to choose from, and
+        nearness, for which texts must be read, is asked of those only for which it may turn the scale.
+        """
+        weights = (self.explicit, self.recency, self.frequency, self.nearness)
+        pages = list(view.pages)
+        if len(pages) > LOOKED:
+            older = [page for page in pages if page.message != view.turn]
+            first = _enough(older, tokens)
+            rough = _sorted(older[:first], scores(view, older[:first], (*weights[:3], 0.0), self.half_life, self.turns))
+            cut = _enough(rough, tokens, 0)
+            low, high = max(0, cut - MARGIN), cut + MARGIN
+            near = rough[low:high]
+            fine = _sorted(near, scores(view, near, weights, self.half_life, self.turns))
+            return [*rough[:low], *fine, *rough[high:], *older[first:]]
+        found = scores(view, pages, weights, self.half_life, self.turns)
+        return _sorted([page for page in pages if not view.is_latest(page)], found)
+
+
+def _sorted(pages: Sequence[Page], found: Mapping[int, float]) -> list[Page]:
+    """Worst first; pages of one score stay in the window's order, oldest first."""
+    return sorted(pages, key=lambda page: found[page.id])
+
+
+def _enough(pages: Sequence[Page], tokens: int, spare: int = LOOKED) -> int:
+    """How many of the first pages have so many tokens together, and `spare` pages more."""
+    for at, held in enumerate(accumulate(page.tokens for page in pages)):
+        if held >= tokens:
+            return min(len(pages), at + 1 + spare)
+    return len(pages)

@@ -32,8 +32,10 @@ class Lru:
         if not view.excess:
             return []
         spare = view.budget.capacity // 8 if self.spare is None else self.spare
-        uses = view.uses
-        older = [page for page in view.pages if not view.is_latest(page)]
-        older.sort(key=lambda page: (uses[page.id].turn, uses[page.id].time) if page.id in uses else (0, 0.0))
+        older = [page for page in view.pages if page.message != view.turn]
+        last = view.uses.get
+        # By turn, then by time: two keys of numbers make no pair for each of ten thousand pages.
+        older.sort(key=lambda page: use.time if (use := last(page.id)) else 0.0)
+        older.sort(key=lambda page: use.turn if (use := last(page.id)) else 0)
         chosen = view.free(older, view.excess + spare + view.handle)
         return [Evict(pages=chosen, why="least recently used")] if chosen else []

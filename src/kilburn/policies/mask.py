@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
-from kilburn.page import Page
 from kilburn.policy import View
 
 __all__ = ["Mask"]
@@ -42,15 +41,13 @@ class Mask:
         trigger = view.budget.capacity if self.trigger is None else self.trigger
         if view.use <= trigger:
             return []
-        names = {page.call: page.name for page in view.pages if page.kind is Kind.CALL}
-        outputs = [page for page in view.pages if self._is_output(page, names)]
-        old = [
-            page for page in outputs[: max(0, len(outputs) - self.keep)] if page.id not in view.pins and page.tokens > view.handle
-        ]
-        freed = sum(page.tokens - view.handle for page in old)
+        outputs = [page for page in view.pages if page.role is Role.TOOL and page.kind is not Kind.IMAGE]
+        if self.exclude:
+            names = {page.call: page.name for page in view.pages if page.kind is Kind.CALL}
+            outputs = [page for page in outputs if names.get(page.call) not in self.exclude]
+        pins, handle = view.pins, view.handle
+        old = [page for page in outputs[: max(0, len(outputs) - self.keep)] if page.tokens > handle and page.id not in pins]
+        freed = sum(page.tokens for page in old) - len(old) * handle
         if not old or freed < self.least:
             return []
         return [Evict(pages=tuple(page.id for page in old), why=f"all but the last {self.keep} tool outputs")]
-
-    def _is_output(self, page: Page, names: dict[str | None, str | None]) -> bool:
-        return page.role is Role.TOOL and page.kind is not Kind.IMAGE and names.get(page.call) not in self.exclude

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
@@ -43,19 +44,25 @@ class Preprocess:
             return []
         limit = max(1, view.budget.capacity // 4) if self.limit is None else self.limit
         to = max(1, limit // 2) if self.to is None else self.to
-        wanted = set(view.wanted)
-        names = {page.call: page.name for page in view.pages if page.kind is Kind.CALL}
         long = [
             page
-            for page in view.pages
-            if page.id in wanted and page.kind is Kind.RESULT and page.tokens > limit and page.id not in view.pins
+            for page in self._came(view)
+            if page.kind is Kind.RESULT and page.role is Role.TOOL and page.tokens > limit and page.id not in view.pins
         ]
         folds = [
             self._condensed(view, page, to)
             for page in long
-            if page.role is Role.TOOL and names.get(page.call) not in self.exclude
+            if not page.answers or view.page(page.answers).name not in self.exclude
         ]
         return [fold for fold in folds if fold is not None]
+
+    @staticmethod
+    def _came(view: View) -> list[Page]:
+        """The resident ones of the pages that just came; they stand at the end, in order."""
+        first = min(view.wanted, default=0)
+        came = list(takewhile(lambda page: not 0 < page.id < first, reversed(view.pages)))
+        wanted = set(view.wanted)
+        return [page for page in reversed(came) if page.id in wanted]
 
     @staticmethod
     def _condensed(view: View, page: Page, to: int) -> Fold | None:

@@ -12,12 +12,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from kilburn.effect import Answer, Ask, Effect
-from kilburn.message import Kind
+from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
-from kilburn.policies.text.extract import Piece, extract
+from kilburn.policies.text.extract import Piece, extract, read_ahead
 from kilburn.policies.text.judgement import complete, judge
-from kilburn.policy import View
+from kilburn.policy import Cause, View
 
 __all__ = ["Summarize"]
 
@@ -28,6 +28,11 @@ SYSTEM = (
 )
 FOLDS = 3
 """Summaries that stand side by side before they are remade, from the originals, as one."""
+
+
+READ = 48_000
+"""Characters that one summary is written from, newest first: what is older is not read again, and the summary
+stands for it all the same. Most sessions that fill a window of 8,000 tokens are shorter."""
 
 
 @dataclass(frozen=True)
@@ -51,52 +56,61 @@ class Summarize:
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One fold, or nothing below the trigger."""
         capacity = view.budget.capacity
-        if view.use <= (3 * capacity // 4 if self.trigger is None else self.trigger):
+        trigger = 3 * capacity // 4 if self.trigger is None else self.trigger
+        tail = capacity // 4 if self.tail is None else self.tail
+        if view.use <= trigger:
+            _prepare(view, trigger - tail)
             return []
-        old = self._older(view, capacity // 4 if self.tail is None else self.tail)
-        stale = tuple(page.id for page in old if page.kind is Kind.EXCERPT and not page.message)
-        old = [page for page in old if page.id not in stale]
+        old = self._older(view, tail)
+        stale = tuple(page.id for page in old if not page.message and page.kind is Kind.EXCERPT)
         drop: list[Move] = [Evict(pages=stale, why="recalled text no longer needed")] if stale else []
-        summaries = [page for page in view.pages if page.kind is Kind.FOLD and not page.message and page.id not in view.pins]
+        summaries = [page for page in view.pages if not page.message and page.kind is Kind.FOLD and page.id not in view.pins]
         again = summaries if len(summaries) >= FOLDS else []
-        sources = sorted(
-            {source for page in [*again, *(page for page in old if page not in summaries)] for source in view.originals(page)}
-        )
+        kept = {*stale, *(page.id for page in summaries)}
+        going = [*again, *(page for page in old if page.id not in kept)] if kept else old
+        sources = _sources(view, going)
         to = max(16, capacity // 8 if self.to is None else self.to)
-        freed = sum(page.tokens for page in [*old, *again] if page in again or page not in summaries)
-        if not sources or freed <= to:
+        if not sources or sum(page.tokens for page in going) <= to:
             return drop
-        pieces = [Piece(page, *_speaker(view, page), view.text(page), "") for page in sources]
+        pieces = [Piece(page, *_speaker(view, page), view.text(page), "") for page in _reached(view, sources, going)]
         text, how = yield from self._text(view, pieces, to)
         return [*drop, Fold(pages=tuple(sources), text=text, why=how)] if text else drop
 
     def _older(self, view: View, tail: int) -> list[Page]:
         """Unpinned whole groups in front of the tail, oldest first."""
-        young: set[int] = set()
+        stays = view.held()
+        groups: set[int] = set()
+        first = len(view.pages)
         for page in reversed(view.pages):
             tail -= page.tokens
-            if tail >= 0 or (page.message and page.message > view.turn - self.keep):
-                young.add(page.id)
-        older: list[Page] = []
-        for page in view.pages:
-            together = view.group(page.id)
-            if view.is_movable(page) and not view.is_latest(page) and not any(member in young for member in together):
-                older.append(page)
-        return older
+            if tail < 0:
+                break
+            first -= 1
+            groups.add(page.group)
+        newest = max(0, view.turn - self.keep)
+        recent = [page for page in view.pages[:first] if page.message > newest]
+        stays.update(page.id for page in recent)
+        groups.update(page.group for page in recent)
+        groups.discard(0)
+        return [page for page in view.pages[:first] if page.id not in stays and page.group not in groups]
 
     def _text(self, view: View, pieces: Sequence[Piece], to: int) -> Generator[Effect, Answer, tuple[str, str]]:
         """The summary's text, and how it came about."""
-        verbatim = extract(pieces, to, view.count, query=view.task).text
-        if not self.ask:
-            return verbatim, "extract"
-        quoted = extract(pieces, max(4 * to, 1500), view.count, query=view.task).text
+        said, how = (yield from self._written(view, pieces, to)) if self.ask else ("", "")
+        if said:
+            return said, how
+        return extract(pieces, to, view.count, query=view.task, reach=READ).text, f"extract{how}"
+
+    def _written(self, view: View, pieces: Sequence[Piece], to: int) -> Generator[Effect, Answer, tuple[str, str]]:
+        """The model's summary, and how it came about; or "" and what was wrong with it."""
+        quoted = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ).text
         prompt = f"<log>\n{quoted}\n</log>\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
         if answer.outcome == "none":
-            return verbatim, "extract"
+            return "", ""
         if not answer.ok and answer.outcome != "truncated":
-            return verbatim, f"extract; the model's summary was {answer.outcome}"
+            return "", f"; the model's summary was {answer.outcome}"
         said = answer.text if answer.ok else _whole_sentences(answer.text)
         verdict = judge(said, pieces, prompt=prompt, tokens=to, count=view.count)
         if verdict.acceptable:
@@ -105,7 +119,45 @@ class Summarize:
             completed = complete(said, verdict.missing, pieces, to, view.count)
             if completed:
                 return completed, f"model, completed with {len(verdict.missing)} facts"
-        return verbatim, f"extract; the model's summary was rejected: {verdict.outcome}"
+        return "", f"; the model's summary was rejected: {verdict.outcome}"
+
+
+def _sources(view: View, pages: Sequence[Page]) -> list[int]:
+    """The originals that a fold in the place of these pages must cite, in order."""
+    derived = [page for page in pages if page.depth]
+    sources = {page.id for page in pages}.difference(page.id for page in derived)
+    sources.update([stub for stub in view.stubs if not sources.isdisjoint(view.group(stub))])
+    for page in derived:
+        sources.update(view.originals(page))
+    return sorted(sources)
+
+
+def _reached(view: View, sources: Sequence[int], pages: Sequence[Page]) -> list[int]:
+    """The originals that are read: the newest, and of older ones what the user said, newest first."""
+    left, first = READ, len(sources)
+    while first and left > 0:
+        first -= 1
+        left -= len(view.text(sources[first]))
+    reached = list(sources[first:])
+    left = READ // 4
+    border = reached[0]
+    for page in reversed(pages) if first else ():
+        if page.role is Role.USER and page.kind is Kind.TEXT and not page.depth and page.id < border:
+            left -= len(view.text(page.id))
+            if left < 0:
+                break
+            reached.append(page.id)
+    return sorted(reached)
+
+
+def _prepare(view: View, border: int) -> None:
+    """Read what just came where it is what a fold will read once the window is full, so that the turn that
+    folds need not read all at once. The plan does not depend on it."""
+    if view.cause is Cause.ADMIT and border - READ // 2 < view.use <= border:
+        for number in view.wanted:
+            page = view.page(number)
+            if page.kind is not Kind.IMAGE:
+                read_ahead(str(page.role), str(page.kind), view.text(number))
 
 
 def _speaker(view: View, page: int) -> tuple[str, str]:

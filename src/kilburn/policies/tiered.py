@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
-from kilburn.page import Page
 from kilburn.policy import View
 
 __all__ = ["Tiered"]
@@ -37,25 +37,20 @@ class Tiered:
             return []
         capacity = view.budget.capacity
         core = self.members(view, capacity // 4 if self.core is None else self.core)
-        older = [page for page in view.pages if not view.is_latest(page)]
-        outside = [page for page in older if page.id not in core]
-        inside = [page for page in older if page.id in core]
+        older = [page for page in view.pages if page.message != view.turn]
+        outside = (page for page in older if page.id not in core)
+        inside = (page for page in older if page.id in core)
         spare = capacity // 8 if self.spare is None else self.spare
-        chosen = view.free([*outside, *inside], view.excess + spare + view.handle)
+        chosen = view.free(chain(outside, inside), view.excess + spare + view.handle)
         return [Evict(pages=chosen, why="archived")] if chosen else []
 
     def members(self, view: View, tokens: int) -> set[int]:
         """The pages of the core: marked ones by their mark, then the user's words, newest first."""
-        ranked = sorted(
-            (page for page in view.pages if self._is_core(view, page)), key=lambda page: (-view.marks.get(page.id, 0.0), -page.id)
-        )
+        said = [page for page in view.pages if page.id in view.marks or (page.role is Role.USER and page.kind is Kind.TEXT)]
+        ranked = sorted(said, key=lambda page: (-view.marks.get(page.id, 0.0), -page.id))
         chosen: set[int] = set()
         for page in ranked:
             if page.id not in view.pins and page.tokens <= tokens:
                 tokens -= page.tokens
                 chosen.add(page.id)
         return chosen
-
-    @staticmethod
-    def _is_core(view: View, page: Page) -> bool:
-        return page.id in view.marks or (page.role is Role.USER and page.kind is Kind.TEXT)

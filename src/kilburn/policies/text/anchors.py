@@ -28,6 +28,7 @@ class Scanned:
         spans: what of it is in the window, sorted and apart; all of it for a whole page.
         name: of a result, the tool's name; else "".
         key: of a result, equal for calls of the same tool with the same arguments; else "".
+        fixed: nothing of it may be deleted; it is there for comparison.
     """
 
     page: int
@@ -35,10 +36,12 @@ class Scanned:
     spans: tuple[Span, ...]
     name: str = ""
     key: str = ""
+    fixed: bool = False
 
-    def shown(self) -> list[str]:
-        """The stretches that are in the window."""
-        return [self.text[start:stop] for start, stop in self.spans]
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is in the window."""
+        return self.spans == ((0, len(self.text)),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kilburn.page import Span
-from kilburn.policies.text.anchors import Exact, Scanned
-from kilburn.policies.text.lines import merge
+from kilburn.policies.text.anchors import Exact, Scanned, complement
+from kilburn.policies.text.lines import merge, skeleton
 
 __all__ = ["redundant"]
 
@@ -25,6 +26,9 @@ LEAST = 60
 
 LONG = 400
 """Characters from which on one line alone is a block."""
+
+SAME = 0.5
+"""Share of an output's lines, numbers left out, that the newer output of the same call must have."""
 
 _DEAD = re.compile(
     r"^(?:usage: |error: |.*\b(?:command not found|No such file or directory|not recognized as an internal|is a directory"
@@ -46,22 +50,30 @@ def redundant(scanned: Sequence[Scanned]) -> list[Exact]:
     left = [page for page in scanned if page.page not in superseded]
     dead = _dead_ends(left)
     cuts += [Exact(page, start, stop) for page, spans in dead.items() for start, stop in spans]
-    cuts += _repeated([page for page in left if page.page not in dead])
-    return cuts
+    left = [replace(page, spans=complement(page.spans, dead.get(page.page, ()))) for page in left]
+    return cuts + _repeated(left)
 
 
 def _superseded(scanned: Sequence[Scanned]) -> set[int]:
-    """Outputs of calls that were made again, with the same arguments, and did not fail then."""
-    newer: set[str] = set()
+    """Outputs of calls that were made again with the same arguments, and gave much the same.
+
+    The same words may mean another thing the next time ("scroll down"), hence the share.
+    """
+    newer: dict[str, list[frozenset[str]]] = {}
     old: set[int] = set()
     for page in reversed(scanned):
-        if not page.key:
+        if not page.key or _error_line(page) is not None:
             continue
-        if page.key in newer:
+        shapes = _shapes(page.text)
+        if not page.fixed and any(len(shapes & other) >= SAME * max(1, len(shapes)) for other in newer.get(page.key, ())):
             old.add(page.page)
-        elif _error_line(page) is None:
-            newer.add(page.key)
+        elif page.is_whole:
+            newer.setdefault(page.key, []).append(shapes)
     return old
+
+
+def _shapes(text: str) -> frozenset[str]:
+    return frozenset(shape for line in text.splitlines() if (shape := skeleton(line)))
 
 
 def _dead_ends(scanned: Sequence[Scanned]) -> dict[int, list[Span]]:
@@ -74,7 +86,7 @@ def _dead_ends(scanned: Sequence[Scanned]) -> dict[int, list[Span]]:
         line = _error_line(page)
         if line is None:
             succeeded.add(page.name)
-        elif page.name in succeeded and page.spans == ((0, len(page.text)),):
+        elif page.name in succeeded and not page.fixed and page.is_whole:
             rest = [span for span in ((0, line[0]), (line[1], len(page.text))) if page.text[slice(*span)].strip()]
             if rest:
                 dead[page.page] = rest
@@ -112,22 +124,21 @@ def _repeated(scanned: Sequence[Scanned]) -> list[Exact]:
     for page in reversed(scanned):
         gone: list[Span] = []
         for span in reversed(page.spans):
-            gone += _repeats(page.text, _lines(page.text, span), kept)
+            gone += _repeats(page, _lines(page.text, span), kept)
         cuts += [Exact(page.page, start, stop) for start, stop in merge(gone)]
     return cuts
 
 
-def _repeats(text: str, spans: Sequence[Span], kept: set[tuple[str, ...]]) -> list[Span]:
+def _repeats(page: Scanned, spans: Sequence[Span], kept: set[tuple[str, ...]]) -> list[Span]:
     """The lines of one stretch that `kept` has; what stays of the stretch is added to it."""
-    lines = [text[start:stop] for start, stop in spans]
+    lines = [page.text[start:stop].rstrip("\r\n") for start, stop in spans]
     marked = [False] * len(lines)
     # A block may be marked until the reading is BLOCK lines further up: only then does it count as kept.
     for at in range(len(lines) - 1, -BLOCK - 1, -1):
-        if at >= 0:
-            for size in (BLOCK, 1):
-                block = tuple(lines[at : at + size])
-                if _counts(block, size) and block in kept:
-                    marked[at : at + size] = [True] * len(block)
+        for size in (BLOCK, 1):
+            block = tuple(lines[at : at + size]) if at >= 0 and not page.fixed else ()
+            if _counts(block, size) and block in kept:
+                marked[at : at + size] = [True] * size
         settled = at + BLOCK
         for size in (BLOCK, 1):
             block = tuple(lines[settled : settled + size])
@@ -137,7 +148,7 @@ def _repeats(text: str, spans: Sequence[Span], kept: set[tuple[str, ...]]) -> li
 
 
 def _counts(block: tuple[str, ...], size: int) -> bool:
+    """Whether the lines are enough to be a block."""
     if len(block) != size:
         return False
-    letters = sum(len("".join(line.split())) for line in block)
-    return letters >= (LONG if size == 1 else LEAST)
+    return sum(len("".join(line.split())) for line in block) >= (LONG if size == 1 else LEAST)

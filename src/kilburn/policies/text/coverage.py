@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -91,6 +92,11 @@ def choose(lines: Sequence[Line], shown: Sequence[str], focus: str, room: int, c
     fresh = _without_duplicates(lines, shown)
     if not fresh:
         return ()
+    if sum(len(line.text) + 3 for line in fresh) <= 4 * room:
+        # Where all has room, nothing needs to be weighed. A counter that sees more tokens than that says so below.
+        parts = _parts(fresh)
+        if _cost(parts, lines, count) <= room:
+            return parts
     worth = _worths(fresh, focus)
     covered = {name for text in shown for line in text.split("\n") for name in names_of(line)}
     used = {name for line in lines if line.role == "assistant" for name in names_of(line.text)}
@@ -202,10 +208,13 @@ def _parts(lines: Sequence[Line]) -> Parts:
 
 def _cost(parts: Parts, lines: Sequence[Line], count: Callable[[str], int]) -> int:
     """An upper estimate of what the excerpt costs, its marks and addresses included."""
-    starts = {(page, start) for page, spans in parts for start, _ in spans}
-    inside = dict(parts)
+    inside = {page: ([start for start, _ in spans], spans) for page, spans in parts}
     made = [f"{address_of(page)}:\n{OMISSION}" for page, _ in parts]
     for line in lines:
-        if any(start <= line.start and line.end <= end for start, end in inside.get(line.page, ())):
-            made.append(f"{OMISSION if (line.page, line.start) in starts else ''}{line.text}\n")
+        known = inside.get(line.page)
+        if known is None:
+            continue
+        at = bisect_right(known[0], line.start) - 1
+        if at >= 0 and line.end <= known[1][at][1]:
+            made.append(f"{OMISSION if known[0][at] == line.start else ''}{line.text}\n")
     return count("".join(made)) + 12

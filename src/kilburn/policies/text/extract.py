@@ -10,8 +10,12 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 from kilburn.message import Kind, Role
 from kilburn.page import Span, address_of
@@ -19,7 +23,7 @@ from kilburn.policies.text.identifiers import rare_words
 from kilburn.policies.text.lines import OMISSION, merge, sample, skeleton, units
 from kilburn.policies.text.signs import Sign, sign_of, sign_of_prose
 
-__all__ = ["Extract", "Piece", "extract"]
+__all__ = ["Extract", "Piece", "extract", "read_ahead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,9 @@ class Extract:
     tokens: int
 
 
-_LARGE = 1_000_000
+CACHED = 20_000
+"""Characters of a text up to which its analysis is kept at hand."""
+
 _WEIGHT = {
     Sign.NONE: 1.0,
     Sign.PASSED: 0.4,
@@ -73,36 +79,54 @@ _TERM = re.compile(r"[^\W\d]\w{3,}|\d+\.\d+|\d{2,}")
 _NAME = re.compile(r"[A-Za-z]\w*(?:[._/]\w+)+|[A-Z]?[a-z]+[A-Z]\w+")
 
 
-@dataclass(slots=True)
-class _Line:
-    """A candidate."""
+class _Reading(NamedTuple):
+    """One line of a text, as it tells by itself, wherever the text stands."""
 
-    piece: int
     start: int
     end: int
+    text: str
+    shape: str
+    sign: Sign
+    names: float
+
+
+@dataclass(slots=True)
+class _Line:
+    """A candidate: the latest of lines of one shape, with the worth of the first."""
+
+    piece: int
+    at: _Reading
     worth: float
-    asked: float
     cost: float
     sign: Sign
-    terms: frozenset[str] | None = None
 
 
-def extract(pieces: Sequence[Piece], tokens: int, count: Callable[[str], int], query: str = "") -> Extract:
+def extract(
+    pieces: Sequence[Piece], tokens: int, count: Callable[[str], int], query: str = "", reach: int = 1_000_000
+) -> Extract:
     """The most telling verbatim lines of the pieces, grouped by page in the pieces' order.
 
-    `count(result.text)` never exceeds `tokens`. Deterministic. More than a million characters in all
-    are sampled (head, tail, surroundings of error words of each piece), so time stays bounded.
+    `count(result.text)` never exceeds `tokens`. Deterministic. Texts of `CACHED` characters or less are
+    analysed once and kept at hand, so that what comes back in a later summary costs little.
 
     Args:
         pieces: in the order of the transcript; later ones are worth a little more.
         tokens: the budget for the rendered text, marks included.
         count: tokens of a text.
         query: what will be asked or done next; lines that share rare words with it come first.
+        reach: characters in all beyond which pieces are sampled (head, tail, surroundings of error words
+            of each piece, 4,000 characters of a piece at least), so that time stays bounded.
     """
     if tokens <= 0:
         return Extract("", (), 0)
-    candidates = _candidates(pieces, query)
-    order = _choose(pieces, candidates, tokens, count)
+    lines = _candidates(pieces, reach)
+    if sum(line.at.end - line.at.start for line in lines) <= 4 * tokens:
+        whole = _rendered(pieces, lines, tokens, count)
+        if whole is not None:
+            return whole
+    if query:
+        _ask(lines, query)
+    order = _choose(pieces, lines, tokens, count)
     keep = len(order)
     while keep > 0:
         spans = _spans(pieces, order[:keep])
@@ -114,57 +138,98 @@ def extract(pieces: Sequence[Piece], tokens: int, count: Callable[[str], int], q
     return Extract("", (), 0)
 
 
-def _candidates(pieces: Sequence[Piece], query: str) -> list[_Line]:
+def _rendered(pieces: Sequence[Piece], lines: Sequence[_Line], tokens: int, count: Callable[[str], int]) -> Extract | None:
+    """All candidates, where they fit; nothing needs to be weighed then."""
+    spans = _spans(pieces, lines)
+    text = _render(pieces, spans)
+    used = count(text)
+    return Extract(text, tuple((pieces[at].page, kept) for at, kept in spans), used) if 0 < used <= tokens else None
+
+
+def _candidates(pieces: Sequence[Piece], reach: int) -> list[_Line]:
     """All lines worth a thought, the latest of each set of near-duplicates."""
     total = sum(len(piece.text) for piece in pieces)
     found: dict[str, _Line] = {}
     many = max(1, len(pieces))
     for at, piece in enumerate(pieces):
-        share = len(piece.text) if total <= _LARGE else max(4000, _LARGE * len(piece.text) // total)
-        prose = piece.kind in (Kind.TEXT, Kind.REASONING, Kind.FOLD) and piece.role != Role.TOOL
+        share = len(piece.text) if total <= reach else max(4000, reach * len(piece.text) // total)
+        prose = _is_prose(piece.role, piece.kind)
         recent = 0.75 + 0.5 * (at + 1) / many
-        speaker = _SPEAKER.get(piece.role, 1.0) if prose else 1.0
-        for low, high in sample(piece.text, share):
-            for start, end in units(piece.text, 240 if prose else 320, low, high):
-                line = piece.text[start:end]
-                shape = skeleton(line)
-                if len(shape) < 3:
-                    continue
-                old = found.get(shape)
-                if old is not None:
-                    old.piece, old.start, old.end = at, start, end
-                    continue
-                sign = sign_of_prose(line) if prose else sign_of(line)
-                worth = _WEIGHT[sign] * recent * speaker
-                if sign != Sign.PASSED:
-                    worth += 2.0 * min(4, len(_NAME.findall(line)))
-                found[shape] = _Line(at, start, end, worth, 0.0, (end - start) / 4 + 2, sign)
-    lines = list(found.values())
-    if query:
-        _ask(pieces, lines, query)
-    return lines
+        factor = recent * (_SPEAKER.get(piece.role, 1.0) if prose else 1.0)
+        whole = len(piece.text) <= min(share, CACHED)
+        for reading in _readings(piece.text, prose) if whole else _read(piece.text, prose, share):
+            old = found.get(reading.shape)
+            if old is not None:
+                old.piece, old.at = at, reading
+                continue
+            worth = _WEIGHT[reading.sign] * factor + reading.names
+            found[reading.shape] = _Line(at, reading, worth, (reading.end - reading.start) / 4 + 2, reading.sign)
+    return list(found.values())
 
 
 _SPEAKER: dict[str, float] = {Role.USER: 1.5, Role.ASSISTANT: 1.0, Role.SYSTEM: 1.2}
 
 
-def _ask(pieces: Sequence[Piece], lines: list[_Line], query: str) -> None:
+def _is_prose(role: str, kind: str) -> bool:
+    return kind in (Kind.TEXT, Kind.REASONING, Kind.FOLD) and role != Role.TOOL
+
+
+def read_ahead(role: str, kind: str, text: str) -> None:
+    """Analyse a text now that will be extracted from later. Nothing but time depends on it."""
+    if len(text) <= CACHED:
+        _readings(text, _is_prose(role, kind))
+
+
+@lru_cache(maxsize=2048)
+def _readings(text: str, prose: bool) -> tuple[_Reading, ...]:
+    return tuple(_read(text, prose, len(text)))
+
+
+def _read(text: str, prose: bool, share: int) -> Iterator[_Reading]:
+    """The lines of about `share` characters of a text, with their signs."""
+    most = 240 if prose else 320
+    sign_by = sign_of_prose if prose else sign_of
+    for low, high in sample(text, share):
+        for start, end in units(text, most, low, high):
+            line = text[start:end]
+            shape = skeleton(line)
+            if len(shape) < 3:
+                continue
+            sign = sign_by(line)
+            names = 0.0 if sign == Sign.PASSED else 2.0 * min(4, len(_NAME.findall(line)))
+            yield _Reading(start, end, line, shape, sign, names)
+
+
+@lru_cache(maxsize=65536)
+def _terms(line: str) -> frozenset[str]:
+    return frozenset(_TERM.findall(line))
+
+
+@lru_cache(maxsize=64)
+def _wanted(query: str) -> tuple[str, ...]:
+    return tuple(term.lower() for term in rare_words(query, 32))
+
+
+def _ask(lines: list[_Line], query: str) -> None:
     """Add to each line what it shares with the query, rarer terms weighing more."""
-    terms = [term.lower() for term in rare_words(query, 32)]
-    low = [pieces[line.piece].text[line.start : line.end].lower() for line in lines]
-    for term in terms:
-        hits = [index for index, line in enumerate(low) if term in line]
+    low = [line.at.text.lower() for line in lines]
+    ends = list(accumulate(len(text) + 1 for text in low))
+    joined = "\n".join(low)
+    for wanted in _wanted(query):
+        hits: list[int] = []
+        place = joined.find(wanted)
+        while place >= 0:
+            hits.append(bisect_right(ends, place))
+            place = joined.find(wanted, ends[hits[-1]])
         if hits:
             weight = 4.0 * math.log1p(len(lines) / len(hits))
             for index in hits:
-                lines[index].asked += weight
-    for line in lines:
-        line.worth += line.asked
+                lines[index].worth += weight
 
 
 def _choose(pieces: Sequence[Piece], lines: list[_Line], tokens: int, count: Callable[[str], int]) -> list[_Line]:
     """Greedy by worth for cost, lazily re-valued as kinds, pages and terms are used up."""
-    headers: dict[int, int] = {}
+    headers: set[int] = set()
     kinds: dict[tuple[int, Sign], int] = {}
     covered: set[str] = set()
     heap = [(-line.worth / line.cost**0.7, index) for index, line in enumerate(lines)]
@@ -173,27 +238,28 @@ def _choose(pieces: Sequence[Piece], lines: list[_Line], tokens: int, count: Cal
     gap = max(1, count(OMISSION))
     spent = refused = 0
     while heap and refused < 40:
-        value, index = heapq.heappop(heap)
+        value, index = heap[0]
         line = lines[index]
-        text = pieces[line.piece].text[line.start : line.end]
-        if line.terms is None:
-            line.terms = frozenset(_TERM.findall(text))
-        fresh = sum(term not in covered for term in line.terms) / len(line.terms) if line.terms else 0.3
+        terms = _terms(line.at.text)
+        fresh = len(terms - covered) / len(terms) if terms else 0.3
         used = kinds.get((line.piece, line.sign), 0)
         cost = line.cost + (0 if line.piece in headers else 8)
         now = -line.worth * (0.15 + 0.85 * fresh) / (1 + used / 12) / cost**0.7
-        if heap and now > heap[0][0] + 1e-12 and now > value + 1e-12:
-            heapq.heappush(heap, (now, index))
-            continue
-        price = max(1, count(text)) + 1 + gap
+        if now > value + 1e-12:
+            # What is no longer worth as much as it was waits behind what is worth more now.
+            heapq.heapreplace(heap, (now, index))
+            if heap[0][1] != index:
+                continue
+        heapq.heappop(heap)
+        price = max(1, count(line.at.text)) + 1 + gap
         if line.piece not in headers:
             price += max(1, count(_header(pieces[line.piece]))) + gap
         if spent + price > tokens:
             refused += 1
             continue
-        headers.setdefault(line.piece, 1)
+        headers.add(line.piece)
         kinds[line.piece, line.sign] = used + 1
-        covered |= line.terms
+        covered |= terms
         spent += price
         order.append(line)
     return order
@@ -203,7 +269,7 @@ def _spans(pieces: Sequence[Piece], lines: Sequence[_Line]) -> list[tuple[int, t
     """The chosen lines as merged spans by piece; a short gap of blanks between two is kept with them."""
     by_piece: dict[int, list[Span]] = {}
     for line in lines:
-        by_piece.setdefault(line.piece, []).append((line.start, line.end))
+        by_piece.setdefault(line.piece, []).append((line.at.start, line.at.end))
     result = []
     for at in sorted(by_piece):
         joined: list[Span] = []

@@ -20,7 +20,7 @@ from kilburn.policies.text.facts import Fact, Facts, facts
 from kilburn.policies.text.identifiers import identifiers
 from kilburn.policies.text.lines import OMISSION, sample
 
-__all__ = ["Judgement", "KeyFact", "complete", "judge", "key_facts"]
+__all__ = ["Judgement", "KeyFact", "complete", "garbage", "judge", "key_facts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,21 @@ def judge(
     if kept < keep:
         return Judgement("drops", kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
     return Judgement("done", kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+
+
+def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> str:
+    """Why a text is no summary at all, whatever it keeps: "empty", "refusal", "repeats" or "echo"; "" where it may be one.
+
+    Milder than `judge`: a line of numbers may be all that there is to say.
+    """
+    words = re.findall(r"\w+", summary.lower())
+    if not words:
+        return "empty"
+    if _REFUSAL.match(summary):
+        return "refusal"
+    if _loop(summary, words):
+        return "repeats"
+    return "echo" if _echo(words, pieces, prompt) else ""
 
 
 _REFUSAL = re.compile(

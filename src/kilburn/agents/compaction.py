@@ -1,0 +1,154 @@
+"""One compaction, now: what a client asks for when it wants room before the policy would make it.
+
+Here (`compact`) a model writes the summary, and the kernel swaps it in; at the provider
+(`compact_at_provider`) the reply is one signed block, which is sent first from then on. Both are atomic:
+until the summary is there nothing changes, whatever failed. It refuses to run while a tool call waits
+for its result, as the provider does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import msgspec
+
+from kilburn.effect import Answer, Ask
+from kilburn.errors import LawBroken, ModelError, Refused
+from kilburn.event import Act
+from kilburn.kernel.drive import answerer, run
+from kilburn.kernel.planning import Planner
+from kilburn.kernel.process import Process
+from kilburn.model import Model, Request, ToolSpec, complete
+from kilburn.move import Evict
+from kilburn.page import address_of
+from kilburn.policies.compact import Compact, behind
+from kilburn.policy import Cause
+from kilburn.wire.compaction import block_of, settled
+from kilburn.wire.editing import Summarize, write
+
+__all__ = ["Compaction", "compact", "compact_at_provider"]
+
+NAME = "compact on demand"
+
+
+class Compaction(msgspec.Struct, frozen=True, kw_only=True):
+    """How it went.
+
+    Args:
+        outcome: "done"; or why nothing changed: "empty", "failed", "refused", "rejected", "no progress", "truncated".
+        address: of the page that stands for the rest, or "".
+        freed: tokens of the window that it freed.
+        why: in words, or "".
+    """
+
+    outcome: str
+    address: str = ""
+    freed: int = 0
+    why: str = ""
+
+
+def compact(
+    process: Process, model: Model | None, *, instructions: str | None = None, keep: int = 2, to: int | None = None
+) -> Compaction:
+    """Summarise the window of a process now, whatever its policy is.
+
+    Args:
+        model: who writes the summary; None takes the most telling lines verbatim.
+        instructions: replace the question.
+        keep: newest messages that stay as they are, at least the last.
+        to: tokens of the summary (see `Compact`).
+
+    Raises:
+        LawBroken: a tool call has no result yet; nothing changed.
+    """
+    _check_settled(process)
+    kernel = process.kernel
+    before = kernel.pending.next - 1
+    planner = Planner(kernel, Compact(instructions=instructions, keep=keep, to=to, idle=True), NAME)
+    run(_settling(process, planner), answerer(model))
+    return _outcome(process, before)
+
+
+def _settling(process: Process, planner: Planner) -> Generator[Ask, Answer, None]:
+    """One batch, as `Process` does it."""
+    kernel = process.kernel
+    with kernel.lock:
+        try:
+            yield from planner.settle(Cause.IDLE, ())
+            kernel.flush()
+        except BaseException:
+            kernel.undo()
+            raise
+
+
+def _check_settled(process: Process) -> None:
+    with process.kernel.lock:
+        waiting = process.kernel.tier.waiting()
+        if waiting:
+            process.kernel.note(Act.COMPACT, policy=NAME, cause="user", outcome="rejected", why="a tool call has no result yet")
+    if waiting:
+        raise LawBroken(6, f"{address_of(waiting[0])} is a call without a result yet", advice="append its result, then compact")
+
+
+def _outcome(process: Process, before: int) -> Compaction:
+    """What the ledger says of it since event `before`."""
+    address = ""
+    for event in process.events():
+        if event.number <= before or event.policy != NAME:
+            continue
+        if event.act is Act.FOLD and "fold" in event.data:
+            address = address_of(event.data["fold"])
+        if event.act is Act.COMPACT:
+            return Compaction(outcome=event.data["outcome"], address=address, freed=event.data.get("freed", 0), why=event.why)
+    return Compaction(outcome="no progress", why="nothing that may leave is worth a summary")
+
+
+def compact_at_provider(
+    process: Process, model: Model, *, instructions: str | None = None, keep: int = 2, tools: tuple[ToolSpec, ...] = ()
+) -> Compaction:
+    """Let the provider summarise the window of a process now (`compaction: {"type": "summarize"}`).
+
+    Its block is appended, and what it stands for leaves; send it with `kilburn.models.editing.Editing`, which
+    puts it first. What came while the provider spoke stays. The newest messages are summarised too and stay.
+
+    Args:
+        model: of the "messages" form.
+        keep: newest messages that stay as they are.
+        tools: those of the conversation; the provider wants them where it holds calls.
+
+    Raises:
+        LawBroken: a tool call has no result yet; nothing changed.
+    """
+    _check_settled(process)
+    kernel = process.kernel
+    with kernel.lock:
+        prompt, turn = process.render("messages"), kernel.tier.turn
+    form = write(Summarize(instructions=instructions) if instructions else Summarize())
+    request = Request(messages=settled(prompt), system=prompt.system, tools=tools, max_tokens=4096, options={"compaction": form})
+    try:
+        reply = complete(model, request)
+    except Refused as error:
+        return _noted(process, Compaction(outcome="refused", why=type(error).__name__))
+    except ModelError as error:
+        return _noted(process, Compaction(outcome="failed", why=type(error).__name__))
+    block = block_of(reply.message)
+    if block is None or len(reply.message.parts) != 1:
+        return _noted(process, Compaction(outcome="rejected", why="the reply is not exactly one compaction block"))
+    if not block.stands:
+        return _noted(process, Compaction(outcome="failed", why="the provider's compaction gave nothing"))
+    address = process.append(reply.message)
+    before = kernel.use
+    with kernel.lock:
+        view = Planner(kernel, Compact(), NAME).view(Cause.IDLE, ())
+        leaving = behind(view, turn - keep)
+        if leaving:
+            process.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
+    return _noted(process, Compaction(outcome="done", address=address, freed=before - kernel.use))
+
+
+def _noted(process: Process, compaction: Compaction) -> Compaction:
+    with process.kernel.lock:
+        process.kernel.observe(
+            Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why
+        )
+    return compaction

@@ -1,0 +1,320 @@
+"""Reasoning in blocks: each ends in a memento, the block leaves the window, the model goes on from there.
+
+The loop reads the tags from the stream, holds a block to its cap by closing it itself, and admits what
+was said to a process whose policy is `memento`, which folds. In `Mode.RESTART` the generation is broken
+off behind every memento and begins again from the rendered prompt, which is what can be done with texts
+alone; an engine that can take a block out of its cache goes on instead. After Memento (Microsoft,
+microsoft/memento). It refuses to run tools, and to fold by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from enum import StrEnum
+
+import msgspec
+
+from kilburn.agents.cap import Cap, clip
+from kilburn.agents.loop import Limits, Said
+from kilburn.budget import Budget
+from kilburn.effect import Answer, Ask
+from kilburn.kernel.drive import answerer
+from kilburn.kernel.process import Process
+from kilburn.kernel.render import Prompt
+from kilburn.message import Kind, Role
+from kilburn.model import Delta, Model, Reply, Request
+from kilburn.policies.memento import SYSTEM
+from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Block, Parser, Where, parse
+from kilburn.policies.text.extract import Piece, extract
+from kilburn.policies.text.judgement import judge
+
+__all__ = ["INSTRUCTIONS", "Closed", "Finished", "MementoLoop", "Mode", "Reasoned"]
+
+TAG = re.compile("(" + "|".join(map(re.escape, (BLOCK_START, BLOCK_END, SUMMARY_START, SUMMARY_END))) + ")")
+
+INSTRUCTIONS = (
+    "Think in blocks. Write each block of reasoning between <|block_start|> and <|block_end|>. Behind every block write a "
+    "memento between <|summary_start|> and <|summary_end|>: the block's results first, then each formula, value and open "
+    "question that you will need. You will not see the block again, only its memento. When you are done, write the answer "
+    "outside of any block."
+)
+
+
+class Mode(StrEnum):
+    """What happens when a memento is complete."""
+
+    RESTART = "restart"
+    """The reply is broken off; the next one begins from the rendered prompt, without the block."""
+    STREAM = "stream"
+    """The reply runs on; its blocks leave the window when it is over. The place for an engine that evicts
+    a block from its own cache while it goes on: `Closed.block` says which characters of the reply that is."""
+
+
+class Closed(msgspec.Struct, frozen=True, kw_only=True):
+    """A block that ended, and its memento.
+
+    Args:
+        block: its spans in the text of the reply.
+        tokens: of its content; `memento_tokens` of its memento.
+        forced: whether the cap closed it, and not the model.
+        address: the page that holds it whole; "" while the reply still runs.
+    """
+
+    block: Block
+    memento: str
+    tokens: int
+    memento_tokens: int
+    forced: bool = False
+    address: str = ""
+
+
+class Reasoned(msgspec.Struct, kw_only=True):
+    """How a run ended.
+
+    Args:
+        finish: "stop", "length", "calls" (it wanted a tool), "empty", "refused", or the limit that was
+            reached: "steps", "tokens" or "seconds".
+        text: the last reply's words outside of blocks.
+        blocks: all that were closed, in order.
+        malformed: replies whose tags were out of place; they stay whole.
+        steps: replies; `tokens` of all prompts and replies together.
+        shown: tokens of prompt and reply when a block had ended, and of the window without it: the sawtooth.
+        peak: the most that a prompt and its reply held together.
+    """
+
+    finish: str = "stop"
+    text: str = ""
+    blocks: list[Closed] = []
+    malformed: int = 0
+    steps: int = 0
+    tokens: int = 0
+    shown: list[tuple[int, int]] = []
+    peak: int = 0
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The last event of every run."""
+
+    outcome: Reasoned
+
+
+Event = Said | Closed | Finished
+
+
+class _Draft(msgspec.Struct, kw_only=True):
+    """One reply while it comes: its words, and where the loop closed something itself."""
+
+    parser: Parser
+    text: str = ""
+    finish: str = ""
+    forced: bool = False
+    held: int = 0
+
+
+class MementoLoop:
+    """Lets a model reason far beyond its window.
+
+    Args:
+        model: who reasons; its reply is read as it streams.
+        process: where every block stays readable; open its store with the policy "memento".
+        mode: what happens behind a memento.
+        max_block_tokens: what a block may hold; a longer one is closed and its memento asked for. The
+            paper's own training ran into ever longer blocks without a cap; 7,000 is theirs.
+        max_memento_tokens: what a memento may hold.
+        limits: what one run may spend; `limits.reply` caps each reply.
+        instructions: appended as a system message where the process is new; "" for a model that was trained.
+        nudge: what is said after a restart, without becoming part of the past; "" for nothing.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        process: Process,
+        *,
+        mode: Mode = Mode.RESTART,
+        max_block_tokens: int = 7000,
+        max_memento_tokens: int = 512,
+        limits: Limits | None = None,
+        instructions: str = INSTRUCTIONS,
+        nudge: str = "Continue.",
+    ) -> None:
+        if max_block_tokens < 1 or max_memento_tokens < 1:
+            raise ValueError("a block and a memento hold 1 token at least")
+        self.model, self.process, self.mode = model, process, Mode(mode)
+        self.max_block_tokens, self.max_memento_tokens = max_block_tokens, max_memento_tokens
+        self.limits = limits or Limits(reply=2 * (max_block_tokens + max_memento_tokens))
+        self.nudge = nudge
+        self._answer = answerer(model)
+        self._count: Callable[[str], int] = process.kernel.counter.count
+        if instructions and not process.kernel.tier.last:
+            process.append({"role": "system", "content": instructions})
+        counter, budget = process.kernel.counter, process.kernel.budget
+        overhead = int(getattr(counter, "overhead", 0)) + (self._count(nudge) + counter.envelope if nudge else 0)
+        if overhead != budget.overhead:
+            process.resize(Budget(budget.window, budget.reserve, overhead))
+
+    def run(self, text: str | None = None) -> Reasoned:
+        """Reason until the model ends a reply outside of a block, or a limit is reached.
+
+        Args:
+            text: the user's message; None to go on where the process stands.
+
+        Raises:
+            ModelError: the model failed; all blocks before are in the process, nothing of the broken reply is.
+        """
+        for event in self.stream(text):
+            if isinstance(event, Finished):
+                return event.outcome
+        raise AssertionError("a run ended without its last event")
+
+    def stream(self, text: str | None = None) -> Iterator[Event]:
+        """The run's events as they happen; the last one is `Finished`. Closing it early stops the model."""
+        if text is not None:
+            self.process.append({"role": "user", "content": text})
+        outcome = Reasoned()
+        began = time.monotonic()
+        while not (spent := self._spent(outcome, time.monotonic() - began)):
+            draft = _Draft(parser=Parser())
+            yield from self._speak(draft, outcome)
+            self._mend(draft)
+            yield from self._admit(draft, outcome)
+            if draft.finish:
+                outcome.finish = draft.finish
+                break
+        else:
+            outcome.finish = spent
+        yield Finished(outcome)
+
+    def _spent(self, outcome: Reasoned, seconds: float) -> str:
+        used = {"steps": outcome.steps, "tokens": outcome.tokens, "seconds": seconds}
+        allowed = {"steps": self.limits.steps, "tokens": self.limits.tokens, "seconds": self.limits.seconds}
+        return next((name for name, most in allowed.items() if most is not None and used[name] >= most), "")
+
+    def _speak(self, draft: _Draft, outcome: Reasoned) -> Iterator[Said]:
+        """One reply, until it ends or the loop breaks it off; `draft.finish` stays "" where it is to go on."""
+        prompt = self.process.render(self.model.form)
+        whole = Cap(self.limits.reply, self._count)
+        inner = self._cap(Where.BLOCK)
+        with closing(self.model.stream(self._request(prompt, bool(outcome.blocks)))) as pieces:  # type: ignore[type-var]
+            for piece in pieces:
+                if isinstance(piece, Reply):
+                    draft.finish = piece.finish
+                    break
+                yield Said(piece.text, piece.reasoning)
+                inner = self._read(draft, piece, inner)
+                if draft.forced or self._breaks(draft):
+                    break
+                if whole.add(piece.text):
+                    draft.text, draft.finish = whole.kept, "length"
+                    break
+        outcome.steps += 1
+        draft.held = prompt.tokens + self._count(draft.text)
+        outcome.tokens += draft.held
+        outcome.peak = max(outcome.peak, draft.held)
+
+    def _request(self, prompt: Prompt, again: bool) -> Request:
+        messages = [*prompt, {"role": "user", "content": self.nudge}] if again and self.nudge else prompt
+        return Request(messages=messages, system=prompt.system, max_tokens=self.limits.reply, timeout=self.limits.seconds)
+
+    def _read(self, draft: _Draft, piece: Delta, inner: Cap) -> Cap:
+        """Take in a piece, one tag at a time; stop behind a memento, and where a cap is passed."""
+        for part in filter(None, TAG.split(piece.text)):
+            draft.text += part
+            if draft.parser.feed(part):
+                inner = self._cap(draft.parser.where)
+                part = draft.text[draft.parser.opened :]
+            over = draft.parser.where in (Where.BLOCK, Where.MEMENTO) and inner.add(part)
+            if over and not draft.parser.faults:
+                draft.forced = True
+            if draft.forced or self._breaks(draft):
+                break
+        return inner
+
+    def _cap(self, where: Where) -> Cap:
+        most = self.max_memento_tokens if where is Where.MEMENTO else self.max_block_tokens
+        return Cap(most + 1, self._count)
+
+    def _breaks(self, draft: _Draft) -> bool:
+        parser = draft.parser
+        return self.mode is Mode.RESTART and bool(parser.blocks) and parser.where is Where.OUTSIDE and not parser.faults
+
+    def _mend(self, draft: _Draft) -> None:
+        """Close what the loop broke off, so that what is admitted is well-formed; a malformed reply stays as it is."""
+        parser = draft.parser
+        if parser.faults:
+            return
+        if not draft.finish and self._breaks(draft):
+            draft.text = draft.text[: parser.blocks[-1].end]
+            return
+        if not draft.forced and draft.finish != "length":
+            return
+        head, inside = draft.text[: parser.opened], draft.text[parser.opened : min(parser.read, len(draft.text))]
+        if parser.where is Where.BLOCK and inside.strip():
+            content = _whole_sentences(clip(inside, self.max_block_tokens, self._count))
+            draft.text = f"{head}{content}{BLOCK_END}{SUMMARY_START}{self._memento(content)}{SUMMARY_END}"
+        elif parser.where is Where.BETWEEN:
+            start = head.rindex(BLOCK_START) + len(BLOCK_START)
+            draft.text = f"{head}{SUMMARY_START}{self._memento(head[start : -len(BLOCK_END)])}{SUMMARY_END}"
+        elif parser.where is Where.MEMENTO and inside.strip():
+            draft.text = f"{head}{_whole_sentences(clip(inside, self.max_memento_tokens, self._count))}{SUMMARY_END}"
+        else:
+            return
+        draft.forced, draft.finish = True, ""
+
+    def _memento(self, content: str) -> str:
+        """A memento of a block that the loop closed: the model's, or lines of the block where its words are of no use."""
+        most = self.max_memento_tokens
+        piece = Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), content)
+        prompt = f"<block>\n{content}\n</block>\nWrite the memento of this block in at most {max(10, most // 2)} words."
+        timeout = 120.0 if self.limits.seconds is None else self.limits.seconds
+        answer = self._answer(Ask(prompt=prompt, system=SYSTEM, max_tokens=most, purpose="memento", timeout=timeout))
+        said = TAG.sub("", clip(_text_of(answer), most, self._count)).strip()
+        if said and judge(said, [piece], prompt=prompt).outcome in ("done", "drops"):
+            return said
+        spans = extract([piece], most, self._count).spans
+        lines = "".join(content[start:end] for _, kept in spans for start, end in kept)
+        return TAG.sub("", lines).strip() or clip(content.strip(), most, self._count).strip() or "(nothing)"
+
+    def _admit(self, draft: _Draft, outcome: Reasoned) -> Iterator[Closed]:
+        if not draft.text.strip():
+            draft.finish = "empty" if draft.finish in ("", "stop") else draft.finish
+            return
+        address = self.process.append({"role": "assistant", "content": draft.text})
+        found = parse(draft.text)
+        outcome.malformed += bool(found.faults)
+        outcome.text = draft.text if found.faults else _outside(draft.text, found.blocks)
+        if found.faults:
+            return
+        for block in found.blocks:
+            memento = draft.text[slice(*block.memento)]
+            closed = Closed(
+                block=block,
+                memento=memento,
+                tokens=self._count(draft.text[slice(*block.content)]),
+                memento_tokens=self._count(memento),
+                forced=draft.forced and block is found.blocks[-1],
+                address=address,
+            )
+            outcome.blocks.append(closed)
+            yield closed
+        if found.blocks:
+            outcome.shown.append((draft.held, self.process.kernel.use))
+
+
+def _text_of(answer: Answer) -> str:
+    return answer.text if answer.outcome in ("done", "truncated") else ""
+
+
+def _outside(text: str, blocks: tuple[Block, ...]) -> str:
+    """The words outside of blocks."""
+    edges = [0, *(edge for block in blocks for edge in (block.start, block.end)), len(text)]
+    return "".join(text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)).strip()
+
+
+def _whole_sentences(text: str) -> str:
+    """A text that was cut, without the sentence or line that it was cut in, where that is the lesser part."""
+    end = max(text.rfind("\n"), text.rfind(". ")) + 1
+    return text[:end].rstrip() if end > len(text) // 2 else text

@@ -1,0 +1,76 @@
+"""`eval drift`: what is left of facts and rules after many compactions. It refuses to measure anything itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kilburn.cli.access import model_of
+from kilburn.cli.evaluate import evals
+from kilburn.cli.screen import progress
+from kilburn.cli.shell import Json, say
+from kilburn.evals.curves import draw
+from kilburn.evals.drift import PASSES, POLICIES, evaluate
+from kilburn.evals.pareto import check_picture
+from kilburn.evals.plants import ARMS
+
+__all__ = ["drift"]
+
+
+@evals.command()
+def drift(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help=f"A policy; may be given again. {', '.join(POLICIES)} by default."),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Where the rules stand: {', '.join(ARMS)}; may be given again. All by default."),
+    ] = None,
+    window: Annotated[int, typer.Option(help="Tokens of four characters.")] = 2000,
+    passes: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Look after so many compactions; may be given again. 1, 5 and 20 by default."),
+    ] = None,
+    replicates: Annotated[
+        int | None, typer.Option(min=1, help="Seeds a policy and arm; 20 by default, 3 where a model answers.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recorded runs as the work, one a line; made-up work where left out.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Measure policies that can ask a model once more, with this one.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The first seed; for the intervals too.")] = 0,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the curves; .svg, .png or .pdf.")] = None,
+    json: Json = False,
+) -> None:
+    """Plant facts and rules, compact again and again, and look what is left of them, word for word.
+
+    Examples:
+
+        kilburn eval drift
+
+        kilburn eval drift --policy summarize --policy recursive --arm plain --model smollm2
+    """
+    if plot is not None:
+        check_picture(plot)
+    with progress("compacting") as done:
+        report = evaluate(
+            policy or POLICIES,
+            arms=arm or ARMS,
+            window=window,
+            passes=passes or PASSES,
+            replicates=replicates,
+            data=data,
+            model=model_of(model),
+            seed=seed,
+            progress=done,
+        )
+    if plot is not None:
+        draw(plot, report)
+        say(f"written: {plot}")
+    sys.stdout.write((report.to_json() if json else report.table()) + "\n")

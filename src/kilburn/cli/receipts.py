@@ -1,0 +1,110 @@
+"""`receipts`: what left a session's window, why, by which policy, and how to get it back.
+
+It refuses to change anything: the store is opened for reading.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from kilburn.cli.access import reading, session
+from kilburn.cli.screen import count, many, plain, table
+from kilburn.cli.session import Session
+from kilburn.cli.shell import Db, Json, Tenant, app, emit
+from kilburn.kernel.process import Process
+from kilburn.kernel.receipts import Receipt
+from kilburn.page import parse_address
+
+__all__ = ["receipts"]
+
+SHOWN = 3
+"""Addresses of one receipt that the table shows; --json has all of them."""
+
+
+@app.command()
+def receipts(
+    name: Session,
+    address: Annotated[
+        str | None, typer.Argument(help="Only what concerns these pages: p17, p17-p42 or f3.", show_default=False)
+    ] = None,
+    outcome: Annotated[str | None, typer.Option(metavar="WORD", help="Only these: done, failed, no progress ...")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Only the newest so many.")] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """List what each compaction took out of the window, why, by which policy, and how it went.
+
+    Every address under "left" is given back whole by `kilburn recall`.
+
+    Examples:
+
+        kilburn receipts session-1
+
+        kilburn receipts session-1 p17
+    """
+    with reading(db, tenant) as store:
+        process = session(store, name)
+        found = process.receipts()
+        if address is not None:
+            _check(process, address)
+            found = [receipt for receipt in found if _concerns(receipt, address)]
+    if outcome is not None:
+        found = [receipt for receipt in found if receipt.outcome == outcome]
+    chosen = found[-last:] if last else found
+    if json:
+        emit({"session": name, "receipts": [_card(name, receipt) for receipt in chosen]})
+        return
+    heads = ("turn", "outcome", "policy", "freed", "left", "in its place", "why")
+    table(heads, (_row(receipt) for receipt in chosen), numbers=("turn", "freed"))
+    print(_footer(name, chosen))
+
+
+def _check(process: Process, address: str) -> None:
+    """Raise `UnknownAddress` for pages that were never there; forgotten ones still have their receipts."""
+    if not set(parse_address(address)) <= process.kernel.tier.pages.keys():
+        process.kernel.resolve(address)
+
+
+def _concerns(receipt: Receipt, address: str) -> bool:
+    first, last = parse_address(address)
+    places = map(parse_address, (*receipt.left, *receipt.folds, *receipt.back))
+    return any(start <= last and first <= end for start, end in places)
+
+
+def _card(name: str, receipt: Receipt) -> dict[str, object]:
+    """A receipt for a program, with the command lines that give back what left."""
+    again = [f"kilburn recall {shlex.quote(name)} {address}" for address in receipt.left]
+    return msgspec.structs.asdict(receipt) | {"recall": again}
+
+
+def _row(receipt: Receipt) -> tuple[str, ...]:
+    why = receipt.why
+    if receipt.asked:
+        why += f"{'; ' if why else ''}the model: {', '.join(receipt.asked)}"
+    figures = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in receipt.figures.items())
+    return (
+        count(receipt.turn),
+        receipt.outcome,
+        receipt.policy,
+        count(receipt.freed),
+        _short(receipt.left),
+        _short(receipt.folds) or (f"back: {_short(receipt.back)}" if receipt.back else ""),
+        f"{why} ({figures})" if figures else why,
+    )
+
+
+def _short(addresses: Sequence[str]) -> str:
+    more = len(addresses) - SHOWN
+    return " ".join(addresses[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _footer(name: str, chosen: Sequence[Receipt]) -> str:
+    left = next((receipt.left[0] for receipt in reversed(chosen) if receipt.left), None)
+    said = f"{many(len(chosen), 'receipt')}, {many(sum(receipt.freed for receipt in chosen), 'token')} freed"
+    return said + (f"; to get text back: kilburn recall {plain(shlex.quote(name))} {left}" if left else "")

@@ -1,0 +1,347 @@
+"""What came of a measurement of drift: trials, the rows that they add up to, tables of them.
+
+Counting only; it refuses to know how a trial was run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from kilburn.evals.baselines import CHARACTERS
+from kilburn.evals.outcomes import interval
+
+__all__ = ["Decay", "Health", "Loss", "Probe", "Share", "Trial"]
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one plant after so many compactions.
+
+    Args:
+        kind: "fact" or "rule".
+        shown: in the prompt, verbatim; searched: there, or in the hits of one search; recalled: there, or
+            in what one recall of an address of the prompt gives.
+        recalls: how many recalls it takes, from the prompt on; 0 where it is shown, or no address leads there.
+        cost: tokens of the last of them.
+    """
+
+    kind: str
+    passes: int
+    shown: bool
+    searched: bool
+    recalled: bool
+    recalls: int
+    cost: int
+
+
+class Trial(msgspec.Struct, kw_only=True):
+    """One stream through one window under one policy.
+
+    Args:
+        curve: after each compaction, which facts the prompt showed; `seen` the tokens seen by then.
+        prompts: steps of work; `shipped` and `pinned` are the tokens of all their prompts and of the pins in them.
+        changed: bytes of pinned texts that a prompt did not show as they were.
+        folds, resolved: derived pages, and those of which every source is an original that is there.
+        depth: the deepest of them.
+        overflow: prompts over the window.
+        lost: whether the transcript below the window is not what was appended.
+        outcomes, asked: of compactions, and of a model's answers, by type.
+    """
+
+    policy: str
+    arm: str
+    replicate: int
+    window: int
+    curve: list[list[bool]] = []
+    seen: list[int] = []
+    probes: list[Probe] = []
+    prompts: int = 0
+    shipped: int = 0
+    pinned: int = 0
+    changed: int = 0
+    folds: int = 0
+    resolved: int = 0
+    depth: int = 0
+    overflow: int = 0
+    lost: bool = False
+    outcomes: dict[str, int] = {}
+    asked: dict[str, int] = {}
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the plants of one kind after so many compactions; `low` and `high` bound 95%, resampled by
+    replicate. `arm` is "" where all are taken together. `recalls` is how many a plant that is not shown takes at most,
+    `cost` the mean tokens of the last, `seen` the mean tokens of the stream by then; `trials` those that came so far."""
+
+    policy: str
+    arm: str
+    kind: str
+    passes: int
+    trials: int
+    seen: int
+    shown: float
+    shown_low: float
+    shown_high: float
+    searched: float
+    searched_low: float
+    searched_high: float
+    recalled: float
+    recalls: int
+    cost: int
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """How facts go from compaction to compaction.
+
+    Args:
+        rate: of the facts that a prompt showed, the share that it did not show after the next compaction.
+        back: of those that it did not show, the share that it showed again after the next: 0 where
+            summaries are made of summaries only.
+        curve: the share shown after 1, 2, 3 ... compactions.
+        compound: what would be left at the last of them if each lost `rate` and nothing came back.
+    """
+
+    policy: str
+    rate: float
+    low: float
+    high: float
+    back: float
+    curve: list[float]
+    compound: float
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """What must hold whatever the policy: see `Trial`. `resolved` is a share, 1.0 where there is no summary;
+    `pinned` the share of the prompts' tokens that pins took."""
+
+    policy: str
+    arm: str
+    depth: int
+    folds: int
+    resolved: float
+    changed: int
+    overflow: int
+    lost: int
+    pinned: float
+    pins: int
+    outcomes: dict[str, int]
+    asked: dict[str, int]
+
+
+class Decay(msgspec.Struct, frozen=True, kw_only=True):
+    """The report. One token is four characters."""
+
+    window: int
+    passes: list[int]
+    replicates: int
+    shares: list[Share]
+    losses: list[Loss]
+    health: list[Health]
+
+    @classmethod
+    def of(cls, trials: Sequence[Trial], *, window: int, passes: Sequence[int], seed: int) -> Decay:
+        """Add up the trials."""
+        policies = dict.fromkeys(trial.policy for trial in trials)
+        arms = dict.fromkeys(trial.arm for trial in trials)
+        shares: list[Share] = []
+        losses: list[Loss] = []
+        health: list[Health] = []
+        for policy in policies:
+            own = [trial for trial in trials if trial.policy == policy]
+            shares += [made for number in passes if (made := _share(own, "", "fact", number, seed)) is not None]
+            losses.append(_loss(own, seed))
+            for arm in arms:
+                here = [trial for trial in own if trial.arm == arm]
+                shares += [made for number in passes if (made := _share(here, arm, "rule", number, seed)) is not None]
+                health.append(_health(here, policy, arm))
+        many = len({trial.replicate for trial in trials})
+        return cls(window=window, passes=list(passes), replicates=many, shares=shares, losses=losses, health=health)
+
+    def share(self, policy: str, kind: str, passes: int, arm: str = "") -> Share:
+        """One row; KeyError where it was not measured. Rules have an arm, facts have none."""
+        for row in self.shares:
+            if (row.policy, row.kind, row.passes, row.arm) == (policy, kind, passes, arm):
+                return row
+        raise KeyError((policy, kind, passes, arm))
+
+    def loss(self, policy: str) -> Loss:
+        """How one policy loses facts; KeyError where it was not measured."""
+        return {row.policy: row for row in self.losses}[policy]
+
+    def to_json(self) -> str:
+        """All rows as one JSON object."""
+        return msgspec.json.encode(self).decode()
+
+    def table(self) -> str:
+        """Plain text: facts, rules, how they go, and what must hold."""
+        facts = [row for row in self.shares if row.kind == "fact"]
+        rules = [row for row in self.shares if row.kind == "rule"]
+        parts = [
+            f"A window of {self.window} tokens, up to {self.replicates} replicates, compactions at which it was looked: "
+            f"{', '.join(map(str, self.passes))}; one token is {CHARACTERS} characters",
+            "Facts, verbatim: in the window, after one search, after one recall (recalls that it takes at most, tokens of the last)",
+            _grid(_SHARES, [_of_share(row) for row in facts]),
+            "Rules, verbatim, by where they stand",
+            _grid(_SHARES, [_of_share(row) for row in rules]),
+            f"Facts lost and regained from one compaction to the next, over {max(self.passes)}",
+            _grid(_LOSSES, [_of_loss(row) for row in self.losses]),
+            "What must hold: summaries that resolve to originals 1.000, pinned bytes changed 0, over 0, lost 0",
+            _grid(_HEALTH, [_of_health(row) for row in self.health]),
+        ]
+        return "\n\n".join(parts)
+
+
+def _share(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed: int) -> Share | None:
+    """The share of one row; None where no stream came so far."""
+    came = [trial for trial in trials if len(trial.curve) >= passes]
+    probes = [[probe for probe in trial.probes if (probe.kind, probe.passes) == (kind, passes)] for trial in came]
+    flat = [probe for group in probes for probe in group]
+    if not flat:
+        return None
+
+    def bounds(value: Callable[[Probe], bool]) -> tuple[float, float]:
+        groups: dict[int, list[float]] = {}
+        for trial, group in zip(came, probes, strict=True):
+            groups.setdefault(trial.replicate, []).extend(float(value(probe)) for probe in group)
+        return interval(list(groups.values()), seed)
+
+    shown_low, shown_high = bounds(lambda probe: probe.shown)
+    searched_low, searched_high = bounds(lambda probe: probe.searched)
+    costs = [probe.cost for probe in flat if probe.cost]
+    return Share(
+        policy=came[0].policy,
+        arm=arm,
+        kind=kind,
+        passes=passes,
+        trials=len(came),
+        seen=round(_mean(trial.seen[passes - 1] for trial in came)),
+        shown=_mean(probe.shown for probe in flat),
+        shown_low=shown_low,
+        shown_high=shown_high,
+        searched=_mean(probe.searched for probe in flat),
+        searched_low=searched_low,
+        searched_high=searched_high,
+        recalled=_mean(probe.recalled for probe in flat),
+        recalls=max(probe.recalls for probe in flat),
+        cost=round(_mean(costs)),
+    )
+
+
+def _loss(trials: Sequence[Trial], seed: int) -> Loss:
+    groups: dict[int, list[float]] = {}
+    returns: list[bool] = []
+    for trial in trials:
+        own = groups.setdefault(trial.replicate, [])
+        for before, after in zip([[True] * len(trial.curve[0]) if trial.curve else [], *trial.curve], trial.curve, strict=False):
+            own += [float(not now) for was, now in zip(before, after, strict=True) if was]
+            returns += [now for was, now in zip(before, after, strict=True) if not was]
+    longest = max((len(trial.curve) for trial in trials), default=0)
+    curve = [
+        _mean(shown for trial in trials if len(trial.curve) > number for shown in trial.curve[number])
+        for number in range(longest)
+    ]
+    low, high = interval(list(groups.values()), seed)
+    rate = _mean(value for group in groups.values() for value in group)
+    return Loss(
+        policy=trials[0].policy, rate=rate, low=low, high=high, back=_mean(returns), curve=curve, compound=(1 - rate) ** longest
+    )
+
+
+def _health(trials: Sequence[Trial], policy: str, arm: str) -> Health:
+    folds = sum(trial.folds for trial in trials)
+    prompts = sum(trial.prompts for trial in trials)
+    pinned = sum(trial.pinned for trial in trials)
+    return Health(
+        policy=policy,
+        arm=arm,
+        depth=max((trial.depth for trial in trials), default=0),
+        folds=folds,
+        resolved=sum(trial.resolved for trial in trials) / folds if folds else 1.0,
+        changed=sum(trial.changed for trial in trials),
+        overflow=sum(trial.overflow for trial in trials),
+        lost=sum(trial.lost for trial in trials),
+        pinned=pinned / max(1, sum(trial.shipped for trial in trials)),
+        pins=round(pinned / max(1, prompts)),
+        outcomes=_sum(trial.outcomes for trial in trials),
+        asked=_sum(trial.asked for trial in trials),
+    )
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(sorted(total.items()))
+
+
+def _mean(values: Iterable[float]) -> float:
+    given = list(values)
+    return sum(given) / len(given) if given else 0.0
+
+
+_SHARES = ("policy", "rules in", "after", "seen", "window", "95%", "search", "95%", "recall", "recalls", "tokens")
+_LOSSES = ("policy", "lost a pass", "95%", "back a pass", "left after 1", "5", "20", "last", "compound")
+_HEALTH = ("policy", "rules in", "depth", "summaries", "resolve", "changed", "over", "lost", "pins", "of prompts", "outcomes")
+
+
+def _of_share(row: Share) -> tuple[str, ...]:
+    return (
+        row.policy,
+        row.arm or "all",
+        str(row.passes),
+        str(row.seen),
+        f"{row.shown:.3f}",
+        f"{row.shown_low:.3f}-{row.shown_high:.3f}",
+        f"{row.searched:.3f}",
+        f"{row.searched_low:.3f}-{row.searched_high:.3f}",
+        f"{row.recalled:.3f}",
+        str(row.recalls or ""),
+        str(row.cost or ""),
+    )
+
+
+def _of_loss(row: Loss) -> tuple[str, ...]:
+    left = [f"{row.curve[number - 1]:.3f}" if len(row.curve) >= number else "" for number in (1, 5, 20)]
+    return (
+        row.policy,
+        f"{row.rate:.3f}",
+        f"{row.low:.3f}-{row.high:.3f}",
+        f"{row.back:.3f}",
+        *left,
+        f"{row.curve[-1]:.3f}" if row.curve else "",
+        f"{row.compound:.3f}",
+    )
+
+
+def _of_health(row: Health) -> tuple[str, ...]:
+    outcomes = ", ".join(f"{name} {count}" for name, count in row.outcomes.items())
+    asked = ", ".join(f"{name} {count}" for name, count in row.asked.items())
+    return (
+        row.policy,
+        row.arm,
+        str(row.depth),
+        str(row.folds),
+        f"{row.resolved:.3f}",
+        str(row.changed),
+        str(row.overflow),
+        str(row.lost),
+        str(row.pins),
+        f"{row.pinned:.1%}",
+        outcomes + (f"; the model: {asked}" if asked else ""),
+    )
+
+
+def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width; the first, and words at the end, stand to the left."""
+    widths = [max(len(line[at]) for line in (head, *body)) for at in range(len(head))]
+    left = {at for at, name in enumerate(head) if name in ("policy", "rules in", "outcomes")}
+    lines = []
+    for line in (head, *body):
+        cells = [
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,260 @@
+"""Drift: what is left of facts and rules after 1, 5, 20 compactions, in the window and one step away from it.
+
+Facts and standing rules are planted at the start of a seeded stream of work. After each compaction it is
+looked up which of them stand in the prompt verbatim; at chosen ones also which of them one search brings
+back, and one recall of an address that the prompt shows. What a compaction did is read from the ledger.
+
+    report = evaluate(["summarize", "recursive"], replicates=20)
+    print(report.table())
+
+Only exact words count: a paraphrase that a reader would accept is a loss here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import kilburn
+from kilburn.errors import SpecError
+from kilburn.evals.baselines import CHARACTERS
+from kilburn.evals.decay import Decay, Probe, Trial
+from kilburn.evals.plants import ARMS, Garden, garden, work
+from kilburn.evals.roster import MODEL
+from kilburn.evals.trajectories import Run, read
+from kilburn.event import Act
+from kilburn.kernel.process import Process
+from kilburn.kernel.receipts import ranges
+from kilburn.kernel.resolve import resolve
+from kilburn.kernel.search import found
+from kilburn.message import Kind
+from kilburn.page import Page, parse_address, span_of
+
+__all__ = ["PASSES", "POLICIES", "evaluate", "measure"]
+
+POLICIES = ("summarize", "recursive", "hybrid", "fifo")
+PASSES = (1, 5, 20)
+REPLICATES = 20
+WITH_MODEL = 3
+"""Replicates where a model answers: it takes seconds a question."""
+
+LONGEST = 400
+"""Windows of work after which a stream ends though too little was compacted: some policies act seldom."""
+
+HITS = 1000
+"""Tokens that the hits of one search may take."""
+
+_LEAVING = {Act.EVICT, Act.FOLD, Act.RETIRE}
+_HANDLE = re.compile(r"\[((?:[pf]\d+(?:-p\d+)? ?)+)(?:out|in short|in part):")
+"""What the kernel itself writes into a prompt; what looks like an address in the work does not count."""
+
+
+def evaluate(
+    policies: Sequence[str] = POLICIES,
+    *,
+    arms: Sequence[str] = ARMS,
+    window: int = 2000,
+    passes: Sequence[int] = PASSES,
+    replicates: int | None = None,
+    data: str | Path | None = None,
+    model: str | Any = "",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Decay:
+    """Measure each policy in each arm.
+
+    Args:
+        policies: specs of Kilburn's policies.
+        arms: where the rules stand, of `kilburn.evals.plants.ARMS`.
+        window: in tokens of four characters.
+        passes: compactions after which search and recall are tried too.
+        replicates: seeds; None for 20, and 3 where a model answers.
+        data: JSON lines of recorded runs for the work; None for made-up work.
+        model: who answers the policies that ask: they are measured once more with it. A spec, or a model.
+        progress: called with the trials that are done and that there are.
+
+    Raises:
+        SpecError: no such policy, arm or file; a number that means nothing. InvalidMessage: a line that is no run.
+    """
+    if window < 500 or any(number < 1 for number in passes) or not passes or (replicates is not None and replicates < 1):
+        raise SpecError(
+            f"window={window}, passes={list(passes)}, replicates={replicates}",
+            advice="give a window of 500 tokens or more, and numbers of 1 or more",
+        )
+    runs = list(read(data)) if data is not None else []
+    if data is not None and not any(run.steps for run in runs):
+        raise SpecError(f"{data}: no runs", advice="give a file with one run a line")
+    answering = resolve("models", model) if model else None
+    jobs: list[tuple[str, Any, str, int]] = []
+    for spec in dict.fromkeys(policies):
+        asks = inspect.isgeneratorfunction(resolve("policies", spec).plan)
+        for who in (None, answering) if asks and answering is not None else (None,):
+            many = replicates or (REPLICATES if who is None else WITH_MODEL)
+            jobs += [(spec, who, arm, number) for arm in dict.fromkeys(arms) for number in range(many)]
+    trials: list[Trial] = []
+    for spec, who, arm, number in jobs:
+        trials.append(measure(spec, arm, seed + number, window=window, passes=passes, runs=runs, model=who))
+        if progress is not None:
+            progress(len(trials), len(jobs))
+    return Decay.of(trials, window=window, passes=sorted(set(passes)), seed=seed)
+
+
+def measure(
+    policy: str,
+    arm: str,
+    seed: int,
+    *,
+    window: int = 2000,
+    passes: Sequence[int] = PASSES,
+    runs: Sequence[Run] = (),
+    model: Any = None,
+) -> Trial:
+    """One stream through one window, up to the last of the `passes`."""
+    planted = garden(seed, arm)
+    trial = Trial(policy=policy + (MODEL if model is not None else ""), arm=arm, replicate=seed, window=window)
+    with kilburn.open(":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model) as store:
+        process = store.process("stream")
+        stream = _Stream(process, planted, trial)
+        for step in work(seed, planted.parts, runs):
+            if len(trial.curve) >= max(passes) or process.kernel.tier.seen > LONGEST * window:
+                break
+            if stream.add(step) and len(trial.curve) in passes:
+                trial.probes += _probes(process, stream, trial)
+        _audit(process, stream.appended, trial)
+    return trial
+
+
+class _Stream:
+    """A process that the plants and then the work are appended to, with what the prompt showed after each compaction."""
+
+    def __init__(self, process: Process, planted: Garden, trial: Trial) -> None:
+        self.process, self.trial = process, trial
+        self.appended: list[dict[str, Any]] = []
+        self._last = 0
+        addresses = []
+        for number, message in enumerate(planted.messages):
+            addresses.append(self._append(message))
+            if number == planted.pin:
+                process.pin(addresses[-1])
+        # A message's last page is its text or its result: a call stands in front of neither here.
+        self.homes = [(plant, parse_address(addresses[at])[1]) for plant, at in planted.plants]
+        self._compacted()
+
+    def add(self, messages: Sequence[dict[str, Any]]) -> bool:
+        """Append a step of work; whether something left the window meanwhile."""
+        for message in messages:
+            self._append(message)
+        trial, kernel = self.trial, self.process.kernel
+        trial.prompts += 1
+        trial.shipped += kernel.use
+        trial.pinned += sum(kernel.tier.cost(page) for page in kernel.tier.pins)
+        if not self._compacted():
+            return False
+        prompt = self.process.render()
+        shown = "\n".join(_texts(list(prompt)))
+        trial.overflow += prompt.tokens > kernel.capacity
+        trial.seen.append(kernel.tier.seen)
+        trial.curve.append([plant.value in shown for plant, _ in self.homes if plant.kind == "fact"])
+        trial.changed += sum(len(text.encode("utf-8")) for page in kernel.tier.pins if (text := kernel.text(page)) not in shown)
+        return True
+
+    def _append(self, message: dict[str, Any]) -> str:
+        self.appended.append(message)
+        address = self.process.append(message)
+        # Made-up work takes no time: a question in the background is answered before the next event.
+        for thread in threading.enumerate():
+            if thread.name == "kilburn-later":
+                thread.join()
+        return address
+
+    def _compacted(self) -> bool:
+        kernel, left = self.process.kernel, False
+        for event in kernel.store.events(kernel.info.number, self._last):
+            self._last = event.number
+            left = left or event.act in _LEAVING
+        return left
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All that a model reads of a prompt; arguments of calls as they are, without JSON's quotes."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _probes(process: Process, stream: _Stream, trial: Trial) -> Iterator[Probe]:
+    """Each plant: in the window, in the hits of one search, in what one address of the prompt gives back.
+
+    Read as `Process.search` and `Process.recall` do, but without the note in the ledger that they leave:
+    a policy sees how pages are used, and a look must not change what comes after it.
+    """
+    kernel = process.kernel
+    shown = "\n".join(_texts(list(process.render())))
+    handles = dict.fromkeys(address for handle in _HANDLE.findall(shown) for address in handle.split())
+    spans = [parse_address(address) for address in handles]
+    for plant, home in stream.homes:
+        here = plant.value in shown
+        passages = kernel.store.search(plant.query, process=kernel.info.number, limit=20)
+        hits = found(passages, {kernel.info.number: process}, kernel.counter, HITS, kernel.clock())
+        way = _way(home, spans, kernel.tier.pages)
+        last = "".join(map(kernel.text, kernel.resolve(way[-1]))) if way else ""
+        there = here or plant.value in last
+        yield Probe(
+            kind=plant.kind,
+            passes=len(trial.curve),
+            shown=here,
+            searched=here or any(plant.value in hit.text for hit in hits),
+            recalled=here or (there and len(way) == 1),
+            recalls=0 if here or not there else len(way),
+            cost=0 if here else kernel.counter.count(last),
+        )
+
+
+def _way(home: int, spans: Sequence[tuple[int, int]], pages: Mapping[int, Page]) -> list[str]:
+    """Addresses to recall one after another, from those in the prompt, until one is the shortest stretch that holds
+    a page; each recalled summary names its own sources. Empty where no way leads there."""
+    way: list[str] = []
+    while spans:
+        around = [span for span in spans if span[0] <= home <= span[1]]
+        if around:
+            return [*way, span_of(*min(around, key=lambda span: span[1] - span[0]))]
+        older = [pages[first] for first, _ in spans if first < 0]
+        if not older:
+            return []
+        # The summary that reaches back farthest.
+        chosen = min(older, key=lambda page: page.place)
+        way.append(chosen.address)
+        spans = [parse_address(address) for address in ranges(chosen.sources)]
+    return []
+
+
+def _audit(process: Process, appended: Sequence[dict[str, Any]], trial: Trial) -> None:
+    """What the ledger and the page table say of the whole stream."""
+    trial.lost = process.messages() != list(appended)
+    pages = {page.id: page for page, _ in process.pages()}
+    for page in pages.values():
+        if page.kind not in (Kind.FOLD, Kind.EXCERPT):
+            continue
+        trial.folds += 1
+        trial.depth = max(trial.depth, page.depth)
+        leaves, waiting = set[int](), [page.id]
+        while waiting:
+            one = pages.get(waiting.pop())
+            if one is None:
+                leaves.clear()
+                break
+            leaves.update([one.id] if not one.depth else [])
+            waiting += one.sources if one.depth else ()
+        trial.resolved += bool(leaves) and all(bool(process.kernel.tier.at(leaf) != "dropped") for leaf in leaves)
+    trial.outcomes = dict(Counter(event.data["outcome"] for event in process.events() if event.act is Act.COMPACT))
+    trial.asked = dict(Counter(event.data["outcome"] for event in process.events() if event.act is Act.ASK))

@@ -1,0 +1,223 @@
+"""What the counts say: a row a policy and window, what lies above the baselines, what a model's words lost.
+
+Arithmetic on cells; it refuses to lay anything out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kilburn.evals.cost import PER, Rates, cost_of
+from kilburn.evals.outcomes import Cell, Outcome, interval
+from kilburn.evals.roster import BELADY, MODEL
+
+__all__ = ["ENVELOPE", "Loss", "Row", "Verdict", "losses_of", "rows_of", "verdicts_of"]
+
+ENVELOPE = ("tail", "truncated", "last3", "tail+bm25")
+"""The baselines whose best survival, window by window, a policy should beat."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the table. Shares are of `references`; intervals are of 95%, resampled by run.
+
+    Args:
+        policy: its label; `spec` is what it was made from, `model` who answered its questions.
+        gain: survival minus that of the tail on the same references; `gain_low` and `gain_high` bound it.
+        line: share present in a whole line of an older output.
+        searched, reachable: after one search; after one search or one fault. None where there is no store to ask.
+        overflow: prompts that were longer than the window.
+        shipped: tokens of all prompts. cached: those that continue the prompt before, from its beginning.
+        refilled: tokens that had to be read again only because the prompt had changed before them.
+        costs: by price table, of 1,000 prompts.
+        regret: survival of the offline optimum minus this one; cost_regret: by price table, this cost over
+            the optimum's, less 1. Both only where the optimum was measured.
+        acts: times that the policy itself moved something; where it never did, the kernel kept the budget.
+        asks: questions to a model. unanswered: those of them without a usable answer.
+        refused: plans that broke a law. fallbacks: pages that the kernel evicted itself.
+        seconds: wall time, with what the measurement itself takes.
+    """
+
+    policy: str
+    window: int
+    spec: str
+    model: str
+    references: int
+    survival: float
+    low: float
+    high: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    line: float
+    searched: float | None
+    reachable: float | None
+    overflow: int
+    calls: int
+    shipped: int
+    cached: int
+    refilled: int
+    costs: dict[str, float]
+    regret: float | None
+    cost_regret: dict[str, float]
+    acts: int
+    asks: int
+    unanswered: int
+    refused: int
+    fallbacks: int
+    seconds: float
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a policy is worth its while: at every window measured, against the baselines and `summarize`.
+
+    Args:
+        margins: by window, its survival minus the best of the baselines of `ENVELOPE`.
+        above: whether it shows more at every window; showing all counts as more.
+        refills: by window, its re-prefilled tokens over those of `summarize`; empty where that was not measured.
+        fewer: whether all of them are under 1; None where they are not known.
+    """
+
+    policy: str
+    margins: dict[int, float]
+    above: bool
+    refills: dict[int, float]
+    fewer: bool | None
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed when a model answered a policy's questions, on the same references: survival and line
+    survival with the model minus without, the first with its 95% interval by run."""
+
+    policy: str
+    window: int
+    survival: float
+    low: float
+    high: float
+    line: float
+    asks: int
+    unanswered: int
+
+
+def rows_of(done: Sequence[Cell], rates: Rates, seed: int) -> list[Row]:
+    """The rows of the cells, each paired with the cell of "tail" at its window, and with the optimum's."""
+    tails = {cell.window: cell for cell in done if cell.policy == "tail"}
+    best = {cell.window: cell for cell in done if cell.spec == BELADY}
+    return [_row(cell, tails[cell.window], best.get(cell.window), rates, seed) for cell in done]
+
+
+def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> Row:
+    low, high = interval(_by_run([(own.run, float(own.shown)) for own in cell.outcomes]), seed)
+    gain_low, gain_high = interval(_differences(cell.outcomes, tail.outcomes), seed)
+    survival = _share([o.shown for o in cell.outcomes])
+    costs = _costs(cell, rates)
+    optimum = _costs(best, rates) if best is not None else {}
+    return Row(
+        policy=cell.policy,
+        window=cell.window,
+        spec=cell.spec,
+        model=cell.model,
+        references=len(cell.outcomes),
+        survival=survival,
+        low=low,
+        high=high,
+        gain=survival - _share([o.shown for o in tail.outcomes]),
+        gain_low=gain_low,
+        gain_high=gain_high,
+        line=_share([o.line for o in cell.outcomes]),
+        searched=_asked([o.searched for o in cell.outcomes]),
+        reachable=_asked([o.reachable for o in cell.outcomes]),
+        overflow=cell.overflow,
+        calls=cell.calls,
+        shipped=cell.shipped,
+        cached=cell.cached,
+        refilled=cell.refilled,
+        costs=costs,
+        regret=None if best is None else _share([o.shown for o in best.outcomes]) - survival,
+        cost_regret={name: costs[name] / cost - 1 for name, cost in optimum.items() if cost > 0},
+        acts=cell.acts,
+        asks=cell.asks,
+        unanswered=cell.unanswered,
+        refused=cell.refused,
+        fallbacks=cell.fallbacks,
+        seconds=cell.seconds,
+    )
+
+
+def verdicts_of(rows: Sequence[Row]) -> list[Verdict]:
+    """One verdict a policy; none where not all baselines of the envelope were measured."""
+    windows = sorted({row.window for row in rows})
+    known = {(row.policy, row.window): row for row in rows}
+    if any((name, window) not in known for name in ENVELOPE for window in windows):
+        return []
+    envelope = {window: max(known[name, window].survival for name in ENVELOPE) for window in windows}
+    verdicts: list[Verdict] = []
+    for policy in dict.fromkeys(row.policy for row in rows if row.policy not in ENVELOPE):
+        margins = {window: known[policy, window].survival - envelope[window] for window in windows}
+        refills = {
+            window: known[policy, window].refilled / max(1, known["summarize", window].refilled)
+            for window in windows
+            if ("summarize", window) in known
+        }
+        verdicts.append(
+            Verdict(
+                policy=policy,
+                margins=margins,
+                above=all(margins[window] > 0 or known[policy, window].survival == 1.0 for window in windows),
+                refills=refills,
+                fewer=all(ratio < 1 for ratio in refills.values()) if refills else None,
+            )
+        )
+    return verdicts
+
+
+def losses_of(done: Sequence[Cell], seed: int) -> list[Loss]:
+    """What each policy's model changed, for those that were measured with one and without."""
+    plain = {(cell.policy, cell.window): cell for cell in done if not cell.model}
+    found: list[Loss] = []
+    for cell in done:
+        without = plain.get((cell.policy.removesuffix(MODEL), cell.window))
+        if not cell.model or without is None:
+            continue
+        low, high = interval(_differences(cell.outcomes, without.outcomes), seed)
+        found.append(
+            Loss(
+                policy=without.policy,
+                window=cell.window,
+                survival=_share([o.shown for o in cell.outcomes]) - _share([o.shown for o in without.outcomes]),
+                low=low,
+                high=high,
+                line=_share([o.line for o in cell.outcomes]) - _share([o.line for o in without.outcomes]),
+                asks=cell.asks,
+                unanswered=cell.unanswered,
+            )
+        )
+    return found
+
+
+def _costs(cell: Cell, rates: Rates) -> dict[str, float]:
+    return {
+        name: cost_of(cell.shipped, cell.cached, prices, rates.pause) * PER / max(1, cell.calls)
+        for name, prices in rates.tables.items()
+    }
+
+
+def _differences(own: Sequence[Outcome], other: Sequence[Outcome]) -> list[list[float]]:
+    return _by_run([(one.run, float(one.shown) - float(two.shown)) for one, two in zip(own, other, strict=True)])
+
+
+def _by_run(values: Sequence[tuple[str, float]]) -> list[list[float]]:
+    groups: dict[str, list[float]] = {}
+    for run, value in values:
+        groups.setdefault(run, []).append(value)
+    return list(groups.values())
+
+
+def _share(found: Sequence[bool]) -> float:
+    return sum(found) / len(found) if found else 0.0
+
+
+def _asked(found: Sequence[bool | None]) -> float | None:
+    answers = [one for one in found if one is not None]
+    return _share(answers) if answers else None

@@ -1,0 +1,102 @@
+"""Old thinking leaves: Anthropic's `clear_thinking_20251015`, done here.
+
+It has no trigger: thinking of all but the last assistant turns goes as soon as a new turn has some. In a
+chain it stands first, as the provider wants it. What goes stays below, by address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kilburn.effect import Answer, Effect, Note
+from kilburn.message import Kind, Role
+from kilburn.move import Evict, Fold, Move
+from kilburn.page import Page
+from kilburn.policy import View
+from kilburn.wire.editing import Amount, ClearThinkingEdit, number_of
+
+__all__ = ["ClearThinking"]
+
+HEAD = 60
+"""Letters that stay of thinking whose tool calls stay: the thinking of a message leaves whole only with its calls."""
+
+
+@dataclass(frozen=True)
+class ClearThinking:
+    """Keep the thinking of the last assistant turns only.
+
+    A turn is all that the assistant says and does between two messages of the user, tool calls
+    included, so thinking within one long run of tools stays until the user speaks again.
+
+    Args:
+        keep: so many of the last turns that have thinking keep it, or "all". The provider's objects
+            (`{"type": "thinking_turns", "value": 2}`) are taken too.
+    """
+
+    keep: int | str | Mapping[str, object] = 1
+
+    def __post_init__(self) -> None:
+        keep: object = self.keep
+        if isinstance(self.keep, Mapping):
+            keep = "all" if self.keep.get("type") == "all" else number_of(keep, "thinking_turns")
+        if keep != "all" and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+            raise ValueError(f'keep={self.keep!r} is neither a number of turns, 1 or more, nor "all"')
+        object.__setattr__(self, "keep", keep)
+
+    def edit(self) -> ClearThinkingEdit:
+        """The provider's form of these settings."""
+        keep = self.keep
+        return ClearThinkingEdit(keep=Amount(type="thinking_turns", value=keep) if isinstance(keep, int) else "all")
+
+    def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
+        """Evict old thinking; where its calls stay, leave its first words, so that the message stays whole."""
+        turns = self._old_turns(view) if isinstance(self.keep, int) else []
+        if not any(turns):
+            return []
+        visible = {page.id for page in view.pages} | view.stubs
+        folds: list[Move] = []
+        leaving: list[int] = []
+        figures = {"cleared_thinking_turns": 0, "cleared_input_tokens": 0}
+        for turn in turns:
+            freed = 0
+            going = {page.id for page in turn}
+            for page in turn:
+                together = [member for member in view.group(page.id) if member in visible]
+                if going.issuperset(together):
+                    if page.id not in leaving and page.tokens > view.handle:
+                        leaving += together
+                        freed += sum(view.page(member).tokens for member in together) - view.handle
+                    continue
+                text = view.text(page.id)
+                saved = page.tokens - view.count(text[: _head(text)]) - view.handle
+                if saved > 0:
+                    folds.append(Fold(pages=(page.id,), keep=((0, _head(text)),), why="old thinking, its calls stay"))
+                    freed += saved
+            figures["cleared_thinking_turns"] += freed > 0
+            figures["cleared_input_tokens"] += freed
+        if folds or leaving:
+            yield Note(figures=figures)
+        return [*folds, Evict(pages=tuple(leaving), why="old thinking")] if leaving else folds
+
+    def _old_turns(self, view: View) -> list[list[Page]]:
+        """The thinking of each turn that is to lose it, newest turn first."""
+        turns: list[list[Page]] = []
+        started = False
+        for page in reversed(view.pages):
+            if page.role is Role.USER and page.message and not page.depth:
+                started = False
+            elif page.kind is Kind.REASONING:
+                if not started:
+                    turns.append([])
+                    started = True
+                turns[-1].append(page)
+        keep = self.keep if isinstance(self.keep, int) else len(turns)
+        return [[page for page in turn if page.id not in view.pins and not view.is_latest(page)] for turn in turns[keep:]]
+
+
+def _head(text: str) -> int:
+    """Where the first words end: at a line's end or a space where there is one."""
+    line = text.find("\n", 1, HEAD)
+    space = text.rfind(" ", HEAD // 2, HEAD)
+    return line if line > 0 else space if space > 0 else min(HEAD, len(text))

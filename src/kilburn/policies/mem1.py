@@ -1,0 +1,136 @@
+"""MEM1: one internal state that the agent rewrites every turn; what came before it leaves.
+
+Each reply holds `<IS>...</IS>`: what the agent has to know of all that was, and its next action. Once
+it is admitted, everything older leaves the window but the pins and the task, so that the next prompt
+is question, state, action, observation, however long the session. What left stays below, exact, by its
+address. A reply without a state takes nothing away. Source: MEM1, arXiv 2506.15841.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from kilburn.effect import Answer, Effect, Note
+from kilburn.message import Kind, Role
+from kilburn.move import Evict, Move
+from kilburn.page import Page, digest_of
+from kilburn.policies.steps import fresh_messages, last_original, latest_reply, words_of
+from kilburn.policies.text.directives import Malformed, state_of
+from kilburn.policy import View
+
+__all__ = ["INSTRUCTIONS", "Mem1"]
+
+INSTRUCTIONS = (
+    "Begin every reply with <IS>...</IS>: rewrite there all that you must still know, what you found so far, what is open "
+    "and what you will do next. Everything before this reply leaves your view once it is sent, apart from the task and what "
+    "is pinned; what the state does not say is gone, unless you fetch it by its address. Then act."
+)
+"""To be put into the system prompt of the agent, whatever its actions are."""
+
+
+NEAR = 64
+"""Pages at the start of the window that are looked at for the last state."""
+
+
+@dataclass(frozen=True)
+class Mem1:
+    """Evict all that is older than the last reply with an internal state, but for pins and task.
+
+    The task is what stands before the agent's first words, and the latest user message. A state that is
+    not well formed, or longer than `cap`, is rejected: nothing leaves. Where the window is over its
+    capacity, the oldest pages go, the last state and the task last.
+
+    Args:
+        cap: tokens of a state, at most; None for no bound.
+    """
+
+    cap: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cap is not None and (isinstance(self.cap, bool) or self.cap < 1):
+            raise ValueError(f"cap={self.cap!r} leaves no state; give 1 token or more, or None")
+
+    def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
+        """One eviction, or nothing where the latest reply holds no state and there is room."""
+        fresh = fresh_messages(view)
+        if not fresh and not view.excess:
+            return []
+        last = last_original(view)
+        reply = latest_reply(view, last)
+        since, outcome, why = self._since(view, reply)
+        if not since and any(page.message in fresh for page in reply):
+            yield Note(outcome=outcome, why=why)
+        if since:
+            old = self._older(view, since, last)
+            if old:
+                return [Evict(pages=old, why="before the last internal state")]
+        return self._relieve(view, last) if view.excess else []
+
+    def _since(self, view: View, reply: Sequence[Page]) -> tuple[int, str, str]:
+        """The first page of the message that holds the state; or 0, and how it is with the state instead."""
+        outcome, why = "empty", "the reply holds no internal state"
+        for page in reversed(reply):
+            for words in words_of(view, [page]):
+                state = state_of(words)
+                if isinstance(state, Malformed):
+                    return 0, "rejected", state.why
+                if state is not None and state.strip():
+                    tokens = view.count(state) if self.cap is not None else 0
+                    if self.cap is not None and tokens > self.cap:
+                        return 0, "rejected", f"a state of {tokens} tokens where {self.cap} are allowed"
+                    return next(each.id for each in reply if each.message == page.message), "", ""
+                if state is not None:
+                    why = "the internal state is empty"
+        return 0, outcome, why
+
+    def _older(self, view: View, since: int, last: int) -> tuple[int, ...]:
+        """What stands before a page and may leave: whole groups, nothing pinned, nothing of the task."""
+        is_task = _task(view, last)
+        resident = {page.id for page in view.pages}
+        old = {page.id: page for page in view.pages if page.place[0] < since}
+        kept = {page.id for page in old.values() if page.id in view.pins or is_task(page)}
+        for page in old.values():
+            together = view.group(page.id)
+            stays = any(member in resident and (member not in old or member in kept) for member in together)
+            if stays or view.is_latest(page) or not view.is_movable(page):
+                kept.update(member for member in together if member in old)
+        return tuple(number for number in old if number not in kept)
+
+    @staticmethod
+    def _relieve(view: View, last: int) -> list[Move]:
+        """The oldest leave; the last reply that has a state, and behind it the task, only when nothing else is left."""
+        is_task, state = _task(view, last), _last_state(view)
+
+        def ranked() -> Iterator[Page]:
+            yield from (page for page in view.pages if page.message != state and not is_task(page))
+            yield from (page for page in view.pages if page.message == state)
+            yield from view.pages
+
+        leaving = view.free((page for page in ranked() if not view.is_latest(page)), view.excess)
+        return [Evict(pages=leaving, why="over capacity")] if leaving else []
+
+
+def _task(view: View, last: int) -> Callable[[Page], bool]:
+    """Whether a page is of the task: what stands before the agent's first words, or the latest user message."""
+    first = 1
+    while first <= last and view.page(first).role is not Role.ASSISTANT:
+        first += 1
+    latest = digest_of(view.task) if view.task else ""
+
+    def is_task(page: Page) -> bool:
+        if page.id > 0:
+            return page.id < first or (page.role is Role.USER and page.digest == latest)
+        return page.depth > 0 and any(source > 0 and is_task(view.page(source)) for source in page.sources)
+
+    return is_task
+
+
+def _last_state(view: View) -> int:
+    """The message with the last state; -1 for none. All that was older has left, so it stands near to the start."""
+    for page in view.pages[:NEAR]:
+        if page.role is Role.ASSISTANT and page.kind is Kind.TEXT:
+            state = state_of(view.text(page.id))
+            if isinstance(state, str) and state.strip():
+                return page.message
+    return -1

@@ -1,0 +1,291 @@
+"""Anthropic's compaction block: read and written, found in a message, and put where the provider reads it.
+
+The block stands for all that was before it. What a prompt still holds of that (pins, handles) would be
+ignored where it stands, so it moves behind the block. It refuses to decide what leaves a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from kilburn.errors import InvalidMessage
+from kilburn.message import Kind, Message
+from kilburn.model import Tokens
+from kilburn.wire.editing import or_null, read_fields, string, whole, write
+from kilburn.wire.messages import OPENING
+from kilburn.wire.plain import plain, type_of, unpack
+
+__all__ = [
+    "Applied",
+    "Block",
+    "Iteration",
+    "Report",
+    "betas_of",
+    "block_in",
+    "block_of",
+    "read_block",
+    "read_report",
+    "recorded",
+    "report_of",
+    "settled",
+]
+
+EDITING = "context-management-2025-06-27"
+THRESHOLD = "compact-2026-01-12"
+ON_DEMAND = "compact-2026-09-04"
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A compaction block.
+
+    Args:
+        content: the summary; None where the provider's compaction failed, which changes nothing.
+        encrypted_content: opaque, to be sent back as it came.
+        signature: of blocks made on demand, likewise.
+    """
+
+    type: str = "compaction"
+    content: str | UnsetType | None = UNSET
+    encrypted_content: str | UnsetType | None = UNSET
+    signature: str | UnsetType | None = UNSET
+    more: dict[str, Any] = {}
+
+    @property
+    def stands(self) -> bool:
+        """Whether it stands for what was before it."""
+        return isinstance(self.content, str)
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """An edit that the provider applied, and how much it cleared."""
+
+    type: str
+    cleared_input_tokens: int | UnsetType = UNSET
+    cleared_tool_uses: int | UnsetType = UNSET
+    cleared_thinking_turns: int | UnsetType = UNSET
+    more: dict[str, Any] = {}
+
+
+class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampling of the provider within a request: type "message", "compaction", or another."""
+
+    type: str
+    input_tokens: int | UnsetType = UNSET
+    output_tokens: int | UnsetType = UNSET
+    cache_read_input_tokens: int | UnsetType = UNSET
+    cache_creation_input_tokens: int | UnsetType = UNSET
+    more: dict[str, Any] = {}
+
+    @property
+    def tokens(self) -> Tokens:
+        """What it cost."""
+        fresh, reply, cached, written = (
+            0 if count is UNSET else count
+            for count in (self.input_tokens, self.output_tokens, self.cache_read_input_tokens, self.cache_creation_input_tokens)
+        )
+        return Tokens(prompt=fresh + cached + written, reply=reply, cached=cached, written=written)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reply says of the provider's own work on the prompt.
+
+    Args:
+        applied: the edits that were applied.
+        iterations: what each sampling cost. Those of type "compaction" are in no other figure.
+        paused: whether it stopped behind its compaction, as `pause_after_compaction` asks.
+    """
+
+    applied: tuple[Applied, ...] = ()
+    iterations: tuple[Iteration, ...] = ()
+    paused: bool = False
+
+    @property
+    def beside(self) -> Tokens | None:
+        """What compactions cost, which the reply's usage leaves out; None where there was none."""
+        costs = [iteration.tokens for iteration in self.iterations if iteration.type == "compaction"]
+        if not costs:
+            return None
+        return Tokens(
+            prompt=sum(cost.prompt for cost in costs),
+            reply=sum(cost.reply for cost in costs),
+            cached=sum(cost.cached for cost in costs),
+            written=sum(cost.written for cost in costs),
+        )
+
+
+_BLOCK = {"type": string, "content": or_null(string), "encrypted_content": or_null(string), "signature": or_null(string)}
+_APPLIED = {"type": string, "cleared_input_tokens": whole, "cleared_tool_uses": whole, "cleared_thinking_turns": whole}
+_ITERATION = {
+    "type": string,
+    "input_tokens": whole,
+    "output_tokens": whole,
+    "cache_read_input_tokens": whole,
+    "cache_creation_input_tokens": whole,
+}
+
+
+def read_block(source: Any, where: str = "block") -> Block:
+    """A compaction block; `write` gives it back equal.
+
+    Raises:
+        InvalidMessage: another type, a field of the wrong type, or an empty summary, which the provider refuses.
+    """
+    block = Block(**read_fields(plain(source, where), where, _BLOCK))
+    if block.type != "compaction":
+        raise InvalidMessage(f"{where}.type: {block.type[:40]!r} is not compaction")
+    if block.content == "":
+        raise InvalidMessage(f"{where}.content is empty", advice="use null for a compaction that failed")
+    return block
+
+
+def block_in(text: str) -> Block | None:
+    """The compaction block that an opaque page's text is, or None where it is another block, or malformed."""
+    if '"type":"compaction"' not in text:
+        return None
+    try:
+        return read_block(unpack(text))
+    except InvalidMessage:
+        return None
+
+
+def block_of(message: Message) -> Block | None:
+    """The last compaction block of a message that has content, or else the last without; None where there is none."""
+    found = [block for part in message.parts if part.kind is Kind.OPAQUE and (block := block_in(part.text)) is not None]
+    return next((block for block in reversed(found) if block.stands), found[-1] if found else None)
+
+
+def read_report(source: Mapping[str, Any], where: str = "reply") -> Report:
+    """The report in a reply's JSON.
+
+    Raises:
+        InvalidMessage: a field of the wrong type.
+    """
+    management = source.get("context_management") or {}
+    usage = source.get("usage") or {}
+    if not isinstance(management, dict) or not isinstance(usage, dict):
+        raise InvalidMessage(f"{where}: context_management and usage are objects")
+    return Report(
+        applied=tuple(Applied(**item) for item in _listed(management, "applied_edits", _APPLIED, where)),
+        iterations=tuple(Iteration(**item) for item in _listed(usage, "iterations", _ITERATION, where)),
+        paused=source.get("stop_reason") == "compaction",
+    )
+
+
+def _listed(holder: dict[str, Any], key: str, readers: Any, where: str) -> Iterator[dict[str, Any]]:
+    items = holder.get(key) or []
+    if not isinstance(items, list):
+        raise InvalidMessage(f"{where}.{key}: {type_of(items)} where a list belongs")
+    for index, item in enumerate(items):
+        place = f"{where}.{key}[{index}]"
+        read = read_fields(item, place, readers)
+        if "type" not in read:
+            raise InvalidMessage(f"{place}.type is missing")
+        yield read
+
+
+def report_of(message: Message) -> Report:
+    """What the provider did with the prompt that a recorded reply answered; an empty report where it did nothing."""
+    return read_report(unpack(message.extra).get("dict") or {})
+
+
+def recorded(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what a reply says, the part worth keeping with its message: applied edits, costs of compactions, a pause.
+
+    Raises:
+        InvalidMessage: a field of the wrong type.
+    """
+    report = read_report(said)
+    kept: dict[str, Any] = {}
+    if report.applied:
+        kept["context_management"] = {"applied_edits": [write(item) for item in report.applied]}
+    if report.beside is not None:
+        kept["usage"] = {"iterations": [write(item) for item in report.iterations]}
+    if report.paused:
+        kept["stop_reason"] = "compaction"
+    return kept
+
+
+def betas_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The beta headers that a request needs: for its edits, and for the compaction blocks that it holds.
+
+    Raises:
+        InvalidMessage: `context_management` and `compaction` together, which the provider refuses.
+    """
+    edits, demand = body.get("context_management"), body.get("compaction")
+    if edits is not None and demand is not None:
+        raise InvalidMessage("compaction and context_management in one request", advice="send one of them")
+    kinds = [edit.get("type") for edit in (edits or {}).get("edits", ()) if isinstance(edit, dict)]
+    blocks = [block for message in messages for block in _blocks(message)]
+    needed = {
+        EDITING: any(kind != "compact_20260112" for kind in kinds),
+        THRESHOLD: "compact_20260112" in kinds or any(not block.get("signature") for block in blocks),
+        ON_DEMAND: demand is not None or any(block.get("signature") for block in blocks),
+    }
+    return [beta for beta, is_needed in needed.items() if is_needed]
+
+
+def _blocks(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    content = message.get("content")
+    return (block for block in (content if isinstance(content, list) else ()) if block.get("type") == "compaction")
+
+
+def settled(messages: Sequence[dict[str, Any]], *, carry: bool = True) -> list[dict[str, Any]]:
+    """The messages as the provider is to get them: the last compaction block with content first, exactly one.
+
+    Args:
+        carry: what stands before the block comes behind it, in its order, so that it is read; False
+            leaves it out, as the provider would.
+    """
+    at = next(
+        (
+            (index, place)
+            for index in range(len(messages) - 1, -1, -1)
+            for place in range(len(messages[index]["content"]) - 1, -1, -1)
+            if isinstance(messages[index]["content"], list) and _stands(messages[index]["content"][place])
+        ),
+        None,
+    )
+    if at is None:
+        return list(messages)
+    index, place = at
+    content = messages[index]["content"]
+    role = messages[index]["role"]
+    before = [*messages[:index], {"role": role, "content": content[:place]}]
+    if before[0]["content"] == OPENING:
+        del before[0]
+    moved = [{**message, "content": _without_blocks(message["content"])} for message in before] if carry else []
+    rest = [{**messages[index], "content": content[place + 1 :]}, *messages[index + 1 :]]
+    thinks = rest[0]["content"] and rest[0]["content"][0].get("type") in ("thinking", "redacted_thinking")
+    if thinks and moved and _joined(moved)[-1:] and _joined(moved)[-1]["role"] == role:
+        # A turn that thinks must begin with its thinking.
+        moved.append({"role": "user", "content": OPENING})
+    return _joined([{"role": role, "content": [content[place]]}, *moved, *rest])
+
+
+def _stands(block: Mapping[str, Any]) -> bool:
+    return block.get("type") == "compaction" and bool(block.get("content"))
+
+
+def _without_blocks(content: Any) -> Any:
+    return [block for block in content if block.get("type") != "compaction"] if isinstance(content, list) else content
+
+
+def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without empty messages, and neighbours of one role as one."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        if not message["content"]:
+            continue
+        if joined and joined[-1]["role"] == message["role"]:
+            joined[-1] = {**joined[-1], "content": [*_listed_blocks(joined[-1]["content"]), *_listed_blocks(message["content"])]}
+        else:
+            joined.append(message)
+    return joined
+
+
+def _listed_blocks(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)

@@ -1,0 +1,353 @@
+"""Free(): what a pass deletes comes back bit by bit, and what it may not touch it does not."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import kilburn
+from kernel.talk import assistant, call_of, tool, user
+from kilburn.effect import Answer, Effect
+from kilburn.errors import SpecError
+from kilburn.event import Act, Event
+from kilburn.kernel.process import Process
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.model import Reply
+from kilburn.move import Load
+from kilburn.policies.free import Cleaner, Free, Heuristic, Prompted, Proposal
+from kilburn.policies.text.anchors import Anchors, Exact, Scanned
+from kilburn.policy import Cause
+from kilburn.testing import Scripted, check_laws, check_policy
+
+NOISE = "".join(f"noise {number}: nothing of this is of any use to anybody\n" for number in range(12))
+LOG = f"START of the log\nkept line above\nBEGIN-NOISE\n{NOISE}END-NOISE\nkept line below\nEND of the log\n"
+CUT = Anchors("BEGIN-NOISE", "END-NOISE\n")
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A cleaner that always says the same."""
+
+    directives: tuple[Anchors | Exact, ...] = (CUT,)
+    heard: list[Sequence[Scanned]] = field(default_factory=list, compare=False)
+
+    def propose(self, scanned: Sequence[Scanned], task: str) -> Generator[Effect, Answer, Proposal]:
+        yield from ()
+        self.heard.append(scanned)
+        return Proposal(self.directives)
+
+
+def opened(policy: Any, *script: Any, window: int = 4000, path: str = ":memory:") -> Process:
+    model = Scripted(list(script)) if script else None
+    process = kilburn.open(path, window=window, policy=policy, tokenizer="chars/4", model=model).process("a")
+    process.append(user("Find the reason in the log"))
+    return process
+
+
+def step(process: Process, number: int, text: str = LOG, name: str = "run", **arguments: Any) -> None:
+    process.append(assistant(f"step {number}", call_of(f"c{number}", name, **(arguments or {"number": number}))))
+    process.append(tool(f"c{number}", text))
+
+
+def cross(process: Process) -> None:
+    """Have a border of 300 tokens behind all that is there."""
+    process.append(assistant("on " * 420))
+
+
+def passes(process: Process) -> list[Event]:
+    return [event for event in process.events() if event.act is Act.COMPACT]
+
+
+def last_pass(process: Process) -> dict[str, Any]:
+    data = dict(passes(process)[-1].data)
+    data.pop("freed")
+    return data
+
+
+def outputs(process: Process) -> list[str]:
+    return [message["content"] for message in process.render() if message["role"] == "tool"]
+
+
+def test_a_pass_comes_with_every_so_many_tokens_and_not_between() -> None:
+    cleaner = Fixed(())
+    process = opened(Free(every=1000, cleaner=cleaner))
+    borders = []
+    for number in range(30):
+        before, heard = process.kernel.tier.seen, len(cleaner.heard)
+        step(process, number, "x" * 400)
+        if before // 1000 != process.kernel.tier.seen // 1000:
+            borders.append(number)
+            assert len(cleaner.heard) == heard + 1, f"a border was crossed at {number}"
+        else:
+            assert len(cleaner.heard) == heard
+    assert len(borders) >= 3
+
+
+def test_the_span_goes_the_rest_is_identical_and_undo_brings_the_page_back_bit_by_bit() -> None:
+    process = opened(Free(every=300, cleaner=Fixed()))
+    step(process, 0)
+    cross(process)
+    assert last_pass(process) == {"outcome": "done", "moves": 1, "deleted": 1}
+    head, _, tail = outputs(process)[0].partition("\n…\n")
+    assert head == "[p4 in part:]\nSTART of the log\nkept line above"
+    assert tail == "kept line below\nEND of the log\n"
+    assert process.kernel.text(4) == LOG, "what was deleted stays below"
+    check_laws(process)
+    process.apply(Load((4,)))
+    assert outputs(process)[0] == LOG
+    check_laws(process)
+
+
+def test_what_was_brought_back_is_not_cleaned_again() -> None:
+    process = opened(Free(every=300, cleaner=Fixed()))
+    step(process, 0)
+    cross(process)
+    assert outputs(process)[0] != LOG
+    process.apply(Load((4,)))
+    for _ in range(4):
+        cross(process)
+    assert outputs(process)[0] == LOG
+
+
+def test_a_page_is_cleaned_again_from_its_original() -> None:
+    @dataclass(frozen=True)
+    class Twice:
+        def propose(self, scanned: Sequence[Scanned], task: str) -> Generator[Effect, Answer, Proposal]:
+            yield from ()
+            whole = any(page.page == 4 and page.is_whole for page in scanned)
+            return Proposal([CUT if whole else Anchors("kept line below", "END of the log\n")])
+
+    process = opened(Free(every=300, least=0, cleaner=Twice()))
+    step(process, 0)
+    cross(process)
+    cross(process)
+    excerpts = [page for page, state in process.pages() if page.kind is Kind.EXCERPT and state.at == "in"]
+    assert [(page.depth, page.sources) for page in excerpts] == [(1, (4,))]
+    assert outputs(process)[0] == "[p4 in part:]\nSTART of the log\nkept line above\n…\n"
+    check_laws(process)
+    process.apply(Load((4,)))
+    assert outputs(process)[0] == LOG
+
+
+def moves_of(process: Process) -> Sequence[Any]:
+    """What a pass over the window as it is now would do."""
+    last = process.kernel.tier.last
+    plan = Free(every=1, cleaner="heuristic", least=0).plan(process._planner.view(Cause.ADMIT, (last,)))
+    assert isinstance(plan, Generator)
+    try:
+        next(plan)
+        while True:
+            plan.send(Answer(outcome="done"))
+    except StopIteration as stop:
+        moves: Sequence[Any] = stop.value
+        return moves
+
+
+def test_a_second_pass_with_the_same_cleaner_changes_nothing() -> None:
+    process = opened("fifo")
+    failed = "error: No such file or directory: x\n" + "  some usage that helps nobody\n" * 4
+    for number in range(3):
+        step(process, number, LOG, "read", path="a.log")
+        step(process, 10 + number, failed if number == 1 else f"fine {number}\n{NOISE}")
+    moves = moves_of(process)
+    assert len(moves) >= 4
+    process.apply(*moves)
+    assert moves_of(process) == []
+    check_laws(process)
+
+
+def test_superseded_output_leaves_a_handle() -> None:
+    process = opened("free(every=500, cleaner='heuristic')")
+    for number in range(3):
+        step(process, number, LOG, "read", path="a.log")
+    assert [text == LOG for text in outputs(process)].count(True) < 3
+    assert " out: " in outputs(process)[0]
+    assert outputs(process)[-1] == LOG
+    check_laws(process)
+
+
+@pytest.mark.parametrize(
+    ("directive", "name"),
+    [
+        (Anchors("noise 3", "never there"), "unmatched"),
+        (Anchors("noise", "END-NOISE"), "ambiguous"),
+        (Anchors("BEGIN-NOISE", "noise"), "ambiguous"),
+        (Anchors("END-NOISE", "BEGIN-NOISE"), "reversed"),
+        (Anchors("BEGIN-NOISE", "second page"), "crossing"),
+        (Anchors("", "END-NOISE"), "empty"),
+        (Anchors("START of the log", "START of the log"), "small"),
+    ],
+)
+def test_anchors_that_name_nothing_exactly_are_counted_and_change_nothing(directive: Anchors, name: str) -> None:
+    process = opened(Free(every=300, cleaner=Fixed((directive,))))
+    step(process, 0)
+    process.append(assistant("second page " + "w " * 30))
+    cross(process)
+    data = last_pass(process)
+    assert data["outcome"] == "no progress"
+    assert data[name] == 1
+    assert data["moves"] == 0
+    assert outputs(process)[0] == LOG
+    check_laws(process)
+
+
+def test_overlapping_spans_count_once() -> None:
+    process = opened(Free(every=300, cleaner=Fixed((CUT, Anchors("noise 3", "noise 5"), CUT))))
+    step(process, 0)
+    cross(process)
+    assert last_pass(process) == {"outcome": "done", "moves": 1, "deleted": 1, "overlapping": 2}
+
+
+def test_pins_the_users_words_the_latest_message_and_calls_are_not_offered() -> None:
+    cleaner = Fixed(())
+    process = opened(Free(every=200, cleaner=cleaner))
+    process.append(user(f"please {NOISE}"))
+    step(process, 0)
+    process.pin("p5")
+    step(process, 1, LOG + "one")
+    step(process, 2, LOG + "two")
+    offered = {page.page: page for page in cleaner.heard[-1] if not page.fixed}
+    latest = process.kernel.tier.last
+    kinds = {process.kernel.tier.pages[page].role for page in offered}
+    assert latest not in offered
+    assert 5 not in offered
+    assert kinds <= {Role.ASSISTANT, Role.TOOL}
+    assert all(process.kernel.tier.pages[page].kind is not Kind.CALL for page in offered)
+
+
+def test_no_pass_while_a_call_is_open_but_its_border_is_not_lost() -> None:
+    cleaner = Fixed(())
+    process = opened(Free(every=300, cleaner=cleaner))
+    process.append(assistant("a long thought " * 100, call_of("c1"), call_of("c2")))
+    process.append(tool("c1", "short"))
+    assert cleaner.heard == []
+    process.append(tool("c2", "short"))
+    assert len(cleaner.heard) == 1
+
+
+def test_signed_thoughts_stay_whole_and_plain_ones_may_be_cleaned() -> None:
+    heard = []
+    for extra in (None, '{"signature": "abc"}'):
+        cleaner = Fixed(())
+        process = opened(Free(every=200, cleaner=cleaner))
+        thought = Part(kind=Kind.REASONING, text=f"hm {NOISE}", extra=extra)
+        process.append(Message(role=Role.ASSISTANT, parts=(thought, Part(kind=Kind.TEXT, text="I look."))))
+        process.append(assistant("b " * 300))
+        process.append(assistant("c " * 300))
+        heard.append({page.page: page.fixed for page in cleaner.heard[-1]}[2])
+    assert heard == [False, True]
+
+
+DELETE = json.dumps({"delete": [{"prefix": "BEGIN-NOISE", "suffix": "END-NOISE"}]})
+
+
+def test_the_model_is_asked_with_a_schema_and_its_anchors_count() -> None:
+    model = Scripted([DELETE] * 3)
+    process = kilburn.open(":memory:", window=4000, policy="free(every=300)", tokenizer="chars/4", model=model).process("a")
+    process.append(user("Find the reason in the log"))
+    process.append(assistant("other words that stay " * 20))
+    step(process, 0)
+    cross(process)
+    assert "noise" not in outputs(process)[0]
+    request = model.requests[-1]
+    assert request.schema is not None
+    assert request.schema["properties"]["delete"]["items"]["required"] == ["prefix", "suffix"]
+    assert "Find the reason in the log" in request.messages[-1]["content"]
+
+
+def _raise(request: Any) -> str:
+    raise ZeroDivisionError("not ours")
+
+
+BAD: list[tuple[Any, str]] = [
+    ("", "empty"),
+    ("delete it all please", "rejected"),
+    ('{"delete": [{"prefix": "BEGIN"}]}', "rejected"),
+    ('{"delete": []}', "no progress"),
+    (json.dumps([{"prefix": f"p{n}", "suffix": "s"} for n in range(500)]), "rejected"),
+    (lambda request: request.messages[-1]["content"], "rejected"),
+    (Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.CALL, text="{}", call="x", name="run"),)), "failed"),
+    (Reply(message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="No."),)), finish="refused"), "refused"),
+    (Reply(message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text='{"del'),)), finish="length"), "truncated"),
+    (_raise, "failed"),
+]
+
+
+@pytest.mark.parametrize(("reply", "outcome"), BAD)
+def test_a_bad_reply_changes_nothing_and_has_a_typed_outcome(reply: Any, outcome: str) -> None:
+    process = opened("free(every=300)", *[reply] * 5)
+    step(process, 0)
+    cross(process)
+    cross(process)
+    assert {event.data["outcome"] for event in passes(process)} == {outcome}
+    assert outputs(process)[0] == LOG
+    assert all(state.at == "in" for _, state in process.pages())
+    assert len(passes(process)) == 2, "it is asked once a border"
+    check_laws(process)
+
+
+def test_a_reply_that_would_delete_nearly_all_is_rejected() -> None:
+    process = opened("free(every=300, cleaner='model')", *[json.dumps([{"prefix": "START of", "suffix": "END of the log"}])] * 3)
+    step(process, 0)
+    cross(process)
+    assert last_pass(process)["outcome"] == "rejected"
+    assert outputs(process)[0] == LOG
+
+
+def test_a_model_that_hangs_is_not_waited_for_for_ever() -> None:
+    never = threading.Event()
+
+    def hang(request: Any) -> str:
+        never.wait(30)
+        return DELETE
+
+    process = opened(Free(every=300, cleaner=Prompted(timeout=0.05)), hang, hang, hang)
+    step(process, 0)
+    cross(process)
+    never.set()
+    assert {event.data["outcome"] for event in passes(process)} == {"failed"}
+    assert outputs(process)[0] == LOG
+
+
+def test_without_a_model_rules_clean_unless_only_the_model_may() -> None:
+    for cleaner, expected in (("auto", True), ("heuristic", True), ("model", False)):
+        process = opened(f"free(every=500, cleaner={cleaner!r})")
+        for number in range(3):
+            step(process, number, LOG, "read", path="a.log")
+        assert (" out: " in outputs(process)[0]) is expected
+
+
+@pytest.mark.parametrize("make", [lambda: Free(every=150, least=0), lambda: Free(every=90, cleaner=Prompted())])
+def test_it_keeps_the_contract(make: Callable[[], Free]) -> None:
+    model = Scripted([DELETE, "garbage", json.dumps([{"prefix": "1: ", "suffix": "3: "}])] * 300)
+    check_policy(make, windows=(400,), seeds=(5,), model=None)
+    process = kilburn.open(":memory:", window=600, policy=make(), tokenizer="chars/4", model=model).process("a")
+    process.append(user("go"))
+    for number in range(12):
+        step(process, number, f"{number}: {LOG}")
+    check_laws(process)
+    assert not [event for event in process.events() if event.act is Act.REFUSE]
+
+
+def test_cleaners_are_a_protocol() -> None:
+    assert isinstance(Heuristic(), Cleaner)
+    assert isinstance(Prompted(), Cleaner)
+    assert isinstance(Fixed(), Cleaner)
+    assert Free(cleaner=Prompted()) == Free(cleaner=Prompted())
+
+
+@pytest.mark.parametrize("spec", ["free(every=0)", "free(reach=0)", "free(least=-1)", "free(cleaner='nobody')"])
+def test_bad_parameters_are_refused(spec: str) -> None:
+    with pytest.raises(SpecError):
+        kilburn.open(":memory:", window=1000, policy=spec)
+
+
+@pytest.mark.parametrize("wrong", [{"tokens": 0}, {"most": 0.0}, {"most": 1.5}, {"timeout": 0}])
+def test_bad_parameters_of_the_prompted_cleaner_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        Prompted(**wrong)

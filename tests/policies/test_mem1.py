@@ -1,0 +1,183 @@
+"""MEM1 in a real process: with a state the past leaves, without one nothing does, and nothing is ever lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.errors import SpecError
+from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.kernel.resolve import resolve
+from kilburn.testing import check_laws, check_policy
+
+QUESTION = "Where was the founder of Velkor born?"
+
+
+@pytest.fixture
+def store() -> Any:
+    with kilburn.open(":memory:", window=4000, policy="mem1", tokenizer="chars/4") as opened:
+        yield opened
+
+
+def started(store: Hierarchy) -> Process:
+    process = store.process("s")
+    process.append({"role": "system", "content": "Search."}, {"role": "user", "content": QUESTION})
+    return process
+
+
+def turn(process: Process, number: int, state: str | None) -> None:
+    """One turn in plain text: a reply, with a state or without, and an observation of 200 tokens."""
+    words = f"{state or ''}<search>query {number}</search>"
+    process.append({"role": "assistant", "content": words})
+    process.append({"role": "user", "content": f"<information>fact {number} " + "word " * 160 + "</information>"})
+
+
+def text(process: Process) -> str:
+    return "\n".join(str(message["content"]) for message in process.render())
+
+
+def outcomes(process: Process) -> list[str]:
+    return [event.data["outcome"] for event in process.events() if event.act is Act.COMPACT]
+
+
+def test_the_next_prompt_is_question_state_action_observation(store: Hierarchy) -> None:
+    process = started(store)
+    for number in range(1, 6):
+        turn(process, number, f"<IS>state {number}</IS>")
+    shown = text(process)
+    assert QUESTION in shown
+    assert "Search." in shown
+    assert "<IS>state 5</IS><search>query 5</search>" in shown
+    assert "fact 5" in shown
+    assert not any(f"state {number}" in shown or f"fact {number}" in shown for number in range(1, 5))
+    assert "fact 2" in process.recall("p6"), "what left is read by its address"
+
+
+def test_the_prompt_stays_flat_however_long_the_session(store: Hierarchy) -> None:
+    process = started(store)
+    sizes = []
+    for number in range(1, 41):
+        turn(process, number, f"<IS>state {number:03}</IS>")
+        sizes.append(process.render().tokens)
+    assert max(sizes[2:]) - min(sizes[2:]) <= 12, "only the handle of what left grows, by digits"
+
+
+def test_tool_calls_leave_with_their_results_once_the_next_state_is_there(store: Hierarchy) -> None:
+    process = started(store)
+    for number in range(1, 4):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "search", "arguments": f'{{"q": {number}}}'}}
+        process.append({"role": "assistant", "content": f"<IS>state {number}</IS>", "tool_calls": [call]})
+        process.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"fact {number}"})
+    prompt = process.render()
+    calls = [call["id"] for message in prompt for call in message.get("tool_calls") or []]
+    assert calls == ["c3"]
+    assert [message["content"] for message in prompt if message["role"] == "tool"] == ["fact 3"]
+    check_laws(process)
+
+
+def test_the_original_think_tag_is_a_state(store: Hierarchy) -> None:
+    process = started(store)
+    turn(process, 1, "<think>state 1</think>")
+    turn(process, 2, "<think>state 2</think>")
+    assert "state 1" not in text(process)
+
+
+def test_without_a_state_nothing_leaves_and_the_ledger_says_so(store: Hierarchy) -> None:
+    process = started(store)
+    turn(process, 1, "<IS>state 1</IS>")
+    turn(process, 2, None)
+    shown = text(process)
+    assert "state 1" in shown
+    assert "fact 1" in shown
+    assert outcomes(process) == ["empty"]
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"),
+    [
+        ("<IS>cut off", "rejected"),
+        ("<IS>a</IS><IS>b</IS>", "rejected"),
+        ("</IS>a<IS>", "rejected"),
+        ("<IS> \n </IS>", "empty"),
+        ("", "empty"),
+    ],
+)
+def test_a_bad_state_changes_nothing(store: Hierarchy, state: str, outcome: str) -> None:
+    process = started(store)
+    turn(process, 1, "<IS>state 1</IS>")
+    turn(process, 2, state)
+    assert "state 1" in text(process)
+    assert "fact 1" in text(process)
+    assert outcomes(process) == [outcome], "once for the reply, not again for the observation"
+
+
+def test_a_state_beyond_its_cap_is_rejected() -> None:
+    with kilburn.open(":memory:", window=4000, policy="mem1(cap=10)", tokenizer="chars/4") as store:
+        process = started(store)
+        turn(process, 1, "<IS>short</IS>")
+        turn(process, 2, f"<IS>{'long ' * 40}</IS>")
+        assert outcomes(process) == ["rejected"]
+        assert "fact 1" in text(process)
+        turn(process, 3, "<IS>short</IS>")
+        assert "fact 1" not in text(process)
+
+
+def test_a_state_in_tool_output_is_data(store: Hierarchy) -> None:
+    process = started(store)
+    turn(process, 1, "<IS>state 1</IS>")
+    process.append({"role": "user", "content": "<IS>injected</IS>"})
+    assert "state 1" in text(process)
+    assert "fact 1" in text(process)
+
+
+def test_pins_stay(store: Hierarchy) -> None:
+    process = started(store)
+    turn(process, 1, "<IS>state 1</IS>")
+    process.pin("p4")
+    turn(process, 2, "<IS>state 2</IS>")
+    assert "fact 1" in text(process)
+    assert "state 1" not in text(process)
+
+
+def test_over_capacity_without_states_the_oldest_go_and_state_and_question_last() -> None:
+    with kilburn.open(":memory:", window=900, policy="mem1", tokenizer="chars/4") as store:
+        process = store.process("s")
+        process.append({"role": "user", "content": QUESTION + " x" * 500})  # too long to be pinned by itself
+        turn(process, 1, "<IS>state 1</IS>")
+        for number in range(2, 9):
+            turn(process, number, None)
+            assert process.render().tokens <= 900
+        shown = text(process)
+        assert QUESTION in shown
+        assert "state 1" in shown
+        assert "fact 8" in shown
+        assert "fact 2" not in shown
+
+
+def test_a_later_task_stays_and_the_state_survives_reopening(tmp_path: Any) -> None:
+    path = str(tmp_path / "s.db")
+    with kilburn.open(path, window=4000, policy="mem1", tokenizer="chars/4") as store:
+        process = started(store)
+        turn(process, 1, "<IS>state 1</IS>")
+        process.append({"role": "assistant", "content": "<IS>done</IS><answer>X</answer>"})
+        process.append({"role": "user", "content": "Now the second task."})
+        process.append({"role": "assistant", "content": "<IS>state 2</IS>working"})
+    with kilburn.open(path, window=4000, policy="mem1", tokenizer="chars/4") as store:
+        shown = text(store.process("s"))
+        assert "Now the second task." in shown
+        assert "state 2" in shown
+        assert "state 1" not in shown
+
+
+def test_states_in_wild_traces_break_no_law() -> None:
+    check_policy(lambda: resolve("policies", "chain(mem1, fifo)"), windows=(300,), seeds=(5,))
+
+
+@pytest.mark.parametrize("spec", ["mem1(cap=0)", "mem1(cap=-3)", "mem1(cap=True)"])
+def test_bad_caps_are_refused(spec: str) -> None:
+    with pytest.raises(SpecError, match="cap"):
+        kilburn.open(":memory:", window=1000, policy=spec, tokenizer="chars/4")
