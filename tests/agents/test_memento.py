@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kilburn.agents.loop import Limits
-from kilburn.agents.memento import Closed, Finished, MementoLoop, Mode
+from kilburn.agents.memento import Closed, Finished, MementoLoop, Mode, Wording
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.kernel.hierarchy import Hierarchy
@@ -192,3 +192,10 @@ def test_a_reply_that_ignores_its_cap_is_cut_and_its_stream_closed() -> None:
 def test_caps_must_hold_something() -> None:
     with pytest.raises(ValueError, match="1 token"):
         MementoLoop(Scripted(), process_of(), max_block_tokens=0)
+
+
+def test_a_trained_model_needs_no_words() -> None:
+    process, model = process_of(), Scripted([block(1), "done"])
+    MementoLoop(model, process, wording=Wording(instructions="", nudge="")).run("Go.")
+    assert [message["role"] for message in model.requests[0].messages] == ["user"]
+    assert [message["role"] for message in model.requests[1].messages] == ["user", "assistant"]

@@ -63,13 +63,13 @@ def test_summaries_of_summaries_get_deeper_and_their_sources_farther(report: Dec
     assert report.loss("recursive").back == 0.0
 
 
-def forgetful(chance: float) -> Scripted:
+def forgetful(chance: float, seed: int = 0) -> Scripted:
     """A model that repeats what it is given, but for a share of the lines that it forgets each time."""
     calls = count()
 
     def answer(request: Request) -> str:
         log = str(request.messages[-1]["content"]).partition("<log>\n")[2].partition("\n</log>")[0]
-        memory = random.Random(next(calls))
+        memory = random.Random(f"{seed}/{next(calls)}")
         kept = "\n".join(line for line in log.split("\n") if memory.random() >= chance)
         return kept[: 4 * request.max_tokens] or "nothing"
 
@@ -80,7 +80,7 @@ def test_a_loss_of_one_line_in_ten_at_each_pass_is_measured_as_such_and_compound
     curves = [
         trial.curve
         for seed in range(8)
-        for trial in [measure("recursive(to=1500)", "plain", seed, window=4000, passes=(12,), model=forgetful(0.1))]
+        for trial in [measure("recursive(to=1500)", "plain", seed, window=4000, passes=(12,), model=forgetful(0.1, seed))]
     ]
     trials = [Trial(policy="r", arm="plain", replicate=seed, window=4000, curve=curve) for seed, curve in enumerate(curves)]
     loss = Decay.of(trials, window=4000, passes=[12], seed=0).loss("r")
@@ -91,9 +91,13 @@ def test_a_loss_of_one_line_in_ten_at_each_pass_is_measured_as_such_and_compound
     assert sorted(loss.curve, reverse=True) == loss.curve
 
 
-def test_folding_from_originals_brings_back_what_one_summary_forgot() -> None:
-    report = evaluate(["summarize(to=1000)"], arms=["plain"], replicates=4, window=6000, passes=[8], model=forgetful(0.3))
-    assert report.loss("summarize(to=1000) +model").back > 0.0
+def test_words_that_only_copy_and_forget_are_rejected_where_summaries_are_judged() -> None:
+    spec = "summarize(trigger=3000, tail=1000, to=1500)"
+    report = evaluate([spec], arms=["plain"], replicates=4, window=8000, passes=[5], model=forgetful(0.3))
+    alone, asking = report.losses
+    assert asking.policy == f"{spec} +model"
+    assert asking.curve == alone.curve
+    assert report.health[-1].asked == {"done": 20}
     assert {row.depth for row in report.health} == {1}
 
 
@@ -107,10 +111,10 @@ def test_losses_and_returns_are_counted_from_one_compaction_to_the_next() -> Non
     second = Trial(policy="p", arm="plain", replicate=1, window=9, curve=[[True, True]], seen=[12], changed=5, lost=True)
     made = Decay.of([first, second], window=9, passes=[2], seed=0)
     loss = made.loss("p")
-    assert loss.rate == 2 / 7
+    assert loss.rate == 1 / 3
     assert loss.back == 1 / 2
     assert loss.curve == [3 / 4, 1 / 2, 1 / 2]
-    assert loss.compound == (5 / 7) ** 3
+    assert loss.compound == pytest.approx((2 / 3) ** 3)
     row = made.share("p", "fact", 2)
     assert (row.trials, row.seen, row.shown, row.recalls, row.cost) == (1, 20, 0.5, 1, 7)
     assert (made.health[0].changed, made.health[0].lost) == (5, 1)
@@ -144,8 +148,13 @@ def test_recorded_runs_serve_as_work_and_begin_anew_at_their_end(tmp_path: Path)
     file.write_bytes(msgspec.json.encode(Run("r", (), steps)))
     report = evaluate(["fifo"], arms=["plain"], replicates=2, passes=[1, 9], data=file)
     assert report.share("fifo", "fact", 9).trials == 2
-    (step, *_) = work(0, ["part"], [Run("r", (), steps)])
-    assert "recorded line" in step[1]["content"]
+    served = list(islice(work(0, ["part"], [Run("r", (), steps)]), 7))
+    assert ["part-0" in message["tool_calls"][0]["function"]["arguments"] for message, _ in served] == [
+        True,
+        *[False] * 4,
+        True,
+        False,
+    ]
 
 
 def test_the_same_seed_gives_the_same_report() -> None:

@@ -251,3 +251,15 @@ def test_another_policy_may_cut_the_page_first() -> None:
     assert not [event for event in process.events() if event.act is Act.REFUSE]
     first, _ = parse_address("p2")
     assert process.kernel.text(first) == block(0, 8)
+
+
+def test_a_session_that_comes_late_to_the_policy_is_caught_up_with_when_idle() -> None:
+    store = Hierarchy(Memory(), Budget(100_000), "fifo", tokenizer="chars/4")
+    process = store.process("s")
+    for number in range(200):
+        say(process, block(number))
+    late = Hierarchy(store.store, Budget(100_000), "memento(keep_last_n_blocks=1)", tokenizer="chars/4").process("s")
+    late.idle()
+    assert sum(f"block {number}:" in shown(late) for number in range(200)) == 1
+    assert outcomes(late)[-1]["blocks"] == 199
+    check_laws(late)

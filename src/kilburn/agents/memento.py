@@ -31,7 +31,7 @@ from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SU
 from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import judge
 
-__all__ = ["INSTRUCTIONS", "Closed", "Finished", "MementoLoop", "Mode", "Reasoned"]
+__all__ = ["INSTRUCTIONS", "Closed", "Finished", "MementoLoop", "Mode", "Reasoned", "Wording"]
 
 TAG = re.compile("(" + "|".join(map(re.escape, (BLOCK_START, BLOCK_END, SUMMARY_START, SUMMARY_END))) + ")")
 
@@ -51,6 +51,18 @@ class Mode(StrEnum):
     STREAM = "stream"
     """The reply runs on; its blocks leave the window when it is over. The place for an engine that evicts
     a block from its own cache while it goes on: `Closed.block` says which characters of the reply that is."""
+
+
+class Wording(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model is told beside the task.
+
+    Args:
+        instructions: appended as a system message where the process is new; "" for a model that was trained.
+        nudge: said after a restart, without becoming part of the past; "" for nothing.
+    """
+
+    instructions: str = INSTRUCTIONS
+    nudge: str = "Continue."
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +137,7 @@ class MementoLoop:
             paper's own training ran into ever longer blocks without a cap; 7,000 is theirs.
         max_memento_tokens: what a memento may hold.
         limits: what one run may spend; `limits.reply` caps each reply.
-        instructions: appended as a system message where the process is new; "" for a model that was trained.
-        nudge: what is said after a restart, without becoming part of the past; "" for nothing.
+        wording: what the model is told.
     """
 
     def __init__(
@@ -138,21 +149,21 @@ class MementoLoop:
         max_block_tokens: int = 7000,
         max_memento_tokens: int = 512,
         limits: Limits | None = None,
-        instructions: str = INSTRUCTIONS,
-        nudge: str = "Continue.",
+        wording: Wording | None = None,
     ) -> None:
         if max_block_tokens < 1 or max_memento_tokens < 1:
             raise ValueError("a block and a memento hold 1 token at least")
         self.model, self.process, self.mode = model, process, Mode(mode)
         self.max_block_tokens, self.max_memento_tokens = max_block_tokens, max_memento_tokens
         self.limits = limits or Limits(reply=2 * (max_block_tokens + max_memento_tokens))
-        self.nudge = nudge
+        wording = wording or Wording()
+        self.nudge = wording.nudge
         self._answer = answerer(model)
         self._count: Callable[[str], int] = process.kernel.counter.count
-        if instructions and not process.kernel.tier.last:
-            process.append({"role": "system", "content": instructions})
+        if wording.instructions and not process.kernel.tier.last:
+            process.append({"role": "system", "content": wording.instructions})
         counter, budget = process.kernel.counter, process.kernel.budget
-        overhead = int(getattr(counter, "overhead", 0)) + (self._count(nudge) + counter.envelope if nudge else 0)
+        overhead = int(getattr(counter, "overhead", 0)) + (self._count(self.nudge) + counter.envelope if self.nudge else 0)
         if overhead != budget.overhead:
             process.resize(Budget(budget.window, budget.reserve, overhead))
 

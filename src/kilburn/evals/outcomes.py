@@ -66,8 +66,8 @@ class Cell:
     fallbacks: int = 0
     seconds: float = 0.0
 
-    def ship(self, before: str, shown: str, fresh: int, seams: int = 0) -> None:
-        """Count one prompt: `before` is the last one, `fresh` the characters of the events since then,
+    def ship(self, before: str, shown: str, fresh: Sequence[str], seams: int = 0) -> None:
+        """Count one prompt: `before` is the last one, `fresh` the texts of the events since then,
         `seams` those line breaks in `shown` that only stand between messages."""
         tokens = -(-(len(shown) - seams) // CHARACTERS)
         same = _common(before, shown)
@@ -76,7 +76,7 @@ class Cell:
         self.shipped += tokens
         # The seams are taken to be spread evenly; that is wrong by a few characters.
         self.cached += (same - seams * same // max(1, len(shown))) // CHARACTERS
-        self.refilled += max(0, len(shown) - same - fresh) // CHARACTERS
+        self.refilled += max(0, len(shown) - same - _first(fresh, shown[same:])) // CHARACTERS
 
 
 _ADDED = ("calls", "overflow", "shipped", "cached", "refilled", "acts", "asks", "unanswered", "refused", "fallbacks", "seconds")
@@ -88,6 +88,16 @@ def joined(parts: Sequence[Cell]) -> Cell:
     for name in _ADDED:
         setattr(whole, name, sum(getattr(part, name) for part in parts))
     return whole
+
+
+def _first(fresh: Sequence[str], new: str) -> int:
+    """Characters of `new` that are shown for the first time: fresh texts that stand there whole, else their lines that do."""
+    lines = {line.rstrip() for line in new.split("\n")}
+    total = 0
+    for text in fresh:
+        whole = text in new
+        total += len(text) if whole else sum(len(line) + 1 for line in text.split("\n") if line.rstrip() in lines)
+    return min(total, len(new))
 
 
 def _common(one: str, other: str) -> int:

@@ -177,17 +177,18 @@ def measure(sample: Sample, entry: Entry, window: int, which: slice = slice(None
 
 
 def _feed(run: Run, wanted: Sequence[Reference], shower: Shower, store: KilburnShower | None, cell: Cell) -> None:
-    before, fresh = "", 0
+    before = ""
+    fresh: list[str] = []
     found: list[tuple[Reference, Outcome]] = []
     for index, step in enumerate(run.steps):
         shower.thought(step.thought)
         shown = shower.shown()
-        fresh += len(step.thought)
+        fresh.append(step.thought)
         cell.ship(before, shown, fresh, store.seams if store is not None else 0)
         due = [reference for reference in wanted if reference.step == index]
         if due:
             found += zip(due, _outcomes(run, due, shown, store, cell), strict=True)
-        before, fresh = shown, len(step.action) + len(step.observation)
+        before, fresh = shown, [step.action, step.observation]
         shower.action(step.action)
         shower.observation(step.observation)
     if store is None:

@@ -10,32 +10,14 @@ docs/explanation/policies.md.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
-from kilburn.page import Page, Parts, Span
-from kilburn.policies.text.coverage import Line, choose, lines_of
+from kilburn.policies.excerpts import older, parts_of, reach, shortened
 from kilburn.policy import View
 
 __all__ = ["Hybrid"]
-
-REACH = 128
-"""Originals that one excerpt stands for, at most: older ones stay behind their handle."""
-
-SLACK = 32
-"""Originals let go together once there are more. An excerpt whose sources all go into the next one is
-replaced in one step; one that loses a source must leave first, which touches every source twice."""
-
-SHOWN = 40_000
-"""Characters of what stays whole, newest first, whose names and lines count as said already: all of it in a
-window of 8,000 tokens, and in a large one what is near."""
-
-MARKED = 0.5
-"""Importance from which on a page belongs to the core."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +44,16 @@ class Hybrid:
             return []
         capacity = view.budget.capacity
         low = min(capacity - view.handle, capacity - _spare(capacity) if self.low is None else self.low)
-        older = self._older(
+        leaving = older(
             view, capacity * 3 // 10 if self.tail is None else self.tail, capacity // 4 if self.core is None else self.core
         )
-        latest, saved = self._latest(view, capacity // 2 if self.whole is None else self.whole)
-        if not older:
+        latest, saved = shortened(view, capacity // 2 if self.whole is None else self.whole)
+        if not leaving:
             return latest
-        ids = [page.id for page in older]
-        sources, stale = self._reach(view, ids)
-        room = low - (view.use - saved - sum([page.tokens for page in older])) - 2 * view.handle
-        parts = self._parts(view, ids, stale, set(sources), room)
+        ids = [page.id for page in leaving]
+        sources, stale = reach(view, ids)
+        room = low - (view.use - saved - sum([page.tokens for page in leaving])) - 2 * view.handle
+        parts = parts_of(view, ids, stale, set(sources), room)
         if not parts:
             return [*latest, Evict(pages=tuple(ids), why="no room for an excerpt")]
         fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages")
@@ -79,116 +61,6 @@ class Hybrid:
             return [*latest, fold]
         return [*latest, Evict(pages=tuple([page for page in ids if page in stale]), why="beyond the excerpt's reach"), fold]
 
-    @staticmethod
-    def _reach(view: View, older: Sequence[int]) -> tuple[tuple[int, ...], set[int]]:
-        """The originals that the excerpt will stand for, and the pages that leave because it does not reach
-        them. Of ten thousand pages only those near the border are looked at closely."""
-        derived = [view.page(page) for page in older if page < 0]
-        plain = [page for page in older if page > 0] if derived else older
-        near = plain[-REACH - 1 :]
-        border = near[0] if len(near) > REACH else 0
-        going = set(plain)
-        sources = {*near, *(source for page in derived for source in view.originals(page))}
-        sources.update([stub for stub in view.stubs if stub >= border and not going.isdisjoint(view.group(stub))])
-        if len(sources) <= REACH:
-            return tuple(sorted(sources)), set()
-        chosen = set(sorted(sources)[SLACK - REACH :])
-        close = [*derived, *map(view.page, near)]
-        stale = set(plain[: bisect_left(plain, min(chosen))])
-        stale |= {page.id for page in close if not chosen.issuperset(view.originals(page))}
-        stale |= {page.id for page in close if not stale.isdisjoint(view.group(page.id))}
-        # What a page that leaves whole would be cited by is not the excerpt's to stand for.
-        whole = {
-            source
-            for source in chosen
-            if (source in stale or source in view.stubs) and any(page in stale and page in going for page in view.group(source))
-        }
-        return tuple(sorted(chosen - whole)), stale
-
-    @staticmethod
-    def _latest(view: View, whole: int) -> tuple[list[Move], int]:
-        """Excerpts of what just came and is too long to stay whole, and the tokens that they save."""
-        folds: list[Move] = []
-        saved = 0
-        for page in view.latest():
-            if page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT):
-                continue
-            lines = lines_of(view.text(page.id), page.id, page.message, str(page.role))
-            parts = choose(lines, [], _focus(view), whole - view.handle, view.count)
-            if parts:
-                folds.append(Fold(pages=(page.id,), keep=parts[0][1], why=f"{page.tokens} tokens, too long to stay whole"))
-                saved += page.tokens - whole
-        return folds, saved
-
-    def _older(self, view: View, tail: int, core: int) -> list[Page]:
-        """Pages in front of the tail that may leave."""
-        first = len(view.pages)
-        while first and tail >= view.pages[first - 1].tokens:
-            first -= 1
-            tail -= view.pages[first].tokens
-        stays = view.held()
-        groups = {page.group for page in view.pages[first:]} - {0}
-        marked = [page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED] if view.marks else []
-        for page in sorted(marked, key=lambda page: (-view.marks[page.id], -page.id)):
-            if page.tokens <= core:
-                core -= page.tokens
-                stays.update(view.group(page.id))
-        return [page for page in view.pages[:first] if page.id not in stays and page.group not in groups]
-
-    def _parts(self, view: View, older: Sequence[int], stale: Set[int], sources: Set[int], room: int) -> Parts:
-        """The spans to keep of each original, within the room, marks included."""
-        if room <= view.handle:
-            return ()
-        # An excerpt that leaves hands on those of its lines whose originals are still reached.
-        near = [view.page(page) for page in older if page < 0 or page not in stale]
-        lines = [line for page in near for line in self._lines(view, page) if line.page in sources]
-        return choose(lines, _shown(view, set(older)), _focus(view), room, view.count)
-
-    @staticmethod
-    def _lines(view: View, page: Page) -> list[Line]:
-        """The lines of a page; of an excerpt, the lines that it kept of its originals."""
-        if page.kind is Kind.FOLD:
-            return []
-        if page.parts:
-            return [line for source, spans in page.parts for line in _within(view, source, spans)]
-        if page.kind is Kind.EXCERPT:
-            return _within(view, page.sources[0], page.spans)
-        return [] if page.kind is Kind.IMAGE else list(lines_of(view.text(page.id), page.id, page.message, str(page.role)))
-
 
 def _spare(capacity: int) -> int:
     return max(capacity // 10, min(capacity // 4, (capacity - 2000) // 2))
-
-
-def _within(view: View, source: int, spans: Sequence[Span]) -> list[Line]:
-    """The lines of a page that lie in its kept spans; both are in order."""
-    page = view.page(source)
-    found: list[Line] = []
-    left = list(reversed(spans))
-    for line in lines_of(view.text(source), source, page.message, str(page.role)):
-        while left and left[-1][1] <= line.start:
-            left.pop()
-        if left and left[-1][0] <= line.start:
-            found.append(line)
-    return found
-
-
-def _shown(view: View, going: Set[int]) -> list[str]:
-    """The newest texts that stay in the prompt whole."""
-    texts: list[str] = []
-    left = SHOWN
-    for page in reversed(view.pages):
-        if left <= 0:
-            break
-        if page.id not in going and page.kind is not Kind.IMAGE:
-            texts.append(view.text(page.id))
-            left -= len(texts[-1])
-    return texts
-
-
-def _focus(view: View) -> str:
-    """What the agent is at: its latest words, or the task."""
-    for page in islice(reversed(view.pages), REACH):
-        if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING):
-            return view.text(page.id)
-    return view.task

@@ -9,7 +9,8 @@ This acts on texts; what an engine does with the block's keys and values is not 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kilburn.effect import Answer, Ask, Effect, Note
@@ -87,8 +88,9 @@ class Memento:
         keep = self.keep_last_n_blocks
         if self.keep_last_block_for_answer and _is_last_word(view):
             keep = max(keep, 1)
-        enough = keep + fresh + 1 if view.cause is Cause.ADMIT else len(view.pages) * 64
-        pages = view.pages if fresh or view.cause is not Cause.ADMIT else view.pages[-LOOK:]
+        # What is older was dealt with when it was new; a session that came to this policy late is caught up with when idle.
+        enough = keep + fresh + 1 if view.cause is Cause.ADMIT else sys.maxsize
+        pages = view.pages if fresh or view.cause is Cause.IDLE else view.pages[-LOOK:]
         moves: list[Move] = []
         left = freed = 0
         for page, text, blocks in _pages_with_blocks(view, pages, enough):
@@ -121,11 +123,9 @@ class Memento:
 
     def _pairs(self, view: View) -> Generator[Effect, Answer, list[Move]]:
         """Mementos for the oldest closed pairs that are not among the newest few."""
-        closed = _closed(view)
-        old = closed[: max(0, len(closed) - self.keep_last_n_blocks)]
         moves: list[Move] = []
         freed = 0
-        for pair in old:
+        for pair in _old_pairs(view, self.keep_last_n_blocks, self.to):
             tokens = sum(page.tokens for page in pair)
             if len(moves) == MOST:
                 break
@@ -245,26 +245,46 @@ def _without(spans: Sequence[Span], gaps: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(kept)
 
 
-def _closed(view: View) -> list[list[Page]]:
-    """Whole pairs of an action and its observation that the agent has gone on from, oldest first."""
-    last = max((page.message for page in view.pages if page.role is Role.ASSISTANT and page.message), default=0)
-    steps: dict[int, list[Page]] = {}
-    for page in view.pages:
-        if page.group and page.kind is Kind.CALL and page.message < last:
-            steps.setdefault(page.message, []).append(page)
+def _border(view: View, keep: int) -> int:
+    """The message from which on steps stay whole: the agent's latest, or the oldest of the newest `keep` before it."""
+    last, border = 0, 0
+    for page in reversed(view.pages):
+        if not page.message or page.role is not Role.ASSISTANT:
+            continue
+        last = last or page.message
+        border = border or last
+        if keep <= 0:
+            break
+        if page.kind is Kind.CALL and page.message < border:
+            border, keep = page.message, keep - 1
+    return border
+
+
+def _old_pairs(view: View, keep: int, least: int) -> Iterator[list[Page]]:
+    """Whole pairs of an action and its observation that the agent has gone on from, oldest first; those of which
+    no page has more than `least` tokens are not worth a memento."""
+    border = _border(view, keep)
+    steps = {
+        view.page(page.group).message: None
+        for page in view.pages
+        if page.tokens > least and page.group > 0 and 0 < page.message < border and page.id not in view.pins
+    }
     if not steps:
-        return []
-    beside: dict[int, list[Page]] = {step: [] for step in steps}
-    for page in view.pages:
-        if page.message in beside and page.kind in (Kind.TEXT, Kind.REASONING):
-            beside[page.message].append(page)
+        return
     resident = {page.id: page for page in view.pages}
-    closed: list[list[Page]] = []
-    for step, calls in steps.items():
-        members = {member for call in calls for member in view.group(call.id) if member in resident}
-        together = sorted((resident[member] for member in members), key=lambda page: page.place)
+    own: dict[int, list[Page]] = {step: [] for step in steps}
+    for page in view.pages:
+        if page.message in own:
+            own[page.message].append(page)
+    for step in sorted(steps):
+        said, together = _step(view, own[step], resident)
         free = all(view.is_movable(page) and not view.is_latest(page) for page in together)
-        if free and any(page.answers and page.message < last for page in together):
-            said = [page for page in beside[step] if page.id not in members and view.is_movable(page)]
-            closed.append([*said, *together])
-    return closed
+        if free and any(page.answers for page in together):
+            yield [*said, *together]
+
+
+def _step(view: View, own: Sequence[Page], resident: Mapping[int, Page]) -> tuple[list[Page], list[Page]]:
+    """Of the resident pages of a step's message, what was said with its calls; and the calls with their results."""
+    members = {member for page in own if page.kind is Kind.CALL for member in view.group(page.id) if member in resident}
+    together = sorted((resident[member] for member in members), key=lambda page: page.place)
+    return [page for page in own if page.kind is Kind.TEXT and page.id not in members and view.is_movable(page)], together

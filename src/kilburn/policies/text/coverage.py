@@ -80,7 +80,9 @@ def pieces_of(line: str) -> frozenset[str]:
     return frozenset(piece.lower() for piece in _PIECE.findall(line))
 
 
-def choose(lines: Sequence[Line], shown: Sequence[str], focus: str, room: int, count: Callable[[str], int]) -> Parts:
+def choose(
+    lines: Sequence[Line], shown: Sequence[str], focus: str, room: int, count: Callable[[str], int], least: float = 0.0
+) -> Parts:
     """Spans to keep of each page, in order, so that their excerpt costs at most `room` tokens.
 
     Args:
@@ -88,11 +90,13 @@ def choose(lines: Sequence[Line], shown: Sequence[str], focus: str, room: int, c
         shown: texts that stay in the prompt whole: what they say need not be said again.
         focus: what the agent is at.
         count: tokens of a text.
+        least: the gain under which a line is left out even where there is room. The gain of a line that brings one
+            new name and is not near to the focus is about 0.02; of the best lines, 0.1 and more.
     """
     fresh = _without_duplicates(lines, shown)
     if not fresh:
         return ()
-    if sum(len(line.text) + 3 for line in fresh) <= 4 * room:
+    if not least and sum(len(line.text) + 3 for line in fresh) <= 4 * room:
         # Where all has room, nothing needs to be weighed. A counter that sees more tokens than that says so below.
         parts = _parts(fresh)
         if _cost(parts, lines, count) <= room:
@@ -102,7 +106,7 @@ def choose(lines: Sequence[Line], shown: Sequence[str], focus: str, room: int, c
     used = {name for line in lines if line.role == "assistant" for name in names_of(line.text)}
     characters = sum(line.end - line.start for line in fresh)
     ratio = characters / max(1, count("\n".join(line.text for line in fresh)))
-    order = _greedy(fresh, worth, covered, used, int(room * ratio))
+    order = _greedy(fresh, worth, covered, used, int(room * ratio), least)
     while order:
         parts = _parts(order)
         cost = _cost(parts, lines, count)
@@ -161,7 +165,9 @@ def _states(line: str) -> bool:
     return sign_of_prose(line) in STATES
 
 
-def _greedy(lines: Sequence[Line], worth: Sequence[float], covered: set[str], used: set[str], room: int) -> list[Line]:
+def _greedy(
+    lines: Sequence[Line], worth: Sequence[float], covered: set[str], used: set[str], room: int, least: float
+) -> list[Line]:
     """The lines in the order in which they were chosen, within `room` characters."""
     names = [names_of(line.text) for line in lines]
     frequency = Counter(name for found in names for name in found)
@@ -187,6 +193,8 @@ def _greedy(lines: Sequence[Line], worth: Sequence[float], covered: set[str], us
         if heap and now > heap[0][0] + 1e-12:
             heapq.heappush(heap, (now, at))
             continue
+        if -now < least:
+            break
         chosen.append(line)
         pages.add(line.page)
         covered |= names[at]

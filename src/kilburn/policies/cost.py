@@ -1,0 +1,128 @@
+"""Cache-aware excerpts: an edit throws away the cached prefix behind it, so it must pay.
+
+What leaves the window leaves the lines that are worth their tokens, as an excerpt in its place. Excerpts
+are left alone: the next one is put behind them, so that all before it is read from the cache, until they
+hold so much of the window that they are remade as one. How much a line must tell to be kept follows from
+the prices: writing it to the cache once and reading it at each prompt until the next edit, against the
+chance that it is needed meanwhile and what a miss costs. Where pages were recalled lately, it keeps more.
+It acts when the window is full and not before, since each edit is paid for; it acts on all that is older
+than the latest message at once, since what is behind an edit is read again anyway. It needs no model. Ours; the
+figures are in docs/mechanisms/cost.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kilburn.message import Kind
+from kilburn.move import Evict, Fold, Move
+from kilburn.page import Page
+from kilburn.policies.excerpts import older, parts_of, reach, shortened
+from kilburn.policy import View
+from kilburn.prices import Prices, prices_of
+
+__all__ = ["Cost"]
+
+CHANCE = 55.0
+"""Gain that a line must bring for each token of fresh input that keeping it costs, when a miss costs one:
+fitted on recorded runs, where one of 20 prompts needs a line that is older than the last output."""
+
+LATELY = 20
+"""Messages within which a recall of a page says that too little was kept."""
+
+ADDED, HELD, REMADE = 0.3, 0.7, 0.5
+"""Shares of the window: of one excerpt at most, of all excerpts before they are remade, and of the remade one."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Keep what is worth its price in excerpts that are added at the end and seldom remade.
+
+    Args:
+        prices: the name of a table of `kilburn.prices`, or a table.
+        miss: tokens of fresh input that it costs when a line is missing: a recall, or a wrong step. More keeps more.
+        trigger: tokens in the window from which on it acts; None for the capacity.
+        tail: tokens of newest pages that stay whole, and are read again at each edit; None for none but
+            the latest message.
+        core: tokens of marked pages ("remember this") that stay whole; None for a quarter of the capacity.
+        whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
+            None for half of the capacity.
+    """
+
+    prices: str | Prices = "hosted"
+    miss: float = 1000.0
+    trigger: int | None = None
+    tail: int | None = None
+    core: int | None = None
+    whole: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self._table().input > 0:
+            raise ValueError(f"prices={self.prices!r} has no price of input: nothing can be weighed against it")
+        if not self.miss > 0:
+            raise ValueError(f"miss={self.miss} must be above 0")
+
+    def plan(self, view: View) -> Sequence[Move]:
+        """An excerpt behind those that are there, or one in place of them all, or nothing while there is room."""
+        capacity = view.budget.capacity
+        if view.use <= (capacity if self.trigger is None else min(capacity, self.trigger)):
+            return []
+        leaving = older(view, self.tail or 0, capacity // 4 if self.core is None else self.core)
+        latest, saved = shortened(view, capacity // 2 if self.whole is None else self.whole)
+        if not leaving:
+            return latest
+        excerpts, young = _apart(leaving)
+        held = sum(page.tokens for page in excerpts)
+        stays = view.use - saved - sum([page.tokens for page in leaving])
+        room = capacity - stays - capacity // 8 - 2 * view.handle
+        least = self._least(view, leaving)
+        if young:
+            moves = _excerpt(view, young, min(int(ADDED * capacity), room - held), least)
+            if held + _size(moves) <= min(room, int(HELD * capacity)):
+                return [*latest, *moves]
+        return [*latest, *_excerpt(view, leaving, min(int(REMADE * capacity), room), least)]
+
+    def _least(self, view: View, leaving: Sequence[Page]) -> float:
+        """The gain that is worth a line's tokens: its price until the next edit over what a miss costs."""
+        table = self._table()
+        flow = max(1.0, view.seen / max(1, view.turn))
+        stay = max(1.0, view.budget.capacity / 2 / flow)
+        price = (table.written / stay + table.cached) / table.input
+        return CHANCE / self.miss * price / (1 + _recalled(view, leaving))
+
+    def _table(self) -> Prices:
+        return self.prices if isinstance(self.prices, Prices) else prices_of(self.prices)
+
+
+def _apart(leaving: Sequence[Page]) -> tuple[list[Page], list[Page]]:
+    """The excerpts that stand in front, and what came after them."""
+    front = 0
+    while front < len(leaving) and leaving[front].kind is Kind.EXCERPT and leaving[front].parts:
+        front += 1
+    return list(leaving[:front]), list(leaving[front:])
+
+
+def _excerpt(view: View, pages: Sequence[Page], room: int, least: float) -> list[Move]:
+    """One excerpt in place of pages, or their eviction where nothing in them is worth its tokens."""
+    ids = [page.id for page in pages]
+    sources, stale = reach(view, ids)
+    parts = parts_of(view, ids, stale, set(sources), room, least)
+    if not parts:
+        return [Evict(pages=tuple(ids), why="nothing that is worth its tokens")]
+    fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages that are worth their tokens")
+    beyond = tuple(page for page in ids if page in stale)
+    return [Evict(pages=beyond, why="beyond the excerpt's reach"), fold] if beyond else [fold]
+
+
+def _size(moves: Iterable[Move]) -> int:
+    """Tokens of the excerpts that these moves make, by a rule of thumb: the exact figure does not matter here."""
+    folds = [move for move in moves if isinstance(move, Fold)]
+    return sum(stop - start + 4 for move in folds for _, spans in move.parts for start, stop in spans) // 4
+
+
+def _recalled(view: View, pages: Sequence[Page]) -> int:
+    """How many of these pages, or of the originals of the excerpts among them, were recalled lately."""
+    near = {source for page in pages[:1] + pages[-64:] for source in (page.sources or (page.id,))}
+    uses = [view.uses[page] for page in near if page in view.uses]
+    return sum(1 for use in uses if use.count and view.turn - use.turn <= LATELY)
