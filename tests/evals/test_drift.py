@@ -7,6 +7,7 @@ import json
 import random
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from cli.terminal import kilburn
 from kilburn.errors import SpecError
 from kilburn.evals.decay import Decay, Probe, Trial
-from kilburn.evals.drift import evaluate, measure
+from kilburn.evals.drift import Setting, evaluate, measure
 from kilburn.evals.plants import ARMS, FACTS, RULES, garden, work
 from kilburn.evals.trajectories import Run, Step
 from kilburn.model import Request
@@ -24,7 +25,7 @@ from kilburn.testing import Scripted
 @pytest.fixture(scope="module")
 def report() -> Decay:
     """Four policies, few replicates."""
-    return evaluate(["summarize", "recursive", "hybrid", "fifo"], replicates=3, passes=[1, 6])
+    return evaluate(["summarize", "recursive", "hybrid", "fifo"], Setting(replicates=3, passes=[1, 6]))
 
 
 @pytest.mark.parametrize("policy", ["summarize", "hybrid", "fifo"])
@@ -93,7 +94,7 @@ def test_a_loss_of_one_line_in_ten_at_each_pass_is_measured_as_such_and_compound
 
 def test_words_that_only_copy_and_forget_are_rejected_where_summaries_are_judged() -> None:
     spec = "summarize(trigger=3000, tail=1000, to=1500)"
-    report = evaluate([spec], arms=["plain"], replicates=4, window=8000, passes=[5], model=forgetful(0.3))
+    report = evaluate([spec], Setting(arms=["plain"], replicates=4, window=8000, passes=[5]), model=forgetful(0.3))
     alone, asking = report.losses
     assert asking.policy == f"{spec} +model"
     assert asking.curve == alone.curve
@@ -146,7 +147,7 @@ def test_recorded_runs_serve_as_work_and_begin_anew_at_their_end(tmp_path: Path)
     steps = tuple(Step(f"thought {number}", f"cat part-{number}", "recorded line\n" * 40) for number in range(5))
     file = tmp_path / "runs.jsonl"
     file.write_bytes(msgspec.json.encode(Run("r", (), steps)))
-    report = evaluate(["fifo"], arms=["plain"], replicates=2, passes=[1, 9], data=file)
+    report = evaluate(["fifo"], Setting(arms=["plain"], replicates=2, passes=[1, 9]), data=file)
     assert report.share("fifo", "fact", 9).trials == 2
     served = list(islice(work(0, ["part"], [Run("r", (), steps)]), 7))
     assert ["part-0" in message["tool_calls"][0]["function"]["arguments"] for message, _ in served] == [
@@ -158,21 +159,22 @@ def test_recorded_runs_serve_as_work_and_begin_anew_at_their_end(tmp_path: Path)
 
 
 def test_the_same_seed_gives_the_same_report() -> None:
-    one, two = (evaluate(["hybrid"], arms=["plain"], replicates=2, passes=[3], seed=5).to_json() for _ in range(2))
+    one, two = (evaluate(["hybrid"], Setting(arms=["plain"], replicates=2, passes=[3], seed=5)).to_json() for _ in range(2))
     assert one == two
-    assert evaluate(["hybrid"], arms=["plain"], replicates=2, passes=[3], seed=9).to_json() != one
+    assert evaluate(["hybrid"], Setting(arms=["plain"], replicates=2, passes=[3], seed=9)).to_json() != one
 
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
-    for arguments in ({"window": 10}, {"passes": []}, {"passes": [0]}, {"replicates": 0}, {"arms": ["nowhere"]}):
+    wrong: list[dict[str, Any]] = [{"window": 10}, {"passes": []}, {"passes": [0]}, {"replicates": 0}, {"arms": ["nowhere"]}]
+    for arguments in wrong:
         with pytest.raises(SpecError):
-            evaluate(["fifo"], **{"replicates": 1, **arguments})
+            Setting(**arguments)
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     with pytest.raises(SpecError, match="no runs"):
         evaluate(["fifo"], data=empty)
     with pytest.raises(SpecError, match="no policies"):
-        evaluate(["no_such_policy"], replicates=1)
+        evaluate(["no_such_policy"], Setting(replicates=1))
 
 
 def test_the_command_prints_a_table_or_json_and_draws(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ POLICIES = [
     "free(every=20, least=0)",
     "comem(every=1)",
     "summarize",
+    "recursive",
     "memento(pairs=True, to=16)",
     "preprocess",
     "agentfold",

@@ -13,7 +13,7 @@ from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Json, say
 from kilburn.evals.curves import draw
-from kilburn.evals.drift import PASSES, POLICIES, evaluate
+from kilburn.evals.drift import PASSES, POLICIES, Setting, evaluate
 from kilburn.evals.pareto import check_picture
 from kilburn.evals.plants import ARMS
 
@@ -61,13 +61,9 @@ def drift(
     with progress("compacting") as done:
         report = evaluate(
             policy or POLICIES,
-            arms=arm or ARMS,
-            window=window,
-            passes=passes or PASSES,
-            replicates=replicates,
+            Setting(arms=arm or ARMS, window=window, passes=passes or PASSES, replicates=replicates, seed=seed),
             data=data,
             model=model_of(model),
-            seed=seed,
             progress=done,
         )
     if plot is not None:

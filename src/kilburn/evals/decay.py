@@ -181,7 +181,7 @@ class Decay(msgspec.Struct, frozen=True, kw_only=True):
         parts = [
             f"A window of {self.window} tokens, up to {self.replicates} replicates, compactions at which it was looked: "
             f"{', '.join(map(str, self.passes))}; one token is {CHARACTERS} characters",
-            "Facts, verbatim: in the window, after one search, after one recall (recalls that it takes at most, tokens of the last)",
+            "Facts, verbatim: in the window, after one search, after one recall (recalls needed, tokens of the last)",
             _grid(_SHARES, [_of_share(row) for row in facts]),
             "Rules, verbatim, by where they stand",
             _grid(_SHARES, [_of_share(row) for row in rules]),

@@ -4,7 +4,7 @@ Facts and standing rules are planted at the start of a seeded stream of work. Af
 looked up which of them stand in the prompt verbatim; at chosen ones also which of them one search brings
 back, and one recall of an address that the prompt shows. What a compaction did is read from the ledger.
 
-    report = evaluate(["summarize", "recursive"], replicates=20)
+    report = evaluate(["summarize", "recursive"], Setting(replicates=20))
     print(report.table())
 
 Only exact words count: a paraphrase that a reader would accept is a loss here.
@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 import kilburn
 from kilburn.errors import SpecError
@@ -35,7 +37,7 @@ from kilburn.kernel.search import found
 from kilburn.message import Kind
 from kilburn.page import Page, parse_address, span_of
 
-__all__ = ["PASSES", "POLICIES", "evaluate", "measure"]
+__all__ = ["PASSES", "POLICIES", "Setting", "evaluate", "measure"]
 
 POLICIES = ("summarize", "recursive", "hybrid", "fifo")
 PASSES = (1, 5, 20)
@@ -54,54 +56,74 @@ _HANDLE = re.compile(r"\[((?:[pf]\d+(?:-p\d+)? ?)+)(?:out|in short|in part):")
 """What the kernel itself writes into a prompt; what looks like an address in the work does not count."""
 
 
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """How it is measured.
+
+    Args:
+        arms: where the rules stand, of `kilburn.evals.plants.ARMS`.
+        window: in tokens of four characters.
+        passes: compactions after which search and recall are tried too.
+        replicates: seeds; None for 20, and 3 where a model answers.
+        seed: the first of them; for the intervals too.
+
+    Raises:
+        SpecError: a number that means nothing, or no such arm.
+    """
+
+    arms: Sequence[str] = ARMS
+    window: int = 2000
+    passes: Sequence[int] = PASSES
+    replicates: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        few = self.replicates is not None and self.replicates < 1
+        if self.window < 500 or not self.passes or min(self.passes) < 1 or few:
+            raise SpecError(
+                f"window={self.window}, passes={list(self.passes)}, replicates={self.replicates}",
+                advice="give a window of 500 tokens or more, and numbers of 1 or more",
+            )
+        for arm in self.arms:
+            garden(self.seed, arm)
+
+
 def evaluate(
     policies: Sequence[str] = POLICIES,
+    setting: Setting | None = None,
     *,
-    arms: Sequence[str] = ARMS,
-    window: int = 2000,
-    passes: Sequence[int] = PASSES,
-    replicates: int | None = None,
     data: str | Path | None = None,
     model: str | Any = "",
-    seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decay:
     """Measure each policy in each arm.
 
     Args:
         policies: specs of Kilburn's policies.
-        arms: where the rules stand, of `kilburn.evals.plants.ARMS`.
-        window: in tokens of four characters.
-        passes: compactions after which search and recall are tried too.
-        replicates: seeds; None for 20, and 3 where a model answers.
         data: JSON lines of recorded runs for the work; None for made-up work.
         model: who answers the policies that ask: they are measured once more with it. A spec, or a model.
         progress: called with the trials that are done and that there are.
 
     Raises:
-        SpecError: no such policy, arm or file; a number that means nothing. InvalidMessage: a line that is no run.
+        SpecError: no such policy or file. InvalidMessage: a line that is no run.
     """
-    if window < 500 or any(number < 1 for number in passes) or not passes or (replicates is not None and replicates < 1):
-        raise SpecError(
-            f"window={window}, passes={list(passes)}, replicates={replicates}",
-            advice="give a window of 500 tokens or more, and numbers of 1 or more",
-        )
+    chosen = setting or Setting()
     runs = list(read(data)) if data is not None else []
     if data is not None and not any(run.steps for run in runs):
         raise SpecError(f"{data}: no runs", advice="give a file with one run a line")
     answering = resolve("models", model) if model else None
     jobs: list[tuple[str, Any, str, int]] = []
     for spec in dict.fromkeys(policies):
-        asks = inspect.isgeneratorfunction(resolve("policies", spec).plan)
+        # Whatever is not said to return moves at once may ask.
+        asks = inspect.signature(resolve("policies", spec).plan).return_annotation != "Sequence[Move]"
         for who in (None, answering) if asks and answering is not None else (None,):
-            many = replicates or (REPLICATES if who is None else WITH_MODEL)
-            jobs += [(spec, who, arm, number) for arm in dict.fromkeys(arms) for number in range(many)]
+            many = chosen.replicates or (REPLICATES if who is None else WITH_MODEL)
+            jobs += [(spec, who, arm, chosen.seed + number) for arm in dict.fromkeys(chosen.arms) for number in range(many)]
     trials: list[Trial] = []
     for spec, who, arm, number in jobs:
-        trials.append(measure(spec, arm, seed + number, window=window, passes=passes, runs=runs, model=who))
+        trials.append(measure(spec, arm, number, window=chosen.window, passes=chosen.passes, runs=runs, model=who))
         if progress is not None:
             progress(len(trials), len(jobs))
-    return Decay.of(trials, window=window, passes=sorted(set(passes)), seed=seed)
+    return Decay.of(trials, window=chosen.window, passes=sorted(set(chosen.passes)), seed=chosen.seed)
 
 
 def measure(

@@ -24,9 +24,12 @@ from kilburn.prices import Prices, prices_of
 
 __all__ = ["Cost"]
 
-CHANCE = 55.0
+CHANCE = 100.0
 """Gain that a line must bring for each token of fresh input that keeping it costs, when a miss costs one:
 fitted on recorded runs, where one of 20 prompts needs a line that is older than the last output."""
+
+BASE = 0.6
+"""Weight of a line as such: the choice stands for several prompts, whose thoughts are not known yet."""
 
 LATELY = 20
 """Messages within which a recall of a page says that too little was kept."""
@@ -107,7 +110,7 @@ def _excerpt(view: View, pages: Sequence[Page], room: int, least: float) -> list
     """One excerpt in place of pages, or their eviction where nothing in them is worth its tokens."""
     ids = [page.id for page in pages]
     sources, stale = reach(view, ids)
-    parts = parts_of(view, ids, stale, set(sources), room, least)
+    parts = parts_of(view, ids, stale, set(sources), room, least=least, base=BASE)
     if not parts:
         return [Evict(pages=tuple(ids), why="nothing that is worth its tokens")]
     fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages that are worth their tokens")
@@ -123,6 +126,6 @@ def _size(moves: Iterable[Move]) -> int:
 
 def _recalled(view: View, pages: Sequence[Page]) -> int:
     """How many of these pages, or of the originals of the excerpts among them, were recalled lately."""
-    near = {source for page in pages[:1] + pages[-64:] for source in (page.sources or (page.id,))}
+    near = {source for page in [*pages[:1], *pages[-64:]] for source in (page.sources or (page.id,))}
     uses = [view.uses[page] for page in near if page in view.uses]
     return sum(1 for use in uses if use.count and view.turn - use.turn <= LATELY)

@@ -12,7 +12,7 @@ from itertools import islice
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Parts, Span
-from kilburn.policies.text.coverage import Line, choose, lines_of
+from kilburn.policies.text.coverage import BASE, Line, choose, lines_of
 from kilburn.policy import View
 
 __all__ = ["older", "parts_of", "reach", "shortened"]
@@ -89,18 +89,20 @@ def shortened(view: View, whole: int) -> tuple[list[Move], int]:
     return folds, saved
 
 
-def parts_of(view: View, going: Sequence[int], stale: Set[int], sources: Set[int], room: int, least: float = 0.0) -> Parts:
+def parts_of(
+    view: View, going: Sequence[int], stale: Set[int], sources: Set[int], room: int, *, least: float = 0.0, base: float = BASE
+) -> Parts:
     """The spans to keep of each original that an excerpt of these pages reaches, within the room, marks included.
 
     Args:
-        least: the gain under which a line is not worth its tokens (see `choose`).
+        least: the gain under which a line is not worth its tokens; `base`: the weight of a line as such (see `choose`).
     """
     if room <= view.handle:
         return ()
     # An excerpt that leaves hands on those of its lines whose originals are still reached.
     near = [view.page(page) for page in going if page < 0 or page not in stale]
     lines = [line for page in near for line in _lines(view, page) if line.page in sources]
-    return choose(lines, _shown(view, set(going)), focus_of(view), room, view.count, least)
+    return choose(lines, _shown(view, set(going)), focus_of(view), room, view.count, least=least, base=base)
 
 
 def _lines(view: View, page: Page) -> list[Line]:

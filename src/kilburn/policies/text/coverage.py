@@ -21,7 +21,7 @@ from kilburn.page import Parts, Span, address_of
 from kilburn.policies.text.lines import OMISSION
 from kilburn.policies.text.signs import Sign, sign_of_prose
 
-__all__ = ["Line", "choose", "lines_of"]
+__all__ = ["BASE", "Line", "choose", "lines_of"]
 
 BASE, NEAR, BLOCK = 0.3, 1.0, 0.3
 """Weights of a line as such, of its nearness to the focus, and of its page's nearest line."""
@@ -81,7 +81,14 @@ def pieces_of(line: str) -> frozenset[str]:
 
 
 def choose(
-    lines: Sequence[Line], shown: Sequence[str], focus: str, room: int, count: Callable[[str], int], least: float = 0.0
+    lines: Sequence[Line],
+    shown: Sequence[str],
+    focus: str,
+    room: int,
+    count: Callable[[str], int],
+    *,
+    least: float = 0.0,
+    base: float = BASE,
 ) -> Parts:
     """Spans to keep of each page, in order, so that their excerpt costs at most `room` tokens.
 
@@ -92,6 +99,7 @@ def choose(
         count: tokens of a text.
         least: the gain under which a line is left out even where there is room. The gain of a line that brings one
             new name and is not near to the focus is about 0.02; of the best lines, 0.1 and more.
+        base: weight of a line as such beside its nearness to the focus (1). More where the choice will stand for long.
     """
     fresh = _without_duplicates(lines, shown)
     if not fresh:
@@ -101,7 +109,7 @@ def choose(
         parts = _parts(fresh)
         if _cost(parts, lines, count) <= room:
             return parts
-    worth = _worths(fresh, focus)
+    worth = _worths(fresh, focus, base)
     covered = {name for text in shown for line in text.split("\n") for name in names_of(line)}
     used = {name for line in lines if line.role == "assistant" for name in names_of(line.text)}
     characters = sum(line.end - line.start for line in fresh)
@@ -127,7 +135,7 @@ def _without_duplicates(lines: Sequence[Line], shown: Sequence[str]) -> list[Lin
     return fresh
 
 
-def _worths(lines: Sequence[Line], focus: str) -> list[float]:
+def _worths(lines: Sequence[Line], focus: str, base: float) -> list[float]:
     """What a line is worth before its names are looked at."""
     asked = pieces_of(focus[-4000:])
     shared = [pieces_of(line.text) & asked for line in lines]
@@ -147,7 +155,7 @@ def _worths(lines: Sequence[Line], focus: str) -> list[float]:
         block[line.page] = max(block.get(line.page, 0.0), value)
     newest = max(line.message for line in lines)
     return [
-        (BASE + NEAR * value / most + BLOCK * block[line.page] / most)
+        (base + NEAR * value / most + BLOCK * block[line.page] / most)
         * DECAY ** (newest - line.message)
         * _weight_of_speaker(line)
         for line, value in zip(lines, near, strict=True)

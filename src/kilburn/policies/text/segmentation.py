@@ -47,8 +47,9 @@ class Segmentation:
 
 
 _FENCE = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+# What looks like an open formula is none where it does not close soon.
 _WHOLE = re.compile(
-    r"\$\$.+?\$\$|\\\[.+?\\\]|\\\(.+?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}"
+    r"\$\$.{1,2000}?\$\$|\\\[.{1,2000}?\\\]|\\\(.{1,500}?\\\)|\\begin\{(\w{1,20}\*?)\}.{0,2000}?\\end\{\1\}"
     r"|`[^`\n]+`|(?<![\\\w$])\$(?![\s\d.,]*\s)[^$\n]+?(?<!\s)\$(?!\d)",
     re.DOTALL,
 )
@@ -58,8 +59,6 @@ _SHORT = re.compile(
     r"|a\.k\.a)|(?:^|(?<=[\s(]))[A-Z]|(?:^|\n)\s*(?:\d{1,3}|[a-z]|[ivx]{1,4}))\.$",
     re.IGNORECASE,
 )
-LONGEST = 20_000
-"""Characters beyond which what looks like one formula is none."""
 
 
 def sentences(text: str) -> list[Span]:
@@ -106,7 +105,7 @@ def _closed(text: str) -> list[Span]:
     found = list(fences)
     edges = [0, *(edge for fence in fences for edge in fence), len(text)]
     for low, high in zip(edges[::2], edges[1::2], strict=True):
-        found += [match.span() for match in _WHOLE.finditer(text, low, high) if match.end() - match.start() <= LONGEST]
+        found += [match.span() for match in _WHOLE.finditer(text, low, high)]
     return sorted(found)
 
 

@@ -1,0 +1,138 @@
+"""The offline optimum: it knows what will be needed and when, and is the bound for all that cannot know.
+
+After Belady's MIN (IBM Systems Journal 5:2, 1966): what is needed furthest in the future leaves first. Here
+the unit is a span of a page: of what leaves, the spans that will be needed stay, those needed soonest
+first. Where each span is needed once and all are of one size, no choice shows more of them (the greedy
+rule for intervals on k machines); for spans of mixed sizes it is a close bound. Excerpts that are there are left
+alone while they fit, so it edits little. It is for measuring: nobody has a future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kilburn.message import Kind
+from kilburn.move import Evict, Fold, Move
+from kilburn.page import Page, Parts, Span
+from kilburn.policies.excerpts import older, reach
+from kilburn.policy import View
+
+__all__ = ["Belady", "Future"]
+
+Future = Mapping[int, Sequence[tuple[int, Sequence[Span]]]]
+"""By original page: the turns at which it is needed, in order, and which spans of it."""
+
+NEVER = 10**12
+
+
+@dataclass(frozen=True)
+class Belady:
+    """Keep exactly what a recorded run will need.
+
+    Args:
+        future: what is needed when. A turn counts while it is not over: spans of the turn that was just
+            admitted are still needed.
+    """
+
+    future: Future = field(default_factory=dict)
+
+    def plan(self, view: View) -> Sequence[Move]:
+        """An excerpt of what will be needed in place of all that is older than the latest message."""
+        mended = self._mended(view)
+        if not view.excess:
+            return mended
+        leaving = older(view, 0, 0)
+        saved, latest = self._latest(view)
+        if not leaving:
+            return mended or latest
+        kept = _standing(leaving)
+        young = leaving[len(kept) :]
+        stays = view.use - saved - sum(page.tokens for page in leaving)
+        room = view.budget.capacity - stays - 2 * view.handle
+        held = sum(page.tokens for page in kept)
+        moves = self._excerpt(view, young, room - held) if young else []
+        if not moves or held + _size(moves) > room - view.budget.capacity // 8:
+            moves = self._excerpt(view, leaving, room)
+        return [*(mended or latest), *moves]
+
+    def needed(self, page: int, turn: int) -> list[tuple[int, Span]]:
+        """The spans of an original that are needed at this turn or later, each with the turn of its next use."""
+        first: dict[Span, int] = {}
+        for due, spans in self.future.get(page, ()):
+            if due >= turn:
+                for span in spans:
+                    first.setdefault(span, due)
+        return [(due, span) for span, due in first.items()]
+
+    def _excerpt(self, view: View, pages: Sequence[Page], room: int) -> list[Move]:
+        ids = [page.id for page in pages]
+        sources, stale = reach(view, ids)
+        parts = self._parts(view, sources, room - view.handle)
+        if not parts:
+            return [Evict(pages=tuple(ids), why="never needed again")]
+        beyond = tuple(page for page in ids if page in stale)
+        fold = Fold(pages=sources, parts=parts, why=f"what {len(parts)} pages will be needed for")
+        return [Evict(pages=beyond, why="never needed again"), fold] if beyond else [fold]
+
+    def _parts(self, view: View, sources: Iterable[int], room: int) -> Parts:
+        """The spans that will be needed, soonest first while they fit."""
+        wanted = sorted((due, source, span) for source in sources for due, span in self.needed(source, view.turn))
+        chosen: dict[int, list[Span]] = {}
+        for _, source, span in wanted:
+            cost = view.count(view.text(source)[slice(*span)]) + 3 + (0 if source in chosen else 4)
+            if cost <= room:
+                room -= cost
+                chosen.setdefault(source, []).append(span)
+        return tuple((source, joined(spans)) for source, spans in sorted(chosen.items()))
+
+    def _latest(self, view: View) -> tuple[int, list[Move]]:
+        """What just came and takes more than half of the window is cut to its first part and what will be needed."""
+        half = view.budget.capacity // 2
+        moves: list[Move] = []
+        saved = 0
+        for page in view.latest():
+            if page.tokens > half and page.id not in view.pins and page.id > 0 and page.kind in (Kind.RESULT, Kind.TEXT):
+                text = view.text(page.id)
+                head = text.rfind("\n", 0, max(1, len(text) * (half // 2) // page.tokens)) + 1
+                spans = joined([*([(0, head)] if head else []), *(span for _, span in self.needed(page.id, view.turn))])
+                if spans:
+                    moves.append(Fold(pages=(page.id,), keep=spans, why="longer than half of the window"))
+                    saved += page.tokens - view.count("".join(text[slice(*span)] for span in spans)) - 4 * len(spans)
+        return saved, moves
+
+    def _mended(self, view: View) -> list[Move]:
+        """A page that came too long for the window was cut without knowledge of the future: cut it again."""
+        moves: list[Move] = []
+        for page in view.latest():
+            if page.kind is Kind.EXCERPT and len(page.sources) == 1:
+                spans = [span for _, span in self.needed(page.sources[0], view.turn)]
+                if any(not any(low <= start and stop <= high for low, high in page.spans) for start, stop in spans):
+                    keep = joined([*page.spans[:1], *spans])
+                    moves.append(Fold(pages=page.sources, keep=keep, why="what will be needed of it"))
+        return moves
+
+
+def _standing(leaving: Sequence[Page]) -> list[Page]:
+    """The excerpts in front: they stay as they are while there is room."""
+    front = 0
+    while front < len(leaving) and leaving[front].kind is Kind.EXCERPT and leaving[front].parts:
+        front += 1
+    return list(leaving[:front])
+
+
+def _size(moves: Iterable[Move]) -> int:
+    return (
+        sum(stop - start + 8 for move in moves if isinstance(move, Fold) for _, spans in move.parts for start, stop in spans) // 4
+    )
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Sorted, disjoint spans that cover the same characters."""
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        elif stop > start:
+            found.append((start, stop))
+    return tuple(found)
