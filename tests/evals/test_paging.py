@@ -77,16 +77,25 @@ def test_a_line_counts_only_where_it_is_whole(tmp_path: Path) -> None:
 
 def test_what_is_read_again_is_what_stands_behind_an_edit() -> None:
     cell = Cell(policy="p", window=10)
-    cell.ship("", "aaaabbbb", 8)
+    cell.ship("", "aaaabbbb", ["aaaa", "bbbb"])
     assert (cell.shipped, cell.refilled) == (2, 0)
-    cell.ship("aaaabbbb", "aaaabbbbcccc", 4)
+    cell.ship("aaaabbbb", "aaaabbbbcccc", ["cccc"])
     assert (cell.shipped, cell.refilled) == (5, 0)
     assert cell.cached == 2
-    cell.ship("aaaabbbbcccc", "aaaaccccdddd", 4)
+    cell.ship("aaaabbbbcccc", "aaaaccccdddd", ["dddd"])
     assert cell.cached == 3
     assert (cell.shipped, cell.refilled, cell.overflow) == (8, 1, 0)
-    cell.ship("", "x" * 41, 41)
+    cell.ship("", "x" * 41, ["x" * 41])
     assert cell.overflow == 1
+
+
+def test_what_is_not_shown_of_a_new_output_does_not_pay_for_an_edit() -> None:
+    """A new output of 400 characters of which one line is shown, while 40 old characters move."""
+    cell = Cell(policy="p", window=1000)
+    cell.ship("", "first\n" + "o" * 40, ["first", "o" * 40])
+    output = "telling line\n" + "x" * 400
+    cell.ship("first\n" + "o" * 40, "fold\n" + "o" * 40 + "\ntelling line\n", [output])
+    assert cell.refilled == (len("fold\n") + 40 + 1) // 4
 
 
 def test_two_workers_find_what_one_finds() -> None:

@@ -66,7 +66,6 @@ def test_everybody_takes_part_and_fits_every_window() -> None:
                 assert resolve("policies", entry.at(window)) is not None
 
 
-@pytest.mark.skipif("belady" not in names("policies"), reason="it is not written yet")
 def test_nobody_shows_more_than_the_optimum_that_knows_the_future() -> None:
     report = evaluate(sample_of(None, 6), [400], ["hybrid", "fifo", "belady"])
     assert all(row.regret is not None and row.regret >= 0 for row in report.rows)

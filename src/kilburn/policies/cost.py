@@ -45,7 +45,7 @@ class Cost:
     Args:
         prices: the name of a table of `kilburn.prices`, or a table.
         miss: tokens of fresh input that it costs when a line is missing: a recall, or a wrong step. More keeps more.
-        trigger: tokens in the window from which on it acts; None for the capacity.
+        trigger: tokens in the window from which on it acts, and of which its shares are; None for the capacity.
         tail: tokens of newest pages that stay whole, and are read again at each edit; None for none but
             the latest message.
         core: tokens of marked pages ("remember this") that stay whole; None for a quarter of the capacity.
@@ -68,29 +68,29 @@ class Cost:
 
     def plan(self, view: View) -> Sequence[Move]:
         """An excerpt behind those that are there, or one in place of them all, or nothing while there is room."""
-        capacity = view.budget.capacity
-        if view.use <= (capacity if self.trigger is None else min(capacity, self.trigger)):
+        capacity = view.budget.capacity if self.trigger is None else min(view.budget.capacity, self.trigger)
+        if view.use <= capacity:
             return []
         leaving = older(view, self.tail or 0, capacity // 4 if self.core is None else self.core)
         latest, saved = shortened(view, capacity // 2 if self.whole is None else self.whole)
         if not leaving:
             return latest
         excerpts, young = _apart(leaving)
-        held = sum(page.tokens for page in excerpts)
-        stays = view.use - saved - sum([page.tokens for page in leaving])
+        held = sum([page.tokens for page in excerpts])
+        stays = view.use - saved - held - sum([page.tokens for page in young])
         room = capacity - stays - capacity // 8 - 2 * view.handle
-        least = self._least(view, leaving)
+        least = self._least(view, leaving, capacity)
         if young:
             moves = _excerpt(view, young, min(int(ADDED * capacity), room - held), least)
             if held + _size(moves) <= min(room, int(HELD * capacity)):
                 return [*latest, *moves]
         return [*latest, *_excerpt(view, leaving, min(int(REMADE * capacity), room), least)]
 
-    def _least(self, view: View, leaving: Sequence[Page]) -> float:
+    def _least(self, view: View, leaving: Sequence[Page], capacity: int) -> float:
         """The gain that is worth a line's tokens: its price until the next edit over what a miss costs."""
         table = self._table()
         flow = max(1.0, view.seen / max(1, view.turn))
-        stay = max(1.0, view.budget.capacity / 2 / flow)
+        stay = max(1.0, capacity / 2 / flow)
         price = (table.written / stay + table.cached) / table.input
         return CHANCE / self.miss * price / (1 + _recalled(view, leaving))
 
@@ -114,7 +114,7 @@ def _excerpt(view: View, pages: Sequence[Page], room: int, least: float) -> list
     if not parts:
         return [Evict(pages=tuple(ids), why="nothing that is worth its tokens")]
     fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages that are worth their tokens")
-    beyond = tuple(page for page in ids if page in stale)
+    beyond = tuple([page for page in ids if page in stale]) if stale else ()
     return [Evict(pages=beyond, why="beyond the excerpt's reach"), fold] if beyond else [fold]
 
 

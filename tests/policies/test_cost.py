@@ -1,0 +1,123 @@
+"""`cost` edits seldom: what stands in front stays as it is, and what is kept has to be worth its price."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.kernel.process import Process
+from kilburn.kernel.resolve import resolve
+from kilburn.message import Kind
+from kilburn.policies.cost import Cost
+from kilburn.prices import Prices
+
+
+def work(seed: int, steps: int) -> Iterator[dict[str, Any]]:
+    """An agent that looks at files: many lines that say little, and a name in every tenth."""
+    rng = random.Random(seed)
+    yield {"role": "user", "content": "Find the fault."}
+    for step in range(steps):
+        yield {"role": "assistant", "content": f"Look at module_{rng.randrange(40)}.py next."}
+        lines = [
+            f"{n}: def handler_{rng.randrange(10**6)}(): ..." if n % 10 == 0 else f"{n}:     value = value + {n}"
+            for n in range(40)
+        ]
+        yield {"role": "user", "content": f"output {step}\n" + "\n".join(lines)}
+
+
+def played(policy: Any, window: int = 2000, steps: int = 60) -> tuple[Process, list[list[str]], Any]:
+    store = kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4")
+    process = store.process("a")
+    prompts = []
+    for message in work(1, steps):
+        process.append(message)
+        prompts.append([str(shown["content"]) for shown in process.render()])
+    return process, prompts, store
+
+
+def test_most_edits_leave_the_excerpts_in_front_as_they_are() -> None:
+    process, prompts, store = played("cost")
+    with store:
+        edited = extended = 0
+        for before, after in pairwise(prompts):
+            if before != after[: len(before)]:
+                edited += 1
+                excerpts = [text for text in before if text.startswith("[") and " in part:]" in text[:40]]
+                extended += bool(excerpts) and all(text in after for text in excerpts)
+        assert edited > 10
+        assert extended > edited / 2
+        assert len([page for page, state in process.pages() if page.kind is Kind.EXCERPT and state.at == "in"]) > 1
+
+
+def test_it_reads_less_again_than_hybrid_on_the_same_work() -> None:
+    again = {}
+    for policy in ("cost", "hybrid"):
+        process, _, store = played(policy)
+        with store:
+            again[policy] = process.stats().tokens_reprefilled
+    assert again["cost"] < again["hybrid"]
+
+
+def test_a_miss_that_costs_more_keeps_more() -> None:
+    kept = {}
+    for miss in (50.0, 1000.0, 100_000.0):
+        process, _, store = played(Cost(miss=miss))
+        with store:
+            kept[miss] = sum(page.tokens for page, _ in process.pages() if page.kind is Kind.EXCERPT)
+    assert kept[50.0] < kept[1000.0] < kept[100_000.0]
+
+
+def test_where_reading_the_cache_is_free_more_is_kept_than_where_it_costs() -> None:
+    kept = {}
+    for name, cached in (("free", 0.0), ("dear", 1.0)):
+        process, _, store = played(Cost(prices=Prices(input=1.0, written=1.0, cached=cached)))
+        with store:
+            kept[name] = sum(page.tokens for page, _ in process.pages() if page.kind is Kind.EXCERPT)
+    assert kept["dear"] < kept["free"]
+
+
+def test_pages_that_are_asked_back_make_it_keep_more() -> None:
+    kept = {}
+    for asks in (False, True):
+        with kilburn.open(":memory:", window=2000, policy="cost", tokenizer="chars/4") as store:
+            process = store.process("a")
+            for message in work(1, 60):
+                process.append(message)
+                if asks and process.kernel.tier.last > 8:
+                    process.recall(f"p{process.kernel.tier.last - 4}")
+            kept[asks] = sum(page.tokens for page, _ in process.pages() if page.kind is Kind.EXCERPT)
+    assert kept[False] < kept[True]
+
+
+def test_a_trigger_below_the_capacity_keeps_the_prompt_smaller() -> None:
+    for policy, most in (("cost", 2000), ("cost(trigger=1200)", 1500)):
+        _, prompts, store = played(policy)
+        with store:
+            sizes = [sum(len(text) for text in prompt) // 4 for prompt in prompts[40:]]
+            assert max(sizes) <= most
+
+
+def test_what_the_user_marked_stays_whole() -> None:
+    with kilburn.open(":memory:", window=2000, policy="cost", tokenizer="chars/4") as store:
+        process = store.process("a")
+        for number, message in enumerate(work(2, 40)):
+            process.append(message)
+            if number == 3:
+                process.remember("p2")
+        assert process.kernel.tier.at(2) == "in"
+
+
+@pytest.mark.parametrize("spec", ["cost(miss=0)", "cost(miss=-1)", "cost(prices='nobody')", "cost(nothing=1)"])
+def test_a_bad_parameter_is_refused_with_advice(spec: str) -> None:
+    with pytest.raises(kilburn.KilburnError):
+        resolve("policies", spec)
+
+
+def test_a_table_without_a_price_of_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="no price of input"):
+        Cost(prices=Prices(cached=1.0))
