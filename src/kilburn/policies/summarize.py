@@ -8,14 +8,15 @@ by the extract, one that drops key facts is completed from it. Folds are always 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kilburn.effect import Answer, Ask, Effect
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
-from kilburn.page import Page, address_of
+from kilburn.page import Page, Span, address_of
 from kilburn.policies.text.extract import Piece, extract, read_ahead
+from kilburn.policies.text.inheritance import held, joined, quoted
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policy import Cause, View
 
@@ -29,10 +30,13 @@ SYSTEM = (
 FOLDS = 3
 """Summaries that stand side by side before they are remade, from the originals, as one."""
 
-
+REMADE = 1.0
 READ = 48_000
 """Characters that one summary is written from, newest first: what is older is not read again, and the summary
 stands for it all the same. Most sessions that fill a window of 8,000 tokens are shorter."""
+
+Known = Mapping[int, tuple[Span, ...]]
+"""Spans of originals, by page."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,13 @@ class Summarize:
         going = [*again, *(page for page in old if page.id not in kept)] if kept else old
         sources = _sources(view, going)
         to = max(16, capacity // 8 if self.to is None else self.to)
+        if again:
+            to = int(to * REMADE)
         if not sources or sum(page.tokens for page in going) <= to:
             return drop
-        pieces = [Piece(page, *_speaker(view, page), view.text(page), "") for page in _reached(view, sources, going)]
-        text, how = yield from self._text(view, pieces, to)
+        known = _known(view, again)
+        pieces = _pieces(view, sources, going, known)
+        text, how = yield from self._text(view, pieces, to, known)
         return [*drop, Fold(pages=tuple(sources), text=text, why=how)] if text else drop
 
     def _older(self, view: View, tail: int) -> list[Page]:
@@ -94,16 +101,16 @@ class Summarize:
         groups.discard(0)
         return [page for page in view.pages[:first] if page.id not in stays and page.group not in groups]
 
-    def _text(self, view: View, pieces: Sequence[Piece], to: int) -> Generator[Effect, Answer, tuple[str, str]]:
+    def _text(self, view: View, pieces: Sequence[Piece], to: int, known: Known) -> Generator[Effect, Answer, tuple[str, str]]:
         """The summary's text, and how it came about."""
-        said, how = (yield from self._written(view, pieces, to)) if self.ask else ("", "")
+        said, how = (yield from self._written(view, pieces, to, known)) if self.ask else ("", "")
         if said:
             return said, how
-        return extract(pieces, to, view.count, query=view.task, reach=READ).text, f"extract{how}"
+        return extract(pieces, to, view.count, query=view.task, reach=READ, held=known).text, f"extract{how}"
 
-    def _written(self, view: View, pieces: Sequence[Piece], to: int) -> Generator[Effect, Answer, tuple[str, str]]:
+    def _written(self, view: View, pieces: Sequence[Piece], to: int, known: Known) -> Generator[Effect, Answer, tuple[str, str]]:
         """The model's summary, and how it came about; or "" and what was wrong with it."""
-        quoted = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ).text
+        quoted = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=known).text
         prompt = f"<log>\n{quoted}\n</log>\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
@@ -132,22 +139,42 @@ def _sources(view: View, pages: Sequence[Page]) -> list[int]:
     return sorted(sources)
 
 
-def _reached(view: View, sources: Sequence[int], pages: Sequence[Page]) -> list[int]:
-    """The originals that are read: the newest, and of older ones what the user said, newest first."""
-    left, first = READ, len(sources)
+def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Known) -> list[Piece]:
+    """What the summary is written from, in order: the newest texts whole, and of older ones how it began, what the
+    user said, and what the summaries that it replaces still hold."""
+    first = len(sources)
+    left = READ
     while first and left > 0:
         first -= 1
         left -= len(view.text(sources[first]))
-    reached = list(sources[first:])
+    older = sources[:first]
+    texts = {page: view.text(page) for page in (*_opening(view, older), *sources[first:])}
     left = READ // 4
-    border = reached[0]
-    for page in reversed(pages) if first else ():
+    border = sources[first]
+    for page in reversed(going) if older else ():
         if page.role is Role.USER and page.kind is Kind.TEXT and not page.depth and page.id < border:
             left -= len(view.text(page.id))
             if left < 0:
                 break
-            reached.append(page.id)
-    return sorted(reached)
+            texts[page.id] = view.text(page.id)
+    texts.update({page: quoted(view.text(page), spans) for page, spans in known.items() if page not in texts})
+    return [Piece(page, *_speaker(view, page), texts[page], "") for page in sorted(texts)]
+
+
+def _known(view: View, going: Sequence[Page]) -> dict[int, tuple[Span, ...]]:
+    """What the summaries that are replaced hold, where it stands in the originals."""
+    return joined(held(view.text(page.id), set(page.sources), view.text) for page in going if page.depth)
+
+
+def _opening(view: View, older: Sequence[int]) -> list[int]:
+    left = READ // 8
+    opening: list[int] = []
+    for page in older:
+        left -= len(view.text(page))
+        if left < 0:
+            break
+        opening.append(page)
+    return opening
 
 
 def _prepare(view: View, border: int) -> None:

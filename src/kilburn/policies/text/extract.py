@@ -11,7 +11,7 @@ import heapq
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -102,7 +102,12 @@ class _Line:
 
 
 def extract(
-    pieces: Sequence[Piece], tokens: int, count: Callable[[str], int], query: str = "", reach: int = 1_000_000
+    pieces: Sequence[Piece],
+    tokens: int,
+    count: Callable[[str], int],
+    query: str = "",
+    reach: int = 1_000_000,
+    held: Mapping[int, Sequence[Span]] | None = None,
 ) -> Extract:
     """The most telling verbatim lines of the pieces, grouped by page in the pieces' order.
 
@@ -116,10 +121,11 @@ def extract(
         query: what will be asked or done next; lines that share rare words with it come first.
         reach: characters in all beyond which pieces are sampled (head, tail, surroundings of error words
             of each piece, 4,000 characters of a piece at least), so that time stays bounded.
+        held: spans by page that the reader has before him already: they do not lose for being old.
     """
     if tokens <= 0:
         return Extract("", (), 0)
-    lines = _candidates(pieces, reach)
+    lines = _candidates(pieces, reach, held or {})
     if sum(line.at.end - line.at.start for line in lines) <= 4 * tokens:
         whole = _rendered(pieces, lines, tokens, count)
         if whole is not None:
@@ -146,7 +152,11 @@ def _rendered(pieces: Sequence[Piece], lines: Sequence[_Line], tokens: int, coun
     return Extract(text, tuple((pieces[at].page, kept) for at, kept in spans), used) if 0 < used <= tokens else None
 
 
-def _candidates(pieces: Sequence[Piece], reach: int) -> list[_Line]:
+HELD = 1.25
+"""Worth of the newest piece's lines, and of those that are held already; the oldest's are worth 0.75."""
+
+
+def _candidates(pieces: Sequence[Piece], reach: int, held: Mapping[int, Sequence[Span]]) -> list[_Line]:
     """All lines worth a thought, the latest of each set of near-duplicates."""
     total = sum(len(piece.text) for piece in pieces)
     found: dict[str, _Line] = {}
@@ -155,14 +165,16 @@ def _candidates(pieces: Sequence[Piece], reach: int) -> list[_Line]:
         share = len(piece.text) if total <= reach else max(4000, reach * len(piece.text) // total)
         prose = _is_prose(piece.role, piece.kind)
         recent = 0.75 + 0.5 * (at + 1) / many
-        factor = recent * (_SPEAKER.get(piece.role, 1.0) if prose else 1.0)
+        speaker = _SPEAKER.get(piece.role, 1.0) if prose else 1.0
+        known = held.get(piece.page, ())
         whole = len(piece.text) <= min(share, CACHED)
         for reading in _readings(piece.text, prose) if whole else _read(piece.text, prose, share):
             old = found.get(reading.shape)
             if old is not None:
                 old.piece, old.at = at, reading
                 continue
-            worth = _WEIGHT[reading.sign] * factor + reading.names
+            factor = HELD if known and any(start < reading.end and reading.start < end for start, end in known) else recent
+            worth = _WEIGHT[reading.sign] * factor * speaker + reading.names
             found[reading.shape] = _Line(at, reading, worth, (reading.end - reading.start) / 4 + 2, reading.sign)
     return list(found.values())
 
