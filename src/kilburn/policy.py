@@ -72,6 +72,7 @@ class View:
         seen: tokens of all originals that were ever admitted, `wanted` included where they just came.
         deferred: the question in the background (`Later`), with its answer the first time it is there.
         gone: whether a page is retired or forgotten: no fold may cite it.
+        task_page: the id of the page of the last user message, or 0.
     """
 
     cause: Cause
@@ -96,6 +97,7 @@ class View:
     seen: int = 0
     deferred: Deferred | None = None
     gone: Callable[[int], bool] = _never
+    task_page: int = 0
 
     @property
     def excess(self) -> int:

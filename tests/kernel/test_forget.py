@@ -230,3 +230,20 @@ def test_forgetting_only_the_call_leaves_none_of_its_words_at_its_result(tmp_pat
         assert CANARY not in everything_shown(process)
         check_laws(process)
     assert CANARY.encode() not in bytes_below(tmp_path)
+
+
+def test_a_forgotten_thought_leaves_the_call_that_waits_for_its_result(tmp_path: Path) -> None:
+    """Thinking and calls of one message move together, but a result that is still to come needs its call."""
+    with kilburn.open(str(tmp_path / "agent.db"), window=4000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        thought = {"type": "thinking", "thinking": CANARY, "signature": "s"}
+        calls = [{"type": "tool_use", "id": name, "name": "read", "input": {}} for name in ("c1", "c2")]
+        process.append(user("go"), {"role": "assistant", "content": [thought, *calls]})
+        process.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c2", "content": "two"}]})
+        assert process.forget("p2") == ["p2"]
+        check_laws(process)
+        process.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "one"}]})
+        check_laws(process)
+        assert "one" in json.dumps(process.render())
+        assert CANARY not in everything_shown(process)
+    assert CANARY.encode() not in bytes_below(tmp_path)

@@ -22,8 +22,8 @@ log = logging.getLogger("kilburn")
 class _Errand:
     """One question on its way; its answer is set by the thread that asks, once."""
 
-    def __init__(self, later: Later, turn: int, digests: tuple[str, ...]) -> None:
-        self.later, self.turn, self.digests = later, turn, digests
+    def __init__(self, later: Later, turn: int) -> None:
+        self.later, self.turn = later, turn
         self.answer: Answer | None = None
 
 
@@ -51,9 +51,7 @@ class Background:
             return Answer(outcome="none")
         if self._errand is not None:
             return Answer(outcome="busy")
-        tier = self._kernel.tier
-        digests = tuple(tier.pages[page].digest for page in later.pages)
-        self._errand = _Errand(later, tier.turn, digests)
+        self._errand = _Errand(later, self._kernel.tier.turn)
         self._fresh = True
         return Answer(outcome="started")
 
@@ -87,10 +85,8 @@ class Background:
         return Deferred(pages=errand.later.pages, turn=errand.turn, answer=answer)
 
     def _is_current(self, errand: _Errand) -> bool:
-        pages, states = self._kernel.tier.pages, self._kernel.tier.states
-        asked = errand.later.pages
-        digests = tuple([pages[page].digest if page in pages else "" for page in asked])
-        return digests == errand.digests and "retired" not in {states[page].at for page in asked}
+        # Pages never change; they are forgotten or retired.
+        return self._kernel.tier.gone.isdisjoint(errand.later.pages)
 
     @property
     def purpose(self) -> str:

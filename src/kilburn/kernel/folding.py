@@ -15,11 +15,14 @@ from kilburn.errors import KernelError, LawBroken
 from kilburn.kernel.admission import cost_of, text_cost
 from kilburn.kernel.laws import Change
 from kilburn.kernel.tier import Tier
-from kilburn.message import Kind, Role
+from kilburn.message import Kind, Role, Trust
 from kilburn.move import Fold
 from kilburn.page import OMITTED, Page, Span, address_of, digest_of, span_of
 
 __all__ = ["arguments_of", "cut", "derived_page", "runs_of"]
+
+
+LOWEST = min(Trust)
 
 
 def cut(text: str, keep: Sequence[Span]) -> str:
@@ -70,11 +73,10 @@ def derived_page(
     Args:
         text_of: the exact text of a page; asked for pages of which spans are kept.
     """
-    sources = [tier.pages[page] for page in move.pages]
-    single = sources[0] if len(sources) == 1 else None
+    single = tier.pages[move.pages[0]] if len(move.pages) == 1 else None
     in_place = single is not None and change.place is not None
     kind = Kind.FOLD if move.text is not None else Kind.EXCERPT
-    heading = _heading(kind, sources)
+    heading = _heading(kind, move.pages)
     text = f"{heading}\n{_body(move, text_of)}"
     stands_for = single if in_place and single is not None else None
     call = stands_for.call if stands_for else None
@@ -88,7 +90,7 @@ def derived_page(
         if stands_for
         else text_cost(counter, text),
         time=now,
-        trust=min(page.trust for page in sources),
+        trust=_least_trust(move.pages, tier),
         group=stands_for.group if stands_for else 0,
         answers=stands_for.answers if stands_for else 0,
         call=call,
@@ -96,7 +98,8 @@ def derived_page(
         sources=move.pages,
         spans=tuple(move.keep),
         parts=move.parts,
-        depth=1 + max(page.depth for page in sources),
+        # Originals have none.
+        depth=1 + max((tier.pages[page].depth for page in move.pages if page < 0), default=0),
         place=change.place or (tier.last, 1 - tier.last_derived),
         label=heading[:80],
     )
@@ -125,10 +128,19 @@ def _ended(text: str) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
-def _heading(kind: Kind, sources: Sequence[Page]) -> str:
-    originals = sorted(page.id for page in sources)
-    stretch = len(originals) > 8
-    addresses = span_of(originals[0], originals[-1]) if stretch and originals[0] > 0 else runs_of(originals)
+def _least_trust(pages: Sequence[int], tier: Tier) -> Trust:
+    """The lowest of the sources' trust (law 7); of many, the first few usually have it."""
+    least = max(Trust)
+    for page in pages:
+        least = min(least, tier.pages[page].trust)
+        if least is LOWEST:
+            break
+    return least
+
+
+def _heading(kind: Kind, sources: Sequence[int]) -> str:
+    first = min(sources)
+    addresses = span_of(first, max(sources)) if len(sources) > 8 and first > 0 else runs_of(sources)
     if kind is Kind.FOLD:
         return f"[{addresses} in short:]"
     return f"[{addresses} in part:]"

@@ -114,7 +114,9 @@ class Kernel(AddressSpace):
         self.enact(change, made)
         data: dict[str, Any] = {"to": _by_place(change.at)}
         if made is not None:
-            data |= {"fold": made, "cover": change.cover}
+            data["fold"] = made
+            if change.cover is not move.pages:
+                data["cover"] = change.cover
         if change.uncover:
             data["uncover"] = change.uncover
         if isinstance(move, Retire) and move.by:

@@ -27,7 +27,7 @@ class Change(msgspec.Struct, kw_only=True):
 
     at: dict[int, str] = {}
     uncover: list[int] = []
-    cover: list[int] = []
+    cover: Sequence[int] = ()
     place: tuple[int, int] | None = None
 
 
@@ -165,7 +165,7 @@ def _departures(tier: Tier, leaving: set[int]) -> dict[int, str]:
 
 
 def _covered_by(tier: Tier, fold: int) -> list[int]:
-    return [source for source in tier.pages[fold].sources if tier.cover.get(source) == fold]
+    return sorted(tier.cover.of(fold))
 
 
 def _uncovered(tier: Tier, leaving: Iterable[int]) -> list[int]:
@@ -177,42 +177,52 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
 
     `place` is where it stands: that of the first source that leaves, or None for the window's end.
     """
-    sources = known(tier, move.pages)
+    chosen = _named(tier, move.pages)
+    derived = [page for page in move.pages if page < 0] if min(move.pages) < 0 else []
     if (move.text is not None) + bool(move.keep) + bool(move.parts) != 1:
         raise KernelError("a fold needs either text or spans to keep", advice="give exactly one of text, keep and parts")
     if {page for page, _ in move.parts} - set(move.pages):
         raise LawBroken(4, "an excerpt keeps spans of a page that it does not cite", advice="name the page among the sources")
     if move.text is not None and not move.text.strip():
         raise LawBroken(5, "an empty summary replaces nothing", advice="return no move when the model said nothing")
-    if move.keep and len(sources) != 1:
+    if move.keep and len(chosen) != 1:
         raise KernelError("an excerpt has exactly one source", advice="return one fold a page")
-    if max(page.depth for page in sources) >= depth:
+    if max((tier.pages[page].depth for page in derived), default=0) >= depth:
         raise LawBroken(4, "a fold of a fold", advice="fold from originals, or set max_depth on the policy")
-    chosen = {page.id for page in sources}
     subsumed = _subsumed(tier, chosen)
-    leaving = {page for page in chosen if tier.is_visible(page)} | subsumed
-    for page in sources:
-        if tier.at(page.id) == "retired":
-            raise LawBroken(9, f"{page.address} is retired", advice="fold what supersedes it")
+    leaving = (chosen & tier.shown) | subsumed
+    for page in chosen & tier.gone:
+        raise LawBroken(9, f"{address_of(page)} is retired", advice="fold what supersedes it")
     if not leaving:
         if tier.open:
             raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
         return Change()
     _unpinned(tier, leaving)
-    if not (len(sources) == 1 and (move.keep or sources[0].kind is Kind.RESULT)):
-        _whole_groups(tier, sources, chosen | leaving)
-    at = {page.id: "folded" for page in sources if page.id > 0 and tier.at(page.id) != "folded"}
-    at.update({page: "out" for page in leaving if page < 0})
-    covered = [page for page in chosen if page > 0]
-    covered += [source for page in chosen if page < 0 for source in _covered_by(tier, page) if source not in chosen]
-    return Change(at=at, uncover=_uncovered(tier, subsumed), cover=covered, place=min(tier.pages[page].place for page in leaving))
+    if not (len(chosen) == 1 and (move.keep or tier.pages[move.pages[0]].kind is Kind.RESULT)):
+        _whole_groups(tier, chosen, subsumed)
+    at = {page: "folded" for page in sorted(chosen - tier.folded) if page > 0}
+    at.update({page: "out" for page in sorted(leaving) if page < 0})
+    covered: Sequence[int] = move.pages
+    if derived:
+        further = [source for page in derived for source in _covered_by(tier, page) if source not in chosen]
+        covered = [*(page for page in move.pages if page > 0), *further]
+    # What the subsumed folds stood for is among these, so that nothing is to be uncovered first.
+    return Change(at=at, cover=covered, place=min(tier.pages[page].place for page in leaving))
+
+
+def _named(tier: Tier, pages: Sequence[int]) -> set[int]:
+    """The ids that a move names, as `known` would have them, at the cost of a few steps a thousand pages."""
+    chosen = set(pages)
+    if not pages or len(chosen) != len(pages) or not tier.pages.keys() >= chosen or not tier.gone.isdisjoint(chosen):
+        known(tier, pages)
+    return chosen
 
 
 def _subsumed(tier: Tier, chosen: set[int]) -> set[int]:
     """Resident folds that the new one replaces whole; a partial overlap would show a page twice."""
-    folds = {tier.cover[page] for page in chosen if page in tier.cover and tier.is_visible(tier.cover[page])}
+    folds = tier.cover.over(chosen) & tier.shown
     for fold in folds - chosen:
-        left = set(_covered_by(tier, fold)) - chosen
+        left = tier.cover.of(fold) - chosen
         if left:
             raise LawBroken(
                 4,
@@ -222,14 +232,17 @@ def _subsumed(tier: Tier, chosen: set[int]) -> set[int]:
     return folds
 
 
-def _whole_groups(tier: Tier, sources: Sequence[Page], chosen: set[int]) -> None:
-    for page in sources:
-        if page.id in tier.open:
-            raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
-        for member in tier.group(page.id):
-            if member not in chosen and tier.is_visible(member):
+def _whole_groups(tier: Tier, chosen: set[int], subsumed: set[int]) -> None:
+    for page in chosen & tier.open:
+        raise LawBroken(6, f"{address_of(page)} is a call without a result yet", advice="wait for its result")
+    # Groups are the same from either side: the window is short where the fold is long.
+    near = chosen if len(chosen) <= len(tier.shown) else tier.shown - chosen - subsumed
+    for page in near:
+        for member in tier.group(page):
+            left, behind = (page, member) if near is chosen else (member, page)
+            if left in chosen and behind not in chosen and behind not in subsumed and behind in tier.shown:
                 raise LawBroken(
-                    6, f"folding {page.address} would leave {address_of(member)} behind", advice="fold the whole group"
+                    6, f"folding {address_of(left)} would leave {address_of(behind)} behind", advice="fold the whole group"
                 )
 
 
@@ -238,7 +251,7 @@ def check_retire(tier: Tier, move: Retire) -> Change:
     pages = known(tier, move.pages)
     chosen = {page.id for page in pages}
     leaving = {page for page in chosen if tier.is_visible(page)}
-    leaving |= {fold for fold in tier.folds_over(list(chosen)) if tier.is_visible(fold)}
+    leaving |= tier.cover.over(chosen) & tier.shown
     leaving |= {page.id for page in tier.resident() if page.kind in DERIVED and chosen & set(page.sources)}
     _unpinned(tier, leaving | chosen)
     for page in pages:
@@ -269,10 +282,14 @@ def closure_of_drop(tier: Tier, pages: Sequence[int]) -> set[int]:
 
 
 def check_drop(tier: Tier, gone: set[int]) -> Change:
-    """Where the rest goes when `gone` is forgotten: partners of a dropped call or result leave the window."""
+    """Where the rest goes when `gone` is forgotten: partners of a dropped call or result leave the window.
+
+    A call that waits for its result stays: the result would find none.
+    """
     leaving = {page for page in gone if tier.is_visible(page)}
+    stays = gone | {standing for call in tier.open - gone if (standing := tier.stands(call)) is not None}
     for page in gone:
-        partners = {member for member in tier.group(page) if tier.is_visible(member) and member not in gone}
+        partners = {member for member in tier.group(page) if tier.is_visible(member) and member not in stays}
         _unpinned(tier, partners)
         leaving |= partners
     at = {page: where for page, where in _departures(tier, leaving).items() if page not in gone}

@@ -6,22 +6,24 @@ handle for each stretch that is out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
+from kilburn.kernel.cover import Cover
 from kilburn.kernel.gaps import Gaps
 from kilburn.message import Role
 from kilburn.page import Page
 from kilburn.store import State
 
-__all__ = ["OUT", "VISIBLE", "Key", "Layout", "stub_of"]
+__all__ = ["GONE", "OUT", "VISIBLE", "Key", "Layout", "stub_of"]
 
 OUT = State()
 Key = tuple[int, int, int]
 """Order in the window: the page's place, then its id."""
 
 VISIBLE = frozenset({"in", "stub"})
+GONE = frozenset({"retired", "dropped"})
 
 
 def stub_of(page: Page, label: str) -> str:
@@ -42,7 +44,11 @@ class Layout:
         self.pages: dict[int, Page] = {}
         self.states: dict[int, State] = {}
         self.costs: dict[int, int] = {}
-        self.cover: dict[int, int] = {}
+        self.cover = Cover()
+        # The same as `states`, by place: a fold of thousands of pages is checked set against set.
+        self.shown: set[int] = set()
+        self.folded: set[int] = set()
+        self.gone: set[int] = set()
         self.groups: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
         self.marks: dict[int, float] = {}
@@ -125,10 +131,6 @@ class Layout:
                 first = next(iter(self._gaps), None)
                 return page.role is Role.USER or (first is not None and first[0] < key[0])
         return len(self._order) == 0 or len(self._gaps) > 0
-
-    def folds_over(self, pages: Sequence[int]) -> set[int]:
-        """The resident folds that stand for any of these pages."""
-        return {self.cover[page] for page in pages if page in self.cover}
 
     def _priced(self, page: int) -> Page:
         known = self.pages[page]

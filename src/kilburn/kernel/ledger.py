@@ -104,7 +104,8 @@ class Ledger:
                 self._evicted.update(dict.fromkeys(event.pages, event.turn))
             case Act.FOLD:
                 stats.folds += 1
-                self._evicted.update(dict.fromkeys(event.pages, event.turn))
+                # What an earlier fold stood for had left before.
+                self._evicted.update(dict.fromkeys(event.data.get("to", {}).get("folded", ()), event.turn))
             case Act.RETIRE:
                 stats.retired += len(event.pages)
             case Act.DROP:
@@ -188,7 +189,8 @@ def _apply_move(event: Event, pages: Mapping[int, Page], tier: Tier) -> None:
     if "uncover" in event.data:
         tier.set_cover(event.data["uncover"], None)
     if made is not None:
-        tier.set_cover(event.data.get("cover", ()), made)
+        # Written only where it is not what the fold cites.
+        tier.set_cover(event.data.get("cover", event.pages), made)
         tier.set(made, msgspec.structs.replace(tier.states[made], at="in"))
 
 

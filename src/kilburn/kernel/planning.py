@@ -110,7 +110,8 @@ class Planner:
             task=self._task(),
             seen=tier.seen,
             deferred=deferred,
-            gone=lambda page: tier.at(page) in ("retired", "dropped"),
+            gone=tier.gone.__contains__,
+            task_page=tier.task,
         )
 
     def _task(self) -> str:

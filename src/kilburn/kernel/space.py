@@ -194,9 +194,11 @@ class AddressSpace:
             for page in event.pages:
                 self.uses[page] = Use(0, event.turn, event.time)
         elif event.act in (Act.FAULT, Act.LOAD, Act.FOLD):
-            # A fold may cite thousands of pages: those that were used as often share one entry.
+            # A fold may cite thousands of pages: only those that it takes along now are used, and those
+            # that were used as often share one entry.
             more = int(event.act is not Act.FOLD)
-            counts = {page: before.count if (before := self.uses.get(page)) else 0 for page in event.pages}
+            pages = event.pages if more else event.data["to"].get("folded", ())
+            counts = {page: before.count if (before := self.uses.get(page)) else 0 for page in pages}
             entries = {count: Use(count + more, event.turn, event.time) for count in set(counts.values())}
             self.uses.update({page: entries[count] for page, count in counts.items()})
         elif event.act is Act.NOTE:

@@ -7,14 +7,16 @@ journal, so that a failed batch leaves the state before it. The tier checks no l
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from kilburn.kernel.layout import OUT, VISIBLE, Layout
+from kilburn.kernel.layout import GONE, OUT, VISIBLE, Layout
 from kilburn.message import Kind, Role
 from kilburn.page import Page, tombstone_of
 from kilburn.store import State
 
 __all__ = ["OUT", "Tier"]
+
+FOLDED = frozenset({"folded"})
 
 
 class Tier(Layout):
@@ -57,6 +59,8 @@ class Tier(Layout):
         if page.id > 0:
             self._note_call(page)
         self.states[page.id] = OUT if page.id < 0 else State(at="folded")
+        if page.id > 0:
+            self.folded.add(page.id)
         self.set(page.id, state)
 
     def set(self, page: int, state: State) -> None:
@@ -69,10 +73,7 @@ class Tier(Layout):
 
     def set_cover(self, pages: Sequence[int], fold: int | None) -> None:
         """Note that a fold stands for pages, or that none does: in one step, however many they are."""
-        cover = self.cover
-        before = {page: cover.get(page) for page in pages}
-        self._journal.append(lambda: self._put_cover(before))
-        self._put_cover(dict.fromkeys(pages, fold))
+        self._journal.append(self.cover.take(pages) if fold is None else self.cover.put(pages, fold))
 
     def reprice(self, costs: dict[int, int]) -> None:
         """Take other costs per page (another tokenizer), outside any batch."""
@@ -107,6 +108,7 @@ class Tier(Layout):
             self.marks.pop(page, None)
         if before.at == after.at:
             return
+        self._note_place(page, before.at, after.at)
         key = (*self.pages[page].place, page)
         if before.at in VISIBLE or after.at in VISIBLE:
             # Coming in at the end is the usual case; all else rebuilds the list when it is looked at.
@@ -130,6 +132,13 @@ class Tier(Layout):
         elif after.at == "out" and page > 0:
             self._gaps.add(page, self.cost(page))
 
+    def _note_place(self, page: int, before: str, after: str) -> None:
+        for places, members in ((VISIBLE, self.shown), (GONE, self.gone), (FOLDED, self.folded)):
+            if after in places:
+                members.add(page)
+            elif before in places:
+                members.discard(page)
+
     def _note_call(self, page: Page) -> None:
         """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers."""
         if page.kind is Kind.CALL:
@@ -143,12 +152,6 @@ class Tier(Layout):
             self.open.discard(page.answers)
             self._journal.append(lambda: self.open.add(page.answers))
 
-    def _put_cover(self, folds: Mapping[int, int | None]) -> None:
-        self.cover.update({page: fold for page, fold in folds.items() if fold is not None})
-        for page, fold in folds.items():
-            if fold is None:
-                self.cover.pop(page, None)
-
     def _regroup(self, group: int, members: tuple[int, ...]) -> None:
         if members:
             self.groups[group] = members
@@ -157,5 +160,6 @@ class Tier(Layout):
 
     def _forget(self, page: Page, before: tuple[int, int, int, int, int]) -> None:
         self._swap(page.id, self.states[page.id], State(at="folded"))
+        self.folded.discard(page.id)
         del self.pages[page.id], self.states[page.id]
         self.last, self.last_derived, self.turn, self.task, self.seen = before

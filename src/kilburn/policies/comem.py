@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import filterfalse
 
 from kilburn.effect import Answer, Ask, Effect, Later, Note
 from kilburn.message import Kind, Role
@@ -100,7 +101,8 @@ class Comem:
         if not answer.ok:
             yield Note(outcome=answer.outcome, why="the memory stays as it was")
             return _room(view)
-        sources = set(snapshot) - view.held() - _under_pins(view)
+        sources = set(snapshot)
+        sources -= view.held() | _under_pins(view)
         shown = [*view.pages, *map(view.page, view.stubs)]
         sources -= {member for page in shown if not sources.issuperset(_cited(page)) for member in view.group(page.id)}
         leaving = [page for page in view.pages if not sources.isdisjoint(_cited(page))]
@@ -112,7 +114,8 @@ class Comem:
             return _room(view)
         yield Note(figures={"folded": len(sources)})
         torn = tuple(page.id for page in leaving if not sources.issuperset(_cited(page)))
-        fold = Fold(pages=tuple(sorted(sources)), text=memory, why="memory model")
+        pages = snapshot if len(sources) == len(snapshot) else tuple(sorted(sources))
+        fold = Fold(pages=pages, text=memory, why="memory model")
         return [Evict(pages=torn, why="an older memory"), fold] if torn else [fold]
 
 
@@ -127,15 +130,8 @@ def _cited(page: Page) -> tuple[int, ...]:
 
 def _snapshot(view: View) -> tuple[int, ...]:
     """All originals but the task, the latest step, and what is pinned or open, with its groups."""
-    stays = view.held() | _under_pins(view) | {_task(view, max(view.wanted))}
-    return tuple(page for page in range(1, latest_step(view)) if page not in stays and not view.gone(page))
-
-
-def _task(view: View, last: int) -> int:
-    """The page of the last user message."""
-    while last > 0 and not (view.page(last).role is Role.USER and view.page(last).kind is Kind.TEXT):
-        last -= 1
-    return last
+    stays = view.held() | _under_pins(view) | {view.task_page}
+    return tuple(filterfalse(view.gone, filterfalse(stays.__contains__, range(1, latest_step(view)))))
 
 
 def _under_pins(view: View) -> set[int]:

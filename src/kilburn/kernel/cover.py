@@ -1,0 +1,102 @@
+"""Which fold stands for which pages, in a form that a growing memory keeps cheap.
+
+A memory that is remade every few steps cites thousands of pages that its predecessor cited. Pages that one
+fold stands for share one entry here, so that a successor takes over the entry and adds only what is new.
+It refuses to know where pages are, and checks no law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+
+__all__ = ["Cover"]
+
+_NOTHING: frozenset[int] = frozenset()
+
+
+class _Bundle:
+    """Pages that one fold stands for."""
+
+    __slots__ = ("fold", "pages")
+
+    def __init__(self, fold: int, pages: set[int]) -> None:
+        self.fold, self.pages = fold, pages
+
+
+class Cover(Mapping[int, int]):
+    """From a page to the fold that stands for it."""
+
+    def __init__(self) -> None:
+        self._bundles: dict[int, _Bundle] = {}
+        self._folds: dict[int, _Bundle] = {}
+
+    def __getitem__(self, page: int) -> int:
+        return self._bundles[page].fold
+
+    def __contains__(self, page: object) -> bool:
+        return page in self._bundles
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._bundles)
+
+    def __len__(self) -> int:
+        return len(self._bundles)
+
+    def of(self, fold: int) -> Set[int]:
+        """The pages that a fold stands for."""
+        bundle = self._folds.get(fold)
+        return bundle.pages if bundle is not None else _NOTHING
+
+    def over(self, pages: Set[int]) -> set[int]:
+        """The folds that stand for any of these pages: found from the smaller side."""
+        if len(pages) <= len(self._folds):
+            return {self._bundles[page].fold for page in pages if page in self._bundles}
+        return {fold for fold, bundle in self._folds.items() if not bundle.pages.isdisjoint(pages)}
+
+    def put(self, pages: Sequence[int], fold: int) -> Callable[[], None]:
+        """Let a fold stand for pages, whatever did before; returns what undoes it."""
+        chosen = set(pages)
+        whole = [self._folds[old] for old in self.over(chosen) if self._folds[old].pages <= chosen]
+        kept = max(whole, key=lambda bundle: len(bundle.pages), default=None)
+        if kept is None:
+            before = self._move(dict.fromkeys(chosen, _Bundle(fold, set())))
+            return lambda: self._put_back(before)
+        former = kept.fold
+        before = self._move(dict.fromkeys(chosen - kept.pages, kept))
+        self._rename(kept, fold)
+
+        def undo() -> None:
+            self._rename(kept, former)
+            self._put_back(before)
+
+        return undo
+
+    def take(self, pages: Iterable[int]) -> Callable[[], None]:
+        """Let no fold stand for pages; returns what undoes it."""
+        before = self._move(dict.fromkeys(pages))
+        return lambda: self._put_back(before)
+
+    def _put_back(self, before: Mapping[int, _Bundle | None]) -> None:
+        self._move(before)
+
+    def _move(self, targets: Mapping[int, _Bundle | None]) -> dict[int, _Bundle | None]:
+        """Put pages into bundles, or out of all; returns which they were in."""
+        before: dict[int, _Bundle | None] = {page: self._bundles.get(page) for page in targets}
+        for page, bundle in before.items():
+            if bundle is not None:
+                bundle.pages.discard(page)
+                if not bundle.pages:
+                    self._folds.pop(bundle.fold, None)
+        for page, target in targets.items():
+            if target is None:
+                self._bundles.pop(page, None)
+            else:
+                self._bundles[page] = target
+                target.pages.add(page)
+                self._folds[target.fold] = target
+        return before
+
+    def _rename(self, bundle: _Bundle, fold: int) -> None:
+        self._folds.pop(bundle.fold, None)
+        bundle.fold = fold
+        self._folds[fold] = bundle

@@ -1,0 +1,110 @@
+"""How pages and events lie on disk: as msgpack, long lists of page ids as stretches.
+
+A memory that is remade every few steps cites the whole session each time: as single numbers the file
+would grow with the square of the session. What was written number by number is read as before. It
+refuses to know which table a record is in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import chain
+
+import msgspec
+
+from kilburn.event import STATE, Event
+from kilburn.page import Page
+
+__all__ = ["event_of", "page_of", "record_of_event", "record_of_page"]
+
+LONG = 32
+"""Ids up to which a list is written as it is."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_pages = msgspec.msgpack.Decoder(Page)
+_events = msgspec.msgpack.Decoder(Event)
+
+
+class _Runs(msgspec.Struct):
+    """What stands in a record instead of its ids: first and last of each stretch, one after the other."""
+
+    runs: tuple[int, ...] = ()
+
+
+class _Page(Page, frozen=True, kw_only=True):
+    runs: tuple[int, ...] = ()
+
+
+class _Event(Event, frozen=True, kw_only=True, omit_defaults=True):
+    runs: tuple[int, ...] = ()
+
+
+_runs = msgspec.msgpack.Decoder(_Runs)
+
+
+def record_of_page(page: Page) -> bytes:
+    """The bytes to store of a page."""
+    runs = _stretches(page.sources)
+    return _encode(_Page(**{**_fields(page), "sources": (), "runs": runs}) if runs else page)
+
+
+def record_of_event(event: Event) -> bytes:
+    """The bytes to store of an event."""
+    runs = _stretches(event.pages)
+    return _encode(_Event(**{**_fields(event), "pages": (), "runs": runs}) if runs else event)
+
+
+def page_of(record: bytes) -> Page:
+    """The page of a record.
+
+    Raises:
+        msgspec.DecodeError: it is none.
+    """
+    page = _pages.decode(record)
+    if page.depth and not page.sources:
+        return msgspec.structs.replace(page, sources=_ids(record))
+    return page
+
+
+def event_of(record: bytes) -> Event:
+    """The event of a record.
+
+    Raises:
+        msgspec.DecodeError: it is none.
+    """
+    event = _events.decode(record)
+    if event.act in STATE and not event.pages:
+        return msgspec.structs.replace(event, pages=_ids(record))
+    return event
+
+
+def _fields(record: Page | Event) -> dict[str, object]:
+    return {name: getattr(record, name) for name in record.__struct_fields__}
+
+
+def _stretches(ids: Sequence[int]) -> tuple[int, ...]:
+    """First and last of each stretch of consecutive ids; empty where that would save little, or where they are not in order."""
+    if len(ids) <= LONG:
+        return ()
+    runs: list[int] = []
+    start = 0
+    while start < len(ids):
+        offset = ids[start] - start
+        end = bisect_left(range(len(ids)), True, lo=start, key=lambda at, offset=offset: ids[at] - at != offset)
+        runs += (ids[start], ids[end - 1])
+        start = end
+        if 2 * len(runs) > len(ids):
+            return ()
+    # Searching took for granted that they ascend.
+    return tuple(runs) if _expanded(runs) == tuple(ids) else ()
+
+
+def _ids(record: bytes) -> tuple[int, ...]:
+    return _expanded(_runs.decode(record).runs)
+
+
+def _expanded(runs: Sequence[int]) -> tuple[int, ...]:
+    if any(last < first for first, last in zip(runs[::2], runs[1::2], strict=True)):
+        return ()
+    return tuple(chain.from_iterable(range(first, last + 1) for first, last in zip(runs[::2], runs[1::2], strict=True)))
