@@ -23,6 +23,7 @@ TINY = {
     "horizon": ["--steps", "30", "--tasks", "2", "--rounds", "1", "--rounds", "2"],
     "syncing": ["--size", "2", "--times", "3"],
     "overlap": ["--quick"],
+    "blocks": ["--quick"],
     "fold": ["--turns", "4", "--turns", "9"],
     "objectives": ["--objectives", "2", "--objectives", "3", "--seeds", "1"],
 }

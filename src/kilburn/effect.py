@@ -61,7 +61,8 @@ class Later(msgspec.Struct, frozen=True, kw_only=True):
         compose: makes the question from a function that gives a page's exact text. It runs beside the
             agent, so it must be pure and must read nothing but its argument.
         purpose: for the ledger.
-        timeout: seconds, as of `Ask`.
+        key: comes back with the answer. There is one question at a time for all policies of a boundary: by
+            it a policy knows its own, and leaves another's alone.
         review: makes of the model's answer the one that is handed out, such as "rejected", from the same
             function, the question and the answer; beside the agent too, and pure.
     """
@@ -69,7 +70,7 @@ class Later(msgspec.Struct, frozen=True, kw_only=True):
     pages: tuple[int, ...]
     compose: Callable[[Callable[[int], str]], Ask]
     purpose: str = ""
-    timeout: float = 120.0
+    key: str = ""
     review: Callable[[Callable[[int], str], Ask, Answer], Answer] | None = None
 
 
@@ -132,8 +133,10 @@ class Deferred(msgspec.Struct, frozen=True, kw_only=True):
         pages: the snapshot that it was asked about.
         turn: the last admitted message when it was asked.
         answer: None while the model still speaks.
+        key: as of the `Later`.
     """
 
     pages: tuple[int, ...]
     turn: int
+    key: str = ""
     answer: Answer | None = None

@@ -23,6 +23,12 @@
     │   ├── Overlong             prompt and reply exceed the model's context
     │   ├── RateLimited          too many requests (carries `.retry_after`, seconds)
     │   └── Unavailable          time-out, connection, 5xx, or a model that is not loaded
+    ├── KVError                the blocks of a KV cache
+    │   ├── OutOfBlocks          no block is free, and none can be freed (carries `.needed`)
+    │   ├── FreedSequence        a sequence that was freed or preempted
+    │   ├── FreedBlock           a block without an owner, or given back twice
+    │   ├── InvalidRange         positions that are not in the sequence, or ranges that overlap
+    │   └── PrefixRefused        a sequence whose KV is not that of its tokens shares no prefix
     ├── ToolError              a tool of an agent
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
     └── MissingExtra           an optional dependency that is not installed
@@ -36,16 +42,22 @@ from __future__ import annotations
 __all__ = [
     "DuplicateCall",
     "Forgotten",
+    "FreedBlock",
+    "FreedSequence",
     "InvalidBudget",
     "InvalidMessage",
+    "InvalidRange",
+    "KVError",
     "KernelError",
     "KilburnError",
     "LawBroken",
     "MissingExtra",
     "ModelError",
     "OrphanResult",
+    "OutOfBlocks",
     "Overlong",
     "PinsExceedWindow",
+    "PrefixRefused",
     "RateLimited",
     "Refused",
     "SpecError",
@@ -179,6 +191,38 @@ class RateLimited(ModelError):
 
 class Unavailable(ModelError):
     """Time-out, broken connection, a 5xx, or a model that is not loaded."""
+
+
+class KVError(KilburnError):
+    """The KV cache could not do what was asked; every sequence is as it was, and no block is lost."""
+
+    boundary = "kv"
+
+
+class OutOfBlocks(KVError):
+    """Fewer blocks are free than are needed (`needed`)."""
+
+    def __init__(
+        self, what: str, *, needed: int, advice: str = "free or evict something, or preempt with Tables.reserve"
+    ) -> None:
+        self.needed = needed
+        super().__init__(what, advice=advice)
+
+
+class FreedSequence(KVError):
+    """The sequence was freed or preempted: its blocks may belong to another by now."""
+
+
+class FreedBlock(KVError):
+    """A block that nobody owns was shared or given back, or one was given back twice."""
+
+
+class InvalidRange(KVError):
+    """Positions that are not within the sequence, or a page's range that overlaps another's."""
+
+
+class PrefixRefused(KVError):
+    """A sequence that was evicted from, blended or compressed, or has no key, cannot share its prefix."""
 
 
 class ToolError(KilburnError):

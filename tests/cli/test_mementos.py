@@ -60,3 +60,12 @@ def test_what_is_no_trace_is_refused_and_nothing_is_written(tmp_path: Path, name
     assert done.status == 2
     assert done.err.startswith("kilburn: ")
     assert not out.exists()
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
+    for name in ("a.txt", "missing.txt"):
+        done = kilburn("mementos", tmp_path / name)
+        assert done.status == 2
+        assert done.err.count("\n") == 1
+        assert name in done.err

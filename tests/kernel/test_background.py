@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +14,12 @@ import pytest
 import kilburn
 from kernel.talk import user
 from kilburn.effect import Ask, Deferred, Later
-from kilburn.errors import PinsExceedWindow
+from kilburn.errors import PinsExceedWindow, StoreStale
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.model import Request
 from kilburn.move import Fold
+from kilburn.policies.chain import Chain
 from kilburn.policy import Plan, View
 from kilburn.testing import Scripted, check_laws
 
@@ -208,3 +210,217 @@ def test_a_mistake_in_the_question_is_a_failed_answer() -> None:
         asks = [event for event in process.events() if event.act is Act.ASK]
         assert [event.data["outcome"] for event in asks] == ["failed"]
         assert "UnknownAddress" in asks[0].data["detail"]
+
+
+class Trio(Swap):
+    """A `Swap` that says what its own answers were, and asks under a key."""
+
+    def __init__(self, key: str = "own") -> None:
+        super().__init__()
+        self.key, self.own = key, []
+
+    def plan(self, view: View) -> Plan:
+        deferred = view.deferred
+        if deferred is not None and deferred.key == self.key and deferred.answer is not None:
+            self.own.append(deferred.answer)
+            return [Fold(pages=deferred.pages, text=deferred.answer.text)] if deferred.answer.ok else []
+        if deferred is None and not self.own and view.turn > self.count:
+            pages = (2, 3, 4)
+            self.started.append((yield Later(pages=pages, compose=_question(pages), key=self.key)).outcome)
+        return []
+
+
+def outcomes(process: Process) -> list[str]:
+    return [event.data["outcome"] for event in process.events() if event.act is Act.ASK]
+
+
+def test_each_of_two_policies_knows_its_own_answer() -> None:
+    first, second = Trio("first"), Trio("second")
+    with opened(Chain(first, second), "in short", "shorter") as store:
+        process = store.process("a")
+        given = [words(number) for number in range(8)]
+        process.append(*given[:4])
+        settled(process)
+        process.append(given[4])
+        assert (len(first.own), len(second.own)) == (1, 0)
+        assert first.started == ["started"]
+        assert second.started == ["busy"]
+        assert process.pages()[-1][0].sources == (2, 3, 4)
+        for message in given[5:]:
+            settled(process)
+            process.append(message)
+        assert (len(first.own), len(second.own)) == (1, 1)
+        check_laws(process, given)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("where", ["compose", "model", "review"])
+def test_whatever_ends_the_thread_the_next_question_is_asked(where: str) -> None:
+    def leave(*_: object) -> Any:
+        raise SystemExit(where)
+
+    class Leaving(Swap):
+        def plan(self, view: View) -> Plan:
+            if view.deferred is None:
+                compose = leave if where == "compose" else _question((1,))
+                review = leave if where == "review" else None
+                self.started.append((yield Later(pages=(1,), compose=compose, review=review)).outcome)
+            return []
+
+    policy = Leaving()
+    with opened(policy, *([leave if where == "model" else "in short"] * 3)) as store:
+        process = store.process("a")
+        for number in range(3):
+            process.append(words(number))
+            settled(process)
+        assert policy.started == ["started", "started"]
+        assert outcomes(process) == ["failed"]
+        detail = [event.data["detail"] for event in process.events() if event.act is Act.ASK]
+        assert detail == ["its thread ended without an answer"]
+
+
+def test_a_model_that_hangs_is_left_behind_when_the_time_of_its_question_is_over() -> None:
+    gate = Gate()
+
+    class Hurried(Trio):
+        def plan(self, view: View) -> Plan:
+            if view.deferred is not None and view.deferred.answer is not None:
+                self.own.append(view.deferred.answer)
+            elif view.deferred is None and not self.own:
+                yield Later(pages=(1,), compose=lambda text: Ask(prompt=text(1), timeout=0.05))
+            return []
+
+    policy = Hurried()
+    with opened(policy, gate) as store:
+        process = store.process("a")
+        process.append(words(1))
+        settled(process)
+        process.append(words(2))
+        gate.go_on.set()
+        assert [answer.outcome for answer in policy.own] == ["failed"]
+        assert "no answer within 0.05 s" in policy.own[0].detail
+
+
+def test_a_question_without_a_purpose_comes_too_late_too() -> None:
+    gate = Gate()
+    with opened(Trio(), gate) as store:
+        process = store.process("a")
+        process.append(*(words(number) for number in range(4)))
+        assert gate.asked.wait(10)
+        process.abandon()
+        gate.go_on.set()
+        assert process.receipts()[-1].outcome == "late"
+
+
+def test_sessions_of_one_store_do_not_mix_their_answers() -> None:
+    def echo(request: Request) -> str:
+        return request.messages[-1]["content"].split()[1]
+
+    names = ["a", "b", "c"]
+    with opened(Swap(), *[echo] * 3) as store:
+        for at, name in enumerate(names):
+            store.process(name).append(*(words(10 * at + number) for number in range(4)))
+        for name in names:
+            settled(store.process(name))
+        for name in names:
+            store.process(name).append(words(99))
+        folded = [str(store.process(name).recall("f1")).split()[-1] for name in names]
+        assert folded == ["1", "11", "21"]
+
+
+def test_two_that_write_one_session_lose_nothing(tmp_path: Any) -> None:
+    path = str(tmp_path / "a.db")
+    gate = Gate()
+    with (
+        kilburn.open(path, window=2000, policy=Swap(), tokenizer="chars/4", model=Scripted([gate, "in short"])) as one,
+        kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4") as other,
+    ):
+        given = [words(number) for number in range(6)]
+        behind = one.process("a")
+        behind.append(*given[:4])
+        assert gate.asked.wait(10)
+        other.process("a").append(given[4])
+        gate.go_on.set()
+        settled(behind)
+        with pytest.raises(StoreStale):
+            behind.append(words(77))
+        again = one.process("a")
+        again.append(given[5])
+        assert again.messages() == given
+        check_laws(again, given)
+
+
+def test_many_threads_and_a_forget_beside_the_questions(tmp_path: Any) -> None:
+    policy = "comem(every=1, to=60)"
+    model = Scripted([lambda request: "the words of all messages, in short"] * 500)
+    with kilburn.open(tmp_path / "a.db", window=1200, policy=policy, tokenizer="chars/4", model=model) as store:
+        process = store.process("a")
+        process.append(user("task"))
+        errors: list[BaseException] = []
+
+        def write(which: int) -> None:
+            try:
+                for number in range(12):
+                    process.append({"role": "assistant", "content": f"{which} {number} " + "word " * 20})
+                    if which == 0 and number % 4 == 3:
+                        process.forget(f"p{number}")
+                    process.render()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=write, args=(which,)) for which in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        settled(process)
+        process.append(user("the end"))
+        check_laws(process)
+        assert len(process.pages()) >= 50
+
+
+def test_an_answer_handed_out_to_a_plan_that_then_asks_is_not_lost_to_another_thread() -> None:
+    """While a plan waits for a model, appends of others are batches of their own."""
+    gate = Gate()
+
+    class Further(Trio):
+        def plan(self, view: View) -> Plan:
+            deferred = view.deferred
+            if deferred is not None and deferred.answer is not None:
+                self.own.append(deferred.answer)
+                yield Ask(prompt="and then?")
+                self.started.append((yield Later(pages=(2,), compose=_question((2,)))).outcome)
+            elif deferred is None and not self.own and view.turn > self.count:
+                yield Later(pages=(1,), compose=_question((1,)))
+            return []
+
+    policy = Further()
+    with opened(policy, "one", gate, "three") as store:
+        process = store.process("a")
+        process.append(*(words(number) for number in range(4)))
+        settled(process)
+        waiting = threading.Thread(target=process.append, args=(words(5),))
+        waiting.start()
+        assert gate.asked.wait(10)
+        process.append(words(6))
+        gate.go_on.set()
+        waiting.join(10)
+        assert policy.started == ["started"]
+        settled(process)
+        process.append(words(7))
+        assert [answer.text for answer in policy.own] == ["one", "three"]
+
+
+def test_async_appends_drive_the_same_questions() -> None:
+    async def drive(process: Process, given: list[dict[str, str]]) -> None:
+        await process.aappend(*given[:4])
+        await asyncio.to_thread(settled, process)
+        await asyncio.gather(*(process.aappend(message) for message in given[4:]))
+
+    with opened(Swap(), "in short") as store:
+        process = store.process("a")
+        given = [words(number) for number in range(7)]
+        asyncio.run(drive(process, given))
+        assert process.pages()[-1][0].sources == (2, 3, 4)
+        check_laws(process, given)

@@ -13,7 +13,7 @@ import pytest
 import kilburn
 from kernel.talk import user
 from kilburn.effect import Answer, Ask
-from kilburn.errors import Overlong, RateLimited, Refused, Unavailable
+from kilburn.errors import ModelError, Overlong, RateLimited, Refused, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
@@ -133,6 +133,24 @@ def test_a_model_with_a_bug_does_not_lose_the_message() -> None:
         asks = [event.data for event in process.events() if event.act is Act.ASK]
         assert asks
         assert all(data["outcome"] == "failed" and data["detail"] == "Bug" for data in asks)
+
+
+@pytest.mark.parametrize("error", [Unavailable, Refused])
+def test_what_a_provider_says_of_the_prompt_is_not_kept(error: type[ModelError]) -> None:
+    """An error's text may quote the prompt, and forgetting does not reach the ledger."""
+
+    def quote(request: Request) -> Exception:
+        return error(f"invalid content: {request.messages[-1]['content']}", advice="check the key")
+
+    model = Scripted([quote] * 100)
+    with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
+        process = store.process("a")
+        run(process)
+        asks = [event.data for event in process.events() if event.act is Act.ASK]
+        assert asks
+        assert FACTS[0] in str(model.requests[0].messages)
+        assert all(FACTS[0] not in repr(data) for data in asks)
+        assert asks[0]["detail"] == f"{error.__name__}: check the key"
 
 
 def test_a_model_that_hangs_is_left_behind() -> None:

@@ -6,13 +6,16 @@ import json
 import warnings
 from typing import Any
 
+import msgspec
 import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import UnknownAddress
 from kilburn.event import Act
+from kilburn.kernel.ledger import replay
 from kilburn.kernel.process import HitRateWarning, Process
+from kilburn.kernel.tier import Tier
 from kilburn.model import Tokens
 from kilburn.move import Evict, Fold, Load, Retire
 
@@ -172,3 +175,24 @@ def test_events_are_numbered_without_holes_and_hold_no_text() -> None:
     assert "canary" not in repr(events)
     assert json.dumps([event.data for event in events])
     assert {event.act for event in events} >= {Act.ADMIT, Act.EVICT, Act.SHIP, Act.FAULT, Act.SEARCH, Act.DROP}
+
+
+def test_a_fold_that_lists_what_it_covers_is_replayed_as_one_that_does_not() -> None:
+    """The ledger said both what a fold uncovers and what it covers; what it cites says the same."""
+    with kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("s")
+        process.append(*(user(f"message {number} " + "word " * 30) for number in range(6)))
+        process.apply(Fold(pages=(2, 3), text="the first two in short"))
+        process.apply(Fold(pages=(2, 3, 4), text="all three in short"))
+        kernel = process.kernel
+        events = list(kernel.store.events(kernel.info.number))
+        spelt = list(events)
+        for at, event in enumerate(events):
+            if event.act is Act.FOLD:
+                uncover = {"uncover": [2, 3]} if event.data["fold"] == -2 else {}
+                spelt[at] = msgspec.structs.replace(event, data={**event.data, "cover": list(event.pages), **uncover})
+        assert [event.data for event in spelt] != [event.data for event in events]
+        pages = {page.id: page for page, _ in kernel.store.pages(kernel.info.number)}
+        old, new = (replay(ledger, pages, Tier(len)) for ledger in (spelt, events))
+        assert old.states == new.states == kernel.tier.states
+        assert old.cover == new.cover == kernel.tier.cover == {2: -2, 3: -2, 4: -2}

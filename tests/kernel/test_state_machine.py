@@ -37,6 +37,8 @@ POLICIES = [
     "recursive",
     "memento(pairs=True, to=16)",
     "preprocess",
+    "cost",
+    "belady",
     "agentfold",
     "mem1",
     "chain(preprocess, mask, fifo)",

@@ -77,6 +77,14 @@ def test_specs_become_equal_objects() -> None:
         "fifo.plan",
         "a:b:c",
         "chain(*[])",
+        "chain(3)",
+        "chain('fifo')",
+        "cost(trigger=-1)",
+        "cost(tail='all')",
+        "hybrid(low=-1)",
+        "summarize(keep='x')",
+        "free(cleaner=3)",
+        "belady(future=3)",
     ],
 )
 def test_bad_specs_say_what_there_is(spec: str) -> None:

@@ -62,6 +62,47 @@ def test_a_summary_of_much_text_is_written_from_the_newest_of_it_and_from_what_t
     assert not refused(process)
 
 
+def test_a_remade_summary_keeps_what_the_last_ones_held_however_old_it_is() -> None:
+    process = Hierarchy(Memory(), Budget(2000), "summarize(ask=False)", tokenizer="chars/4", clock=FakeClock()).process("a")
+    process.append(user("Repair the nightly job."))
+    for at in range(READ // 8 // 300):
+        process.append(assistant(f"Looking at part v{at}", call_of(f"v{at}")), tool(f"v{at}", _log(f"v{at}")))
+    process.append(assistant("decided: the index of zuvoka is a b-tree in /srv/zuvoka/tree.idx"))
+    process.append(assistant("looking", call_of("c0")), tool("c0", "ERROR: build 4f2e19aa77b0 of zuvoka failed, exit code 3"))
+    at = 0
+    while process.kernel.tier.seen < READ:
+        at += 1
+        process.append(assistant(f"Looking at part w{at}", call_of(f"w{at}")), tool(f"w{at}", _log(f"w{at}")))
+    folds = [page for page in process.kernel.tier.resident() if page.kind is Kind.FOLD]
+    assert len(folds) <= 3
+    shown = "".join(process.kernel.text(page.id) for page in folds)
+    assert "decided: the index of zuvoka is a b-tree in /srv/zuvoka/tree.idx" in shown
+    assert "build 4f2e19aa77b0 of zuvoka failed" in shown
+    assert all(page.depth == 1 for page in folds)
+    assert not refused(process)
+
+
+def test_compact_weighs_little_of_a_large_window_and_stands_for_all_of_it() -> None:
+    process = Hierarchy(Memory(), Budget(WINDOW), "compact(trigger=None)", tokenizer="chars/4", clock=FakeClock()).process("a")
+    process.append(user("Find the leak."), assistant("decided: never restart the service on host zeppelin"))
+    process.append(assistant("looking", call_of("c0")), tool("c0", "ERROR: build 4f2e19aa77b0 failed, exit code 3"))
+    for _ in range(3):
+        before = sum(event.act is Act.FOLD for event in process.events())
+        while sum(event.act is Act.FOLD for event in process.events()) == before:
+            fill_one(process)
+    (fold,) = [page for page in process.kernel.tier.resident() if page.kind is Kind.FOLD]
+    assert "never restart the service on host zeppelin" in process.kernel.text(fold.id)
+    assert "build 4f2e19aa77b0 failed" in process.kernel.text(fold.id)
+    assert fold.depth == 1
+    assert len(fold.sources) > 300
+    assert not refused(process)
+
+
+def fill_one(process: Process) -> None:
+    name = f"c{len(process.kernel.tier.pages)}"
+    process.append(assistant(f"Looking at part {name}", call_of(name)), tool(name, "\n".join([_log(name)] * 4)))
+
+
 def test_hybrid_reaches_the_newest_of_what_leaves_and_the_rest_stays_below() -> None:
     process = opened("hybrid")
     fill(process, Act.FOLD)

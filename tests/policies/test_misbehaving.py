@@ -95,7 +95,7 @@ class Hasty:
 def hasty(effect: Effect) -> Effect:
     if isinstance(effect, Later):
         compose = effect.compose
-        return msgspec.structs.replace(effect, timeout=WAIT, compose=lambda text: hurried(compose(text)))
+        return msgspec.structs.replace(effect, compose=lambda text: hurried(compose(text)))
     return hurried(effect) if isinstance(effect, Ask) else effect
 
 

@@ -78,7 +78,7 @@ def mementos(
 def _traces(source: Path, key: str | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Where it stands, the trace, and the fields that are kept."""
     if not source.name.endswith(LINES):
-        text = source.read_text(encoding="utf-8")
+        text = _text(source)
         if text.strip():
             yield source.name, text, {}
         return
@@ -89,6 +89,15 @@ def _traces(source: Path, key: str | None) -> Iterator[tuple[str, str, dict[str,
         kept = {name: record[name] for name in ("id", *PROBLEMS) if name in record and name != found}
         if record[found].strip():
             yield where, record[found], kept
+
+
+def _text(source: Path) -> str:
+    try:
+        return source.read_text(encoding="utf-8")
+    except OSError as error:
+        raise WireError(f"cannot read {source}: {error.strerror}", advice="give the path of a text, or of JSONL") from error
+    except UnicodeDecodeError as error:
+        raise WireError(f"cannot read {source}: it is no text in UTF-8", advice="convert it first") from error
 
 
 def _write(out: Path | None, data: bytes) -> None:

@@ -67,6 +67,10 @@ class Background:
             # The policy's own mistake, in a thread that nobody joins: it is logged here and becomes an answer.
             log.exception("a question in the background failed")
             errand.answer = Answer(outcome="failed", detail=type(error).__name__)
+        finally:
+            # Whatever ends this thread (SystemExit is no Exception), the next question must not wait for ever.
+            if errand.answer is None:
+                errand.answer = Answer(outcome="failed", detail="its thread ended without an answer")
 
     def _text(self, page: int) -> str:
         with self._kernel.lock:
@@ -82,11 +86,12 @@ class Background:
             self._shown = True
             if not self._is_current(errand):
                 answer = Answer(outcome="failed", detail="pages that it was about are not what they were")
-        return Deferred(pages=errand.later.pages, turn=errand.turn, answer=answer)
+        return Deferred(pages=errand.later.pages, turn=errand.turn, answer=answer, key=errand.later.key)
 
     def _is_current(self, errand: _Errand) -> bool:
         # Pages never change; they are forgotten or retired.
-        return self._kernel.tier.gone.isdisjoint(errand.later.pages)
+        gone = self._kernel.tier.gone
+        return not gone or gone.isdisjoint(errand.later.pages)
 
     @property
     def purpose(self) -> str:
@@ -102,7 +107,12 @@ class Background:
             self._errand = None
         elif self._fresh and self._errand is not None and self._answer is not None:
             work = (self._errand, self._answer)
-            threading.Thread(target=self._work, args=work, name="kilburn-later", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, args=work, name="kilburn-later", daemon=True).start()
+            except RuntimeError as error:
+                # No more threads here. The batch is written, so that nothing may be raised.
+                log.warning("a question in the background could not be asked: %s", error)
+                self._errand.answer = Answer(outcome="failed", detail="no thread could be started")
         self._shown = self._fresh = False
 
     def undo(self) -> None:
@@ -111,8 +121,9 @@ class Background:
             self._errand = None
         self._shown = self._fresh = False
 
-    def abandon(self) -> str:
-        """Let go of a question whose answer will come too late; returns what it was for, or ""."""
-        purpose, self._errand = self.purpose, None
+    def abandon(self) -> str | None:
+        """Let go of a question whose answer will come too late; returns what it was for, or None where there is none."""
+        purpose = self.purpose if self.running else None
+        self._errand = None
         self._shown = self._fresh = False
         return purpose

@@ -135,6 +135,8 @@ class Consultation:
             return SPARED
         self._rehearse()
         kernel.flush()
+        # Other threads have their own batches while this one waits: what belongs to it is settled before.
+        self.background.commit()
         kernel.lock.release()
         try:
             answer = yield ask

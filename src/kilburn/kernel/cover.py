@@ -7,7 +7,7 @@ It refuses to know where pages are, and checks no law.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 
 __all__ = ["Cover"]
 
@@ -53,16 +53,16 @@ class Cover(Mapping[int, int]):
             return {self._bundles[page].fold for page in pages if page in self._bundles}
         return {fold for fold, bundle in self._folds.items() if not bundle.pages.isdisjoint(pages)}
 
-    def put(self, pages: Sequence[int], fold: int) -> Callable[[], None]:
+    def put(self, pages: Collection[int], fold: int) -> Callable[[], None]:
         """Let a fold stand for pages, whatever did before; returns what undoes it."""
-        chosen = set(pages)
-        whole = [self._folds[old] for old in self.over(chosen) if self._folds[old].pages <= chosen]
-        kept = max(whole, key=lambda bundle: len(bundle.pages), default=None)
-        if kept is None:
+        chosen = pages if isinstance(pages, Set) else set(pages)
+        kept = max((self._folds[old] for old in self.over(chosen)), key=lambda bundle: len(bundle.pages), default=None)
+        rest = chosen - kept.pages if kept is not None else chosen
+        if kept is None or len(chosen) - len(rest) < len(kept.pages):
             before = self._move(dict.fromkeys(chosen, _Bundle(fold, set())))
             return lambda: self._put_back(before)
         former = kept.fold
-        before = self._move(dict.fromkeys(chosen - kept.pages, kept))
+        before = self._move(dict.fromkeys(rest, kept))
         self._rename(kept, fold)
 
         def undo() -> None:

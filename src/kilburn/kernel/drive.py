@@ -66,8 +66,11 @@ def answerer(model: Model | None) -> Answerer:
         worker = threading.Thread(target=lambda: said.append(_ask(model, ask)), name="kilburn-ask", daemon=True)
         worker.start()
         # The model has the same time-out and says more when it keeps it; this is for one that does not.
-        worker.join(ask.timeout + min(1.0, ask.timeout / 4))
-        return said[0] if said else Answer(outcome="failed", detail=f"no answer within {ask.timeout:g} s")
+        worker.join(min(ask.timeout + min(1.0, ask.timeout / 4), threading.TIMEOUT_MAX))
+        if said:
+            return said[0]
+        why = f"no answer within {ask.timeout:g} s" if worker.is_alive() else "its thread ended without an answer"
+        return Answer(outcome="failed", detail=why)
 
     return answer
 
@@ -75,10 +78,11 @@ def answerer(model: Model | None) -> Answerer:
 def _ask(model: Model, ask: Ask) -> Answer:
     try:
         return _judge(complete(model, _request(model, ask)))
-    except Refused as error:
-        return Answer(outcome="refused", detail=str(error))
     except ModelError as error:
-        return Answer(outcome="failed", detail=f"{type(error).__name__}: {error}")
+        # As below: a provider's words may quote the prompt. The advice is ours.
+        log.info("model %s: %s", model.name, error)
+        told = f"{type(error).__name__}: {error.advice}" if error.advice else type(error).__name__
+        return Answer(outcome="refused" if isinstance(error, Refused) else "failed", detail=told)
     except Exception as error:
         # Its message may quote the prompt, which the ledger must not hold.
         log.exception("model %s raised", model.name)
@@ -101,7 +105,7 @@ def _request(model: Model, ask: Ask) -> Request:
 
 def _judge(reply: Reply) -> Answer:
     if reply.finish == "refused":
-        return Answer(outcome="refused", detail=reply.text[:200])
+        return Answer(outcome="refused", detail="the model declined")
     if reply.calls:
         return Answer(outcome="failed", detail="the model called a tool instead of answering")
     if not reply.text.strip():

@@ -98,8 +98,7 @@ def derived_page(
         sources=move.pages,
         spans=tuple(move.keep),
         parts=move.parts,
-        # Originals have none.
-        depth=1 + max((tier.pages[page].depth for page in move.pages if page < 0), default=0),
+        depth=1 + change.depth,
         place=change.place or (tier.last, 1 - tier.last_derived),
         label=heading[:80],
     )

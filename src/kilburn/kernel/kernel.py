@@ -115,8 +115,8 @@ class Kernel(AddressSpace):
         data: dict[str, Any] = {"to": _by_place(change.at)}
         if made is not None:
             data["fold"] = made
-            if change.cover is not move.pages:
-                data["cover"] = change.cover
+            if not change.cited:
+                data["cover"] = list(change.cover)
         if change.uncover:
             data["uncover"] = change.uncover
         if isinstance(move, Retire) and move.by:

@@ -7,7 +7,7 @@ planning, 10 by the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -23,11 +23,14 @@ DERIVED = (Kind.FOLD, Kind.EXCERPT)
 
 
 class Change(msgspec.Struct, kw_only=True):
-    """What a legal move does: pages' new places, and for a fold what it stands for and where."""
+    """What a legal move does: pages' new places, and for a fold what it stands for (`cited`: exactly what it cites),
+    where, and how deep its sources are."""
 
     at: dict[int, str] = {}
     uncover: list[int] = []
-    cover: Sequence[int] = ()
+    cover: Collection[int] = ()
+    cited: bool = False
+    depth: int = 0
     place: tuple[int, int] | None = None
 
 
@@ -177,7 +180,7 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
 
     `place` is where it stands: that of the first source that leaves, or None for the window's end.
     """
-    chosen = _named(tier, move.pages)
+    chosen, fresh = _named(tier, move.pages)
     derived = [page for page in move.pages if page < 0] if min(move.pages) < 0 else []
     if (move.text is not None) + bool(move.keep) + bool(move.parts) != 1:
         raise KernelError("a fold needs either text or spans to keep", advice="give exactly one of text, keep and parts")
@@ -187,7 +190,8 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
         raise LawBroken(5, "an empty summary replaces nothing", advice="return no move when the model said nothing")
     if move.keep and len(chosen) != 1:
         raise KernelError("an excerpt has exactly one source", advice="return one fold a page")
-    if max((tier.pages[page].depth for page in derived), default=0) >= depth:
+    deepest = max((tier.pages[page].depth for page in derived), default=0)
+    if deepest >= depth:
         raise LawBroken(4, "a fold of a fold", advice="fold from originals, or set max_depth on the policy")
     subsumed = _subsumed(tier, chosen)
     leaving = (chosen & tier.shown) | subsumed
@@ -196,26 +200,31 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
     if not leaving:
         if tier.open:
             raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
-        return Change()
+        return Change(depth=deepest)
     _unpinned(tier, leaving)
     if not (len(chosen) == 1 and (move.keep or tier.pages[move.pages[0]].kind is Kind.RESULT)):
         _whole_groups(tier, chosen, subsumed)
-    at = {page: "folded" for page in sorted(chosen - tier.folded) if page > 0}
+    at = {page: "folded" for page in sorted(fresh) if page > 0}
     at.update({page: "out" for page in sorted(leaving) if page < 0})
-    covered: Sequence[int] = move.pages
+    covered: Collection[int] = chosen
     if derived:
         further = [source for page in derived for source in _covered_by(tier, page) if source not in chosen]
         covered = [*(page for page in move.pages if page > 0), *further]
     # What the subsumed folds stood for is among these, so that nothing is to be uncovered first.
-    return Change(at=at, cover=covered, place=min(tier.pages[page].place for page in leaving))
+    place = min(tier.pages[page].place for page in leaving)
+    return Change(at=at, cover=covered, cited=not derived, place=place, depth=deepest)
 
 
-def _named(tier: Tier, pages: Sequence[int]) -> set[int]:
-    """The ids that a move names, as `known` would have them, at the cost of a few steps a thousand pages."""
+def _named(tier: Tier, pages: Sequence[int]) -> tuple[set[int], set[int]]:
+    """The ids that a fold names, and those of them that no fold stands for yet; raises what `known` does.
+
+    A memory names thousands of pages that an earlier one stands for: of these nothing is asked twice.
+    """
     chosen = set(pages)
-    if not pages or len(chosen) != len(pages) or not tier.pages.keys() >= chosen or not tier.gone.isdisjoint(chosen):
+    fresh = chosen - tier.folded
+    if not pages or len(chosen) != len(pages) or not tier.pages.keys() >= fresh or not tier.gone.isdisjoint(fresh):
         known(tier, pages)
-    return chosen
+    return chosen, fresh
 
 
 def _subsumed(tier: Tier, chosen: set[int]) -> set[int]:

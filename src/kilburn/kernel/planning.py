@@ -125,7 +125,7 @@ class Planner:
     def abandon(self) -> None:
         """The session ends: an answer that is still awaited comes too late, and the ledger says so."""
         purpose = self.background.abandon()
-        if purpose:
+        if purpose is not None:
             self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome="late", freed=0, moves=0)
 
     def _rehearse(self) -> None:

@@ -7,7 +7,7 @@ journal, so that a failed batch leaves the state before it. The tier checks no l
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from kilburn.kernel.layout import GONE, OUT, VISIBLE, Layout
 from kilburn.message import Kind, Role
@@ -71,7 +71,7 @@ class Tier(Layout):
         self._journal.append(lambda: self._swap(page, state, before))
         self._swap(page, before, state)
 
-    def set_cover(self, pages: Sequence[int], fold: int | None) -> None:
+    def set_cover(self, pages: Collection[int], fold: int | None) -> None:
         """Note that a fold stands for pages, or that none does: in one step, however many they are."""
         self._journal.append(self.cover.take(pages) if fold is None else self.cover.put(pages, fold))
 

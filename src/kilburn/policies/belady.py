@@ -37,6 +37,10 @@ class Belady:
 
     future: Future = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.future, Mapping):
+            raise ValueError(f"future={self.future!r} is no mapping of pages to their uses")
+
     def plan(self, view: View) -> Sequence[Move]:
         """An excerpt of what will be needed in place of all that is older than the latest message."""
         mended = self._mended(view)

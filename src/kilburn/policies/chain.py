@@ -27,6 +27,9 @@ class Chain:
     def __init__(self, *policies: Policy) -> None:
         if not policies:
             raise ValueError("a chain needs at least one policy")
+        strange = next((policy for policy in policies if not isinstance(policy, Policy)), self)
+        if strange is not self:
+            raise ValueError(f"{strange!r} in a chain is no policy")
         self.policies = policies
         self.max_depth = max(int(getattr(policy, "max_depth", 1)) for policy in policies)
 
@@ -47,13 +50,18 @@ class Chain:
         for policy in self.policies:
             plan = policy.plan(view)
             moves: Sequence[Move] = (yield from plan) if isinstance(plan, Generator) else plan
+            own: set[int] = set()
             for move in moves:
-                # Two moves share a group where one names a page of a group that the other touches.
+                # Two moves share a group where one names a page of a group that the other touches. The moves of one
+                # policy may: they follow from each other, so what needs one that is left out is left out with it.
                 standing = _standing_for(derived, move)
                 together = chain.from_iterable(map(view.group, chain(move.pages, standing)))
                 if not touched or touched.isdisjoint(together):
                     joined.append(move)
+                    own.update(move.pages, standing)
+                else:
                     touched.update(move.pages, standing)
+            touched |= own
         return joined
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import filterfalse
+from typing import overload
 
 from kilburn.effect import Answer, Ask, Effect, Later, Note
 from kilburn.message import Kind, Role
@@ -60,7 +61,7 @@ class Comem:
     def plan(self, view: View) -> Sequence[Move] | Generator[Effect, Answer, Sequence[Move]]:
         """A swap where the words are there, a question where a snapshot is due, room where it is needed."""
         deferred = view.deferred
-        if deferred is not None and deferred.answer is not None:
+        if deferred is not None and deferred.key == repr(self) and deferred.answer is not None:
             return self._swap(view, deferred.pages, deferred.answer)
         if deferred is None and self._is_due(view):
             return self._start(view)
@@ -88,7 +89,7 @@ class Comem:
                 pages=pages,
                 compose=partial(_compose, known, self._most(view), self),
                 purpose=f"memory of {span_of(pages[0], pages[-1])}",
-                timeout=self.timeout,
+                key=repr(self),
                 review=partial(_review, known),
             )
         return _room(view)
@@ -104,7 +105,9 @@ class Comem:
         sources = set(snapshot)
         sources -= view.held() | _under_pins(view)
         shown = [*view.pages, *map(view.page, view.stubs)]
-        sources -= {member for page in shown if not sources.issuperset(_cited(page)) for member in view.group(page.id)}
+        partly = [page for page in shown if not sources.issuperset(_cited(page))]
+        before = len(sources)
+        sources -= {member for page in partly for member in view.group(page.id)}
         leaving = [page for page in view.pages if not sources.isdisjoint(_cited(page))]
         freed = sum(page.tokens for page in leaving)
         memory = f"[Memory up to {address_of(snapshot[-1])}; what stands below it is newer and holds.]\n{answer.text}"
@@ -113,7 +116,8 @@ class Comem:
             yield Note(outcome="no progress", why=f"a memory of {words} tokens for {freed}")
             return _room(view)
         yield Note(figures={"folded": len(sources)})
-        torn = tuple(page.id for page in leaving if not sources.issuperset(_cited(page)))
+        suspects = leaving if len(sources) < before else [page for page in leaving if page in partly]
+        torn = tuple(page.id for page in suspects if not sources.issuperset(_cited(page)))
         pages = snapshot if len(sources) == len(snapshot) else tuple(sorted(sources))
         fold = Fold(pages=pages, text=memory, why="memory model")
         return [Evict(pages=torn, why="an older memory"), fold] if torn else [fold]
@@ -140,18 +144,37 @@ def _under_pins(view: View) -> set[int]:
     return {member for source in sources for member in view.group(source)}
 
 
-def _pieces(pages: Sequence[Page], read: Callable[[int], str]) -> list[Piece]:
-    labels = {page.id: page.label for page in pages}
-    return [
-        Piece(page.id, str(page.role), str(page.kind), read(page.id), labels.get(page.answers, ""))
-        for page in pages
-        if page.kind is not Kind.IMAGE
-    ]
+class _Log(Sequence[Piece]):
+    """The pieces of a log, each read when it is looked at.
+
+    Reading waits while a call of the agent is at work. So a thread that goes through thousands of
+    pieces stands aside within one piece, where it would else take its turns from the agent's.
+    """
+
+    def __init__(self, pages: Sequence[Page], read: Callable[[int], str]) -> None:
+        self._pages = [page for page in pages if page.kind is not Kind.IMAGE]
+        self._labels = {page.id: page.label for page in pages}
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    @overload
+    def __getitem__(self, at: int) -> Piece: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Piece]: ...
+
+    def __getitem__(self, at: int | slice) -> Piece | list[Piece]:
+        return [self._piece(page) for page in self._pages[at]] if isinstance(at, slice) else self._piece(self._pages[at])
+
+    def _piece(self, page: Page) -> Piece:
+        return Piece(page.id, str(page.role), str(page.kind), self._read(page.id), self._labels.get(page.answers, ""))
 
 
 def _compose(pages: Sequence[Page], most: int, policy: Comem, read: Callable[[int], str]) -> Ask:
     """The question, from the originals' texts."""
-    pieces = _pieces(pages, read)
+    pieces = _Log(pages, read)
     log = "\n".join(f"{address_of(piece.page)} {piece.role} {piece.kind}: {piece.text}" for piece in pieces)
     if _rough(log) > policy.show:
         log = extract(pieces, policy.show, _rough).text
@@ -169,7 +192,7 @@ def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer:
     if answer.outcome not in ("done", "truncated"):
         return answer
     said = answer.text if answer.ok else _whole_sentences(answer.text)
-    pieces = _pieces(pages, read)
+    pieces = _Log(pages, read)
     verdict = judge(said, pieces, prompt=ask.prompt, tokens=ask.max_tokens, count=_rough)
     text = said if verdict.acceptable else ""
     if verdict.reparable:

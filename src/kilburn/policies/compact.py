@@ -18,10 +18,11 @@ from kilburn.effect import Answer, Ask, Effect, Note
 from kilburn.errors import SpecError
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
-from kilburn.page import Page, address_of, span_of
-from kilburn.policies.text.extract import Piece, extract
+from kilburn.page import Page, Span, address_of, span_of
+from kilburn.policies.text.digests import best, digest
+from kilburn.policies.text.extract import Piece, extract, read_ahead
+from kilburn.policies.text.inheritance import held, joined, quoted
 from kilburn.policies.text.judgement import judge
-from kilburn.policies.text.lines import sample
 from kilburn.policy import Cause, View
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
@@ -40,14 +41,12 @@ INSTRUCTIONS = (
 SPACING = 4
 """After a failure the model is asked again once a quarter of the border has come in anew."""
 
-REACH = 32
-"""Letters read for each token of the question; a token has about four."""
+READ = 120_000
+"""Characters that are weighed for one summary. Of a longer history half of that are its newest texts; the rest
+is what the summary before still holds, and the most telling lines of what no summary stands for yet."""
 
-MOST = 2_000_000
-"""Letters of all texts together that are read, however large the window is."""
-
-LEAST = 400
-"""Letters of a long text that are read, however long the history is."""
+MARK = 8
+"""Tokens of the line above a text that says whose it is."""
 
 _OUTCOMES = {"empty": "empty", "refusal": "refused", "toolong": "no progress"}
 _GARBAGE = ("empty", "refusal", "repeats", "toolong", "echo")
@@ -112,6 +111,7 @@ class Compact:
         if self.provider:
             return _behind_block(view)
         if not self._is_due(view):
+            _prepare(view, self._border(view))
             return []
         leaving, sources = _leaving(view, self.keep)
         capacity = view.budget.capacity
@@ -120,7 +120,7 @@ class Compact:
         to = max(16, min(capacity // 8, 4096, freed // 2) if self.to is None else self.to)
         if not sources or freed <= to + 2 * view.handle:
             return []
-        text = yield from self._summary(view, sources, to)
+        text = yield from self._summary(view, sources, leaving, to)
         if not text:
             return []
         if view.count(text) + 2 * view.handle >= freed:
@@ -132,8 +132,7 @@ class Compact:
 
     def _is_due(self, view: View) -> bool:
         """Whether the border was crossed by what just came; after a failure, again now and then."""
-        capacity = view.budget.capacity
-        border = int(capacity * self.share) if not isinstance(self.trigger, int) else min(self.trigger, capacity)
+        border = self._border(view)
         if view.cause is Cause.IDLE and self.idle:
             return True
         if view.use <= border:
@@ -146,17 +145,21 @@ class Compact:
         step = max(1, border // SPACING)
         return view.use - fresh <= border or (view.seen - fresh) // step != view.seen // step
 
-    def _summary(self, view: View, sources: Sequence[int], to: int) -> Generator[Effect, Answer, str]:
+    def _border(self, view: View) -> int:
+        capacity = view.budget.capacity
+        return int(capacity * self.share) if not isinstance(self.trigger, int) else min(self.trigger, capacity)
+
+    def _summary(self, view: View, sources: Sequence[int], leaving: Sequence[Page], to: int) -> Generator[Effect, Answer, str]:
         """The summary's text, or "" where there is none to be used."""
         asked = self.instructions or f"{INSTRUCTIONS} At most {to // 2} words."
         room = max(500, view.budget.capacity - to - view.count(SYSTEM + asked) - 2 * view.handle)
-        pieces = _pieces(view, sources, min(REACH * room, MOST))
-        quoted = _quoted(view, pieces, room)
-        tag = _tag(quoted)
-        prompt = f"<{tag}>\n{quoted}\n</{tag}>\n{asked}"
+        pieces = _pieces(view, sources, leaving)
+        log = _quoted(view, sources, pieces, room)
+        tag = _tag(log)
+        prompt = f"<{tag}>\n{log}\n</{tag}>\n{asked}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=f"summary of {span_of(sources[0], sources[-1])}")
         if answer.outcome == "none":
-            return extract(pieces, to, view.count, query=view.task).text
+            return extract(pieces, to, view.count, query=view.task, reach=READ).text
         if not answer.ok:
             return ""
         said = _unwrapped(answer.text)
@@ -165,6 +168,17 @@ class Compact:
             yield Note(outcome=_OUTCOMES.get(verdict.outcome, "rejected"), why=f"the summary was not used: {verdict.outcome}")
             return ""
         return said
+
+
+def _prepare(view: View, border: int) -> None:
+    """Read what just came, where the window is too large to be read all at once. The plan does not depend on it."""
+    if view.cause is Cause.ADMIT and 4 * view.budget.capacity > READ:
+        for number in view.wanted:
+            page = view.page(number)
+            if page.kind is not Kind.IMAGE:
+                digest(page, view.text)
+                if border - READ // 8 < view.use:
+                    read_ahead(str(page.role), str(page.kind), view.text(number))
 
 
 def _fresh(view: View) -> int:
@@ -234,27 +248,54 @@ def _roots(view: View, page: int) -> Sequence[int]:
     return [root for source in view.page(page).sources for root in _roots(view, source)]
 
 
-def _pieces(view: View, sources: Sequence[int], most: int) -> list[Piece]:
-    """The texts of the sources; of a history far longer than the question, long texts are sampled: head, tail
-    and what surrounds errors."""
-    texts = [view.text(page) for page in sources]
-    total = sum(map(len, texts))
-    if total > most:
-        limits = [max(LEAST, len(text) * most // total) for text in texts]
-        texts = [
-            "\n".join(text[start:end] for start, end in sample(text, limit)) for text, limit in zip(texts, limits, strict=True)
-        ]
-    return [
-        Piece(page, str(view.page(page).role), str(view.page(page).kind), text) for page, text in zip(sources, texts, strict=True)
-    ]
+def _pieces(view: View, sources: Sequence[int], leaving: Sequence[Page]) -> list[Piece]:
+    """The texts that the summary is weighed from: all, or of a long history what `READ` says."""
+    pages = [view.page(page) for page in sources]
+    if 4 * sum(page.tokens for page in pages) <= READ:
+        return [_piece(page, view.text(page.id)) for page in pages]
+    first, left = len(pages), READ // 2
+    while first and left > 0:
+        first -= 1
+        left -= 4 * pages[first].tokens
+    known = {page.id for page in pages[:first]}
+    stood: set[int] = set()
+    kept: list[Mapping[int, tuple[Span, ...]]] = []
+    for fold in leaving:
+        if fold.depth and fold.kind is Kind.FOLD:
+            mine = known.intersection(_roots(view, fold.id))
+            stood |= mine
+            kept.append(held(view.text(fold.id), mine, view.text))
+    fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]
+    spans = joined([*kept, best(fresh, READ // 4, view.text)])
+    old = [_piece(view.page(page), quoted(view.text(page), spans[page])) for page in spans]
+    return [*old, *(_piece(page, view.text(page.id)) for page in pages[first:])]
 
 
-def _quoted(view: View, pieces: Sequence[Piece], room: int) -> str:
-    """The log: whole where it fits, else its most telling lines, each under its address."""
-    if sum(view.page(piece.page).tokens for piece in pieces) <= room:
-        # Tokens of the pages, not of the pieces: texts that were sampled never pass for whole ones.
-        return "\n".join(f"{address_of(piece.page)} {piece.role} {piece.kind}:\n{piece.text}" for piece in pieces)
-    return extract(pieces, room, view.count, query=view.task).text
+def _piece(page: Page, text: str) -> Piece:
+    return Piece(page.id, str(page.role), str(page.kind), text)
+
+
+def _quoted(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:
+    """The log: whole where it fits; else its most telling lines, each under its address, or in a room that is larger
+    than what can be weighed the newest texts whole behind those lines."""
+    if sum(view.page(page).tokens for page in sources) <= room:
+        # Tokens of the pages, not of the pieces: texts of which only a part was read never pass for whole ones.
+        return _told(view, sources)
+    if 4 * room <= READ:
+        return extract(pieces, room, view.count, query=view.task, reach=READ).text
+    first, left = len(sources), room - READ // 4
+    while first and left > view.page(sources[first - 1]).tokens + MARK:
+        first -= 1
+        left -= view.page(sources[first]).tokens + MARK
+    border = sources[first] if first < len(sources) else sources[-1] + 1
+    older = [piece for piece in pieces if piece.page < border]
+    lines = extract(older, READ // 4 - MARK, view.count, query=view.task, reach=READ).text
+    return f"{lines}{_told(view, sources[first:])}"
+
+
+def _told(view: View, pages: Sequence[int]) -> str:
+    known = map(view.page, pages)
+    return "\n".join([f"{address_of(page.id)} {page.role} {page.kind}:\n{view.text(page.id)}" for page in known])
 
 
 def _tag(text: str) -> str:

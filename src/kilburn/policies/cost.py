@@ -65,6 +65,10 @@ class Cost:
             raise ValueError(f"prices={self.prices!r} has no price of input: nothing can be weighed against it")
         if not self.miss > 0:
             raise ValueError(f"miss={self.miss} must be above 0")
+        for name in ("trigger", "tail", "core", "whole"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value} is not a number of tokens")
 
     def plan(self, view: View) -> Sequence[Move]:
         """An excerpt behind those that are there, or one in place of them all, or nothing while there is room."""

@@ -15,7 +15,7 @@ from kilburn.page import Page, Parts, Span
 from kilburn.policies.text.coverage import BASE, Line, choose, lines_of
 from kilburn.policy import View
 
-__all__ = ["older", "parts_of", "reach", "shortened"]
+__all__ = ["came_back", "older", "parts_of", "reach", "shortened"]
 
 REACH = 128
 """Originals that one excerpt stands for, at most: older ones stay behind their handle."""
@@ -51,6 +51,36 @@ def older(view: View, tail: int, core: int) -> list[Page]:
 def reach(view: View, going: Sequence[int]) -> tuple[tuple[int, ...], set[int]]:
     """The originals that the excerpt will stand for, and the pages that leave because it does not reach
     them. Of ten thousand pages only those near the border are looked at closely."""
+    sources, stale = _near(view, going)
+    torn, apart = came_back(view, going)
+    if not apart:
+        return sources, stale
+    stale |= torn
+    return tuple([source for source in sources if source not in apart]) if not stale.issuperset(going) else (), stale
+
+
+def came_back(view: View, going: Sequence[int]) -> tuple[set[int], set[int]]:
+    """Where a page was brought back, or a fold stays, an original may be shown beside a fold of it. Of the
+    pages that are going, those that must be evicted ahead of a new fold because of that, and the originals
+    that it may not cite, since they stay or are cited by what stays."""
+    folds = [page for page in view.pages if page.id < 0 and not page.message]
+    if not folds:
+        return set(), set()
+    leaving = set(going)
+    roots = {source for page in folds for source in page.sources}
+    stays = roots.intersection([page.id for page in view.pages if page.id not in leaving])
+    for page in view.pages:
+        if page.id < 0 and page.id not in leaving:
+            stays.update(roots.intersection(page.sources))
+    stays.update(stub for stub in roots & view.stubs if leaving.isdisjoint(view.group(stub)))
+    apart = {member for source in stays for member in view.group(source)}
+    torn = {page for page in going if page in apart or (page < 0 and not apart.isdisjoint(view.page(page).sources))}
+    torn.update(member for page in torn.copy() for member in view.group(page) if member in leaving)
+    return torn, apart
+
+
+def _near(view: View, going: Sequence[int]) -> tuple[tuple[int, ...], set[int]]:
+    """As `reach`, where no page is shown beside a fold of it."""
     derived = [view.page(page) for page in going if page < 0]
     plain = [page for page in going if page > 0] if derived else going
     near = plain[-REACH - 1 :]

@@ -163,7 +163,8 @@ class Free:
     def __post_init__(self) -> None:
         if self.every < 1 or self.reach < 1 or self.least < 0:
             raise ValueError(f"every={self.every} and reach={self.reach} must be 1 or more, least={self.least} 0 or more")
-        if isinstance(self.cleaner, str) and self.cleaner not in ("auto", "model", "heuristic"):
+        named = isinstance(self.cleaner, str) and self.cleaner in ("auto", "model", "heuristic")
+        if not named and not isinstance(self.cleaner, Cleaner):
             raise ValueError(f'cleaner={self.cleaner!r} is neither "auto", "model", "heuristic" nor a Cleaner')
 
     def plan(self, view: View) -> Sequence[Move] | Generator[Effect, Answer, Sequence[Move]]:

@@ -38,6 +38,12 @@ class Hybrid:
     core: int | None = None
     whole: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("low", "tail", "core", "whole"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value} is not a number of tokens")
+
     def plan(self, view: View) -> Sequence[Move]:
         """One excerpt in place of all that is older than the tail, or nothing while there is room."""
         if not view.excess:

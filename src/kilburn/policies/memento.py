@@ -125,11 +125,13 @@ class Memento:
         """Mementos for the oldest closed pairs that are not among the newest few."""
         moves: list[Move] = []
         freed = 0
+        # A pair that was brought back stands beside its memento: it is left alone.
+        folded = {source for page in view.pages if page.id < 0 and not page.message for source in page.sources}
         for pair in _old_pairs(view, self.keep_last_n_blocks, self.to):
             tokens = sum(page.tokens for page in pair)
             if len(moves) == MOST:
                 break
-            if tokens <= 2 * (self.to + view.handle):
+            if tokens <= 2 * (self.to + view.handle) or any(page.id in folded for page in pair):
                 continue
             sources = sorted({source for page in pair for source in view.originals(page)})
             pieces = [Piece(source, *_speaker(view, source), view.text(source)) for source in sources]

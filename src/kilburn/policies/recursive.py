@@ -69,7 +69,12 @@ class Recursive:
             return moves
         pieces = [Piece(page, str(view.page(page).role), str(view.page(page).kind), view.text(page)) for page in sources]
         text = yield from self._text(view, pieces, to)
-        return [*moves, Fold(pages=sources, text=text, why="over the last summary")] if text else moves
+        if not text:
+            return moves
+        if view.count(text) + 2 * view.handle >= sum(page.tokens for page in folded):
+            yield Note(outcome="no progress", why="a summary as long as what it replaces")
+            return moves
+        return [*moves, Fold(pages=sources, text=text, why="over the last summary")]
 
     def _text(self, view: View, pieces: Sequence[Piece], to: int) -> Generator[Effect, Answer, str]:
         """The new summary; "" where the model failed, and then the kernel evicts."""

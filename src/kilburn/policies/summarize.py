@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kilburn.effect import Answer, Ask, Effect
+from kilburn.effect import Answer, Ask, Effect, Note
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
+from kilburn.policies.excerpts import came_back
 from kilburn.policies.text.extract import Piece, extract, read_ahead
 from kilburn.policies.text.inheritance import held, joined, quoted
 from kilburn.policies.text.judgement import complete, judge
@@ -30,10 +31,10 @@ SYSTEM = (
 FOLDS = 3
 """Summaries that stand side by side before they are remade, from the originals, as one."""
 
-REMADE = 1.0
 READ = 48_000
-"""Characters that one summary is written from, newest first: what is older is not read again, and the summary
-stands for it all the same. Most sessions that fill a window of 8,000 tokens are shorter."""
+"""Characters that one summary is written from: the newest, an eighth of them the session's beginning. Of what lies
+between only the user's words and what the summaries before this one held are read again, and the new one stands for
+all of it. A session that is longer gets more room for its one remade summary: up to twice as much."""
 
 Known = Mapping[int, tuple[Span, ...]]
 """Spans of originals, by page."""
@@ -46,7 +47,8 @@ class Summarize:
     Args:
         trigger: tokens in the window from which on it acts; None for three quarters of the capacity.
         tail: tokens of newest pages that are never folded; None for a quarter of the capacity.
-        to: tokens of a summary; None for an eighth of the capacity.
+        to: tokens of a summary; None for an eighth of the capacity, and up to a quarter for the one that is remade
+            of a session longer than a summary reads.
         keep: newest messages that are never folded, however large.
         ask: whether to ask the model at all.
     """
@@ -56,6 +58,12 @@ class Summarize:
     to: int | None = None
     keep: int = 2
     ask: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("trigger", "tail", "to", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value}; give 0 or more")
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One fold, or nothing below the trigger."""
@@ -67,21 +75,30 @@ class Summarize:
             return []
         old = self._older(view, tail)
         stale = tuple(page.id for page in old if not page.message and page.kind is Kind.EXCERPT)
-        drop: list[Move] = [Evict(pages=stale, why="recalled text no longer needed")] if stale else []
         summaries = [page for page in view.pages if not page.message and page.kind is Kind.FOLD and page.id not in view.pins]
-        again = summaries if len(summaries) >= FOLDS else []
+        to = max(16, capacity // 8 if self.to is None else self.to)
+        again = summaries if len(summaries) >= FOLDS or sum(page.tokens for page in summaries) > (FOLDS - 0.5) * to else []
         kept = {*stale, *(page.id for page in summaries)}
         going = [*again, *(page for page in old if page.id not in kept)] if kept else old
-        sources = _sources(view, going)
-        to = max(16, capacity // 8 if self.to is None else self.to)
-        if again:
-            to = int(to * REMADE)
-        if not sources or sum(page.tokens for page in going) <= to:
+        torn, apart = came_back(view, [*stale, *(page.id for page in going)])
+        stale = tuple(dict.fromkeys((*stale, *torn)))
+        drop: list[Move] = [Evict(pages=stale, why="recalled text no longer needed")] if stale else []
+        cited = _sources(view, [page for page in going if page.depth or page.id not in torn])
+        sources = [source for source in cited if source not in apart] if apart else cited
+        freed = sum(page.tokens for page in going if page.id not in torn)
+        if not sources or freed <= to:
             return drop
-        known = _known(view, again)
-        pieces = _pieces(view, sources, going, known)
+        beyond = max(0, 4 * view.seen - READ) if again else 0
+        if self.to is None and beyond:
+            to = max(to, min(to + int(to * min(1.0, 2 * beyond / READ)), freed // 2))
+        pieces, known = _pieces(view, sources, going, _known(view, again, sources) if beyond else {})
         text, how = yield from self._text(view, pieces, to, known)
-        return [*drop, Fold(pages=tuple(sources), text=text, why=how)] if text else drop
+        if not text:
+            return drop
+        if view.count(text) + 2 * view.handle >= freed:
+            yield Note(outcome="no progress", why=f"a summary as long as the {freed} tokens that it replaces")
+            return drop
+        return [*drop, Fold(pages=tuple(sources), text=text, why=how)]
 
     def _older(self, view: View, tail: int) -> list[Page]:
         """Unpinned whole groups in front of the tail, oldest first."""
@@ -139,48 +156,60 @@ def _sources(view: View, pages: Sequence[Page]) -> list[int]:
     return sorted(sources)
 
 
-def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Known) -> list[Piece]:
+def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Known) -> tuple[list[Piece], Known]:
     """What the summary is written from, in order: the newest texts whole, and of older ones how it began, what the
-    user said, and what the summaries that it replaces still hold."""
-    first = len(sources)
-    left = READ
+    user said, and what the summaries that it replaces still hold; and what is held already, as spans of these."""
+    first, texts = _newest(view, sources)
+    older = sources[:first]
+    texts |= _while_room(view, older, READ // 8)
+    said = [page.id for page in going if page.role is Role.USER and page.kind is Kind.TEXT and not page.depth]
+    texts |= _while_room(view, [page for page in reversed(said) if page < sources[first]], READ // 4) if older else {}
+    spans = dict(known)
+    for page, kept in known.items():
+        if page not in texts:
+            texts[page] = quoted(view.text(page), kept)
+            spans[page] = ((0, len(texts[page])),)
+    return [Piece(page, *_speaker(view, page), texts[page], "") for page in sorted(texts)], spans
+
+
+def _newest(view: View, sources: Sequence[int]) -> tuple[int, dict[int, str]]:
+    """Where the newest sources begin that are read whole, and their texts: all, or those that leave room for the
+    beginning."""
+    texts: dict[int, str] = {}
+    first, left = len(sources), READ
     while first and left > 0:
         first -= 1
-        left -= len(view.text(sources[first]))
-    older = sources[:first]
-    texts = {page: view.text(page) for page in (*_opening(view, older), *sources[first:])}
-    left = READ // 4
-    border = sources[first]
-    for page in reversed(going) if older else ():
-        if page.role is Role.USER and page.kind is Kind.TEXT and not page.depth and page.id < border:
-            left -= len(view.text(page.id))
-            if left < 0:
-                break
-            texts[page.id] = view.text(page.id)
-    texts.update({page: quoted(view.text(page), spans) for page, spans in known.items() if page not in texts})
-    return [Piece(page, *_speaker(view, page), texts[page], "") for page in sorted(texts)]
+        texts[sources[first]] = view.text(sources[first])
+        left -= len(texts[sources[first]])
+    spare = READ // 8 if first else 0
+    while spare > 0 and len(texts) > 1:
+        spare -= len(texts.pop(sources[first]))
+        first += 1
+    return first, texts
 
 
-def _known(view: View, going: Sequence[Page]) -> dict[int, tuple[Span, ...]]:
-    """What the summaries that are replaced hold, where it stands in the originals."""
-    return joined(held(view.text(page.id), set(page.sources), view.text) for page in going if page.depth)
-
-
-def _opening(view: View, older: Sequence[int]) -> list[int]:
-    left = READ // 8
-    opening: list[int] = []
-    for page in older:
-        left -= len(view.text(page))
+def _while_room(view: View, pages: Sequence[int], left: int) -> dict[int, str]:
+    """Texts of pages one after another, as far as so many characters go."""
+    texts: dict[int, str] = {}
+    for page in pages:
+        text = view.text(page)
+        left -= len(text)
         if left < 0:
             break
-        opening.append(page)
-    return opening
+        texts[page] = text
+    return texts
+
+
+def _known(view: View, again: Sequence[Page], sources: Sequence[int]) -> dict[int, tuple[Span, ...]]:
+    """What the summaries that are replaced hold, where it stands in the originals."""
+    return joined(held(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in again)
 
 
 def _prepare(view: View, border: int) -> None:
     """Read what just came where it is what a fold will read once the window is full, so that the turn that
     folds need not read all at once. The plan does not depend on it."""
-    if view.cause is Cause.ADMIT and border - READ // 2 < view.use <= border:
+    begins = 4 * view.seen < READ // 6 and 4 * border > READ
+    if view.cause is Cause.ADMIT and (begins or border - READ // 2 < view.use <= border):
         for number in view.wanted:
             page = view.page(number)
             if page.kind is not Kind.IMAGE:

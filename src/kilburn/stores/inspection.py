@@ -12,10 +12,11 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt
 from kilburn.stores.codec import unpack
+from kilburn.stores.records import page_of
 from kilburn.stores.schema import create_text, text_table
 from kilburn.stores.statement import rows, rows_of_each
 from kilburn.stores.textindex import TextIndex
-from kilburn.stores.transaction import PAGES, content_of
+from kilburn.stores.transaction import content_of
 
 __all__ = ["Finding", "inspect", "rebuild"]
 
@@ -74,7 +75,7 @@ def _pages(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
     )
     for process, number, meta, text, extra in rows(db, select, tenant):
         try:
-            page = PAGES.decode(meta)
+            page = page_of(meta)
         except msgspec.DecodeError as error:
             yield Finding(kind="page", what=f"page {number} cannot be read: {error}", process=process, page=number)
             continue

@@ -7,9 +7,10 @@ refuses to know which table a record is in.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,9 @@ __all__ = ["event_of", "page_of", "record_of_event", "record_of_page"]
 
 LONG = 32
 """Ids up to which a list is written as it is."""
+
+MOST = 10_000_000
+"""Ids that a record may name: a damaged one must not fill the memory."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _pages = msgspec.msgpack.Decoder(Page)
@@ -43,15 +47,19 @@ class _Event(Event, frozen=True, kw_only=True, omit_defaults=True):
 _runs = msgspec.msgpack.Decoder(_Runs)
 
 
-def record_of_page(page: Page) -> bytes:
+Memo = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
+"""Lists whose stretches were looked for already, by identity: a fold's page and its event name the same."""
+
+
+def record_of_page(page: Page, memo: Memo | None = None) -> bytes:
     """The bytes to store of a page."""
-    runs = _stretches(page.sources)
+    runs = _stretches(page.sources, memo)
     return _encode(_Page(**{**_fields(page), "sources": (), "runs": runs}) if runs else page)
 
 
-def record_of_event(event: Event) -> bytes:
+def record_of_event(event: Event, memo: Memo | None = None) -> bytes:
     """The bytes to store of an event."""
-    runs = _stretches(event.pages)
+    runs = _stretches(event.pages, memo)
     return _encode(_Event(**{**_fields(event), "pages": (), "runs": runs}) if runs else event)
 
 
@@ -79,32 +87,43 @@ def event_of(record: bytes) -> Event:
     return event
 
 
-def _fields(record: Page | Event) -> dict[str, object]:
+def _fields(record: Page | Event) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
-def _stretches(ids: Sequence[int]) -> tuple[int, ...]:
+def _stretches(ids: tuple[int, ...], memo: Memo | None) -> tuple[int, ...]:
     """First and last of each stretch of consecutive ids; empty where that would save little, or where they are not in order."""
     if len(ids) <= LONG:
         return ()
+    known = memo.get(id(ids)) if memo is not None else None
+    if known is None:
+        known = (ids, _searched(ids))
+        if memo is not None:
+            memo[id(ids)] = known
+    return known[1]
+
+
+def _searched(ids: tuple[int, ...]) -> tuple[int, ...]:
     runs: list[int] = []
     start = 0
     while start < len(ids):
         offset = ids[start] - start
-        end = bisect_left(range(len(ids)), True, lo=start, key=lambda at, offset=offset: ids[at] - at != offset)
+        end = bisect_right(range(len(ids)), offset, lo=start, key=lambda at: ids[at] - at)
         runs += (ids[start], ids[end - 1])
         start = end
         if 2 * len(runs) > len(ids):
             return ()
     # Searching took for granted that they ascend.
-    return tuple(runs) if _expanded(runs) == tuple(ids) else ()
+    return tuple(runs) if _expanded(runs) == ids else ()
 
 
 def _ids(record: bytes) -> tuple[int, ...]:
-    return _expanded(_runs.decode(record).runs)
+    runs = _runs.decode(record).runs
+    lengths = [last - first + 1 for first, last in zip(runs[::2], runs[1::2], strict=False)]
+    if len(runs) % 2 or min(lengths, default=1) < 1 or sum(lengths) > MOST:
+        raise msgspec.ValidationError("the stretches of page ids make no sense")
+    return _expanded(runs)
 
 
 def _expanded(runs: Sequence[int]) -> tuple[int, ...]:
-    if any(last < first for first, last in zip(runs[::2], runs[1::2], strict=True)):
-        return ()
     return tuple(chain.from_iterable(range(first, last + 1) for first, last in zip(runs[::2], runs[1::2], strict=True)))

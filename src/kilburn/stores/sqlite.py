@@ -26,10 +26,11 @@ from kilburn.store import Batch, Passage, ProcessInfo, State
 from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.faults import typed
 from kilburn.stores.inspection import Finding, inspect, rebuild
+from kilburn.stores.records import event_of, page_of
 from kilburn.stores.schema import check_identity, check_library, create_text, immediate, migrate
 from kilburn.stores.statement import row, rows
 from kilburn.stores.textindex import TextIndex
-from kilburn.stores.transaction import EVENTS, PAGES, Transaction
+from kilburn.stores.transaction import Transaction
 
 __all__ = ["Sqlite"]
 
@@ -239,7 +240,7 @@ class Sqlite:
             found = rows(self._db, select, process, self._number)
         originals = bisect_left(found, 0, key=itemgetter(4))
         for meta, at, pinned, mark, _ in (*found[originals:], *found[:originals][::-1]):
-            yield PAGES.decode(meta), State(at, bool(pinned), mark)
+            yield page_of(meta), State(at, bool(pinned), mark)
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
         """The ledger from event `after` + 1 on."""
@@ -251,7 +252,7 @@ class Sqlite:
             with self._lock, typed(self.path, "reading"):
                 found = rows(self._db, select, process, self._number, after, CHUNK)
             for number, body in found:
-                yield EVENTS.decode(body)
+                yield event_of(body)
                 after = number
             if len(found) < CHUNK:
                 return

@@ -15,14 +15,11 @@ from kilburn.event import Event
 from kilburn.page import Page, tombstone_of
 from kilburn.store import Batch, State
 from kilburn.stores.codec import encoded, key_of, pack, unpack
+from kilburn.stores.records import Memo, event_of, page_of, record_of_event, record_of_page
 from kilburn.stores.statement import row, rows
 from kilburn.stores.textindex import TextIndex
 
-__all__ = ["EVENTS", "PAGES", "Transaction", "content_of", "scrubbed", "telling"]
-
-PAGES = msgspec.msgpack.Decoder(Page)
-EVENTS = msgspec.msgpack.Decoder(Event)
-_encode = msgspec.msgpack.Encoder().encode
+__all__ = ["Transaction", "content_of", "scrubbed", "telling"]
 
 
 class Transaction:
@@ -33,6 +30,7 @@ class Transaction:
         self._index = index
         self._tenant = tenant
         self._process = process
+        self._memo: Memo = {}
 
     def write(self, batch: Batch) -> None:
         """All of the batch."""
@@ -77,7 +75,9 @@ class Transaction:
             state = batch.states.get(page.id) or State()
             content = self._content(page.digest, batch, known)
             extra = self._content(page.extra, batch, known) if page.extra else None
-            made.append((self._process, page.id, content, extra, state.at, state.pinned, state.mark, _encode(page)))
+            made.append(
+                (self._process, page.id, content, extra, state.at, state.pinned, state.mark, record_of_page(page, self._memo))
+            )
         try:
             self._db.executemany(
                 "INSERT INTO page(process, id, content, extra, at, pinned, mark, meta) VALUES(?, ?, ?, ?, ?, ?, ?, ?)", made
@@ -152,7 +152,7 @@ class Transaction:
     def _add_events(self, events: Sequence[Event]) -> None:
         self._db.executemany(
             "INSERT INTO event(process, number, act, body) VALUES(?, ?, ?, ?)",
-            [(self._process, event.number, event.act.value, _encode(event)) for event in events],
+            [(self._process, event.number, event.act.value, record_of_event(event, self._memo)) for event in events],
         )
 
     def _erase(self, pages: Sequence[int]) -> None:
@@ -163,13 +163,13 @@ class Transaction:
             ((content, extra, meta),) = rows(
                 self._db, "SELECT content, extra, meta FROM page WHERE process = ? AND id = ?", self._process, number
             )
-            page = PAGES.decode(meta)
+            page = page_of(meta)
             words.update(telling(page))
             contents.update(row for row in (content, extra) if row is not None)
             self._db.execute(
                 "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = 0, mark = 0, meta = ?"
                 " WHERE process = ? AND id = ?",
-                ("dropped", _encode(tombstone_of(page)), self._process, number),
+                ("dropped", record_of_page(tombstone_of(page)), self._process, number),
             )
         self._db.executemany(
             "DELETE FROM content WHERE id = ?1 AND NOT EXISTS(SELECT 1 FROM page WHERE content = ?1)"
@@ -179,9 +179,9 @@ class Transaction:
         erased = set(pages)
         blanked = []
         for number, body in rows(self._db, "SELECT number, body FROM event WHERE process = ?", self._process):
-            event = EVENTS.decode(body)
+            event = event_of(body)
             if not erased.isdisjoint(event.pages):
-                blanked.append((_encode(scrubbed(event, words)), self._process, number))
+                blanked.append((record_of_event(scrubbed(event, words)), self._process, number))
         self._db.executemany("UPDATE event SET body = ? WHERE process = ? AND number = ?", blanked)
 
 

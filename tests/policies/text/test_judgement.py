@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn.policies.text.extract import Piece, extract
-from kilburn.policies.text.judgement import complete, judge, key_facts
+from kilburn.policies.text.judgement import complete, garbage, judge, key_facts
 
 PROMPT = "Summarise the following part of the transcript. Keep paths, identifiers, numbers, decisions, errors and open tasks."
 PIECES = (
@@ -54,7 +54,13 @@ def quarter(text: str) -> int:
         (" \n\t", "empty"),
         ("...", "empty"),
         ("I'm sorry, but I can't assist with that request.", "refusal"),
+        ("I am sorry, but I cannot help with this log.", "refusal"),
+        ("I’m afraid I can’t do that.", "refusal"),
+        ("Unfortunately, I cannot summarize this conversation.", "refusal"),
         ("Sure! Please provide the transcript that you would like me to summarise.", "refusal"),
+        ("The page is here. The page is here. The page is here.", "repeats"),
+        ("I will now write it down. I will now write it down.", "repeats"),
+        ("page page page page page page", "repeats"),
         ("The agent is a tool. The agent is a tool that can be used to help. " * 8, "repeats"),
         ("1. src/store/cache.py\n2. evict_page\n" + "- The cache is a cache of pages.\n" * 12, "repeats"),
         ("na" * 200 + " the cache and the page", "repeats"),
@@ -72,6 +78,13 @@ def quarter(text: str) -> int:
 )
 def test_outcomes(summary: str, outcome: str) -> None:
     assert judge(summary, PIECES, prompt=PROMPT, tokens=500, count=quarter).outcome == outcome
+
+
+def test_a_short_loop_is_garbage_where_there_is_no_fact_to_miss() -> None:
+    plain = [Piece(1, "assistant", "text", "hello there, on we go with nothing in particular")]
+    assert judge("It goes on and on. It goes on and on. It goes on and on.", plain).outcome == "repeats"
+    assert judge("Nothing of note so far; the agent goes on.", plain).acceptable
+    assert garbage("0 0 0 0 0 0 0 0", plain) == "", "a row of numbers may be all that there is to say"
 
 
 def test_a_summary_over_its_budget_is_too_long() -> None:

@@ -23,7 +23,7 @@ from kilburn.policies.text.identifiers import rare_words
 from kilburn.policies.text.lines import OMISSION, merge, sample, skeleton, units
 from kilburn.policies.text.signs import Sign, sign_of, sign_of_prose
 
-__all__ = ["Extract", "Piece", "extract", "read_ahead"]
+__all__ = ["Extract", "Piece", "extract", "read_ahead", "weighed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +190,17 @@ def read_ahead(role: str, kind: str, text: str) -> None:
     """Analyse a text now that will be extracted from later. Nothing but time depends on it."""
     if len(text) <= CACHED:
         _readings(text, _is_prose(role, kind))
+
+
+def weighed(role: str, kind: str, text: str, most: int) -> list[tuple[float, Span]]:
+    """What each line of about `most` characters of a text tells for its length, by itself, in order."""
+    prose = _is_prose(role, kind)
+    factor = _SPEAKER.get(role, 1.0) if prose else 1.0
+    once = {reading.shape: reading for reading in _read(text, prose, most)}
+    return [
+        ((_WEIGHT[reading.sign] * factor + reading.names) / ((reading.end - reading.start) / 4 + 2) ** 0.7, reading[:2])
+        for reading in once.values()
+    ]
 
 
 @lru_cache(maxsize=2048)

@@ -129,15 +129,23 @@ def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> str:
 
 
 _REFUSAL = re.compile(
-    r"\W*(?:sure[,!.] |okay[,!.] )?(?:i'?m (?:really |very |so )?sorry|sorry,|i apologi[sz]e|as an ai\b|i(?: am"
-    r"|'m) (?:just )?an ai\b|i(?: am|'m) (?:unable|not able)\b"
-    r"|i (?:cannot|can'?t|can not|won'?t|will not) (?:assist|help|provide|summari[sz]e|fulfil|comply|do|access|see"
+    r"\W*(?:(?:sure|okay|unfortunately)[,!.] ?)?(?:i(?: am|['’]?m) (?:(?:really|very|so|truly|deeply) )?(?:sorry|afraid)"
+    r"|(?:we are |we['’]re )?sorry,|(?:i|we) apologi[sz]e|(?:my )?apologies,|as an ai\b|i(?: am"
+    r"|['’]m) (?:just )?an ai\b|i(?: am|['’]m) (?:unable|not able)\b"
+    r"|i (?:cannot|can['’]?t|can not|won['’]?t|will not) (?:assist|help|provide|summari[sz]e|condense|fulfil|comply|do|access|see"
     r"|create|continue|answer)"
-    r"|i (?:do not|don'?t) (?:have (?:access|enough|the ability|any)|see (?:any|a)|understand)|(?:please|could you"
+    r"|i (?:do not|don['’]?t) (?:have (?:access|enough|the ability|any)|see (?:any|a)|understand)|(?:please|could you"
     r"|can you) (?:please )?(?:provide|share|paste|give) "
     r"|there is no (?:text|transcript|conversation|content)|it (?:seems|looks like) you (?:have not|haven'?t|didn'?t|forgot))",
     re.IGNORECASE,
 )
+
+
+SHORT = 400
+"""Letters of a short summary that are searched for a loop."""
+
+_AGAIN = re.compile(r"(?=.{12})(.{2,60}?)\1{2,}")
+_TWICE = re.compile(r"(.{12,}?)\1+")
 
 
 def _loop(summary: str, words: list[str]) -> str:
@@ -152,6 +160,12 @@ def _loop(summary: str, words: list[str]) -> str:
         share = 1 - len(grams) / grams.total()
         if share >= 0.3:
             return f"{share:.0%} of the four-word runs are repeated"
+    elif words:
+        flat = " ".join(words)[:SHORT] + " "
+        loops = [match for match in _AGAIN.finditer(flat) if any(map(str.isalpha, match[1]))]
+        twice = _TWICE.fullmatch(flat) is not None and any(map(str.isalpha, flat))
+        if twice or sum(len(match[0]) for match in loops) >= 0.6 * len(flat):
+            return "few words over and over"
     data = summary.encode("utf-8", "surrogatepass")
     if len(data) >= 160:
         tail = data[-400:]
@@ -177,16 +191,21 @@ def _echo(words: list[str], pieces: Sequence[Piece], prompt: str) -> str:
         if share >= 0.5:
             return f"{share:.0%} of it is the prompt"
     total = sum(len(piece.text) for piece in pieces)
-    texts = (text for piece in pieces for text in _read(piece, _LARGE * len(piece.text) // max(_LARGE, total)))
-    source = re.findall(r"\w+", "\n".join(texts).lower())
-    if not source:
-        return ""
+    source: list[str] = []
     wanted = set(own)
     place: dict[tuple[str, ...], int] = {}
-    for at in range(len(source) - _RUN + 1):
-        run = tuple(source[at : at + _RUN])
-        if run in wanted:
-            place.setdefault(run, at)
+    done = 0
+    # Piece by piece: a search of megabytes in one go would hold up all other threads.
+    for piece in pieces:
+        for text in _read(piece, _LARGE * len(piece.text) // max(_LARGE, total)):
+            source += re.findall(r"\w+", text.lower())
+        for at in range(done, len(source) - _RUN + 1):
+            run = tuple(source[at : at + _RUN])
+            if run in wanted:
+                place.setdefault(run, at)
+        done = max(done, len(source) - _RUN + 1)
+    if not source:
+        return ""
     copied = sum(run in place for run in own) / len(own)
     longest = length = 0
     before = -2

@@ -1,0 +1,168 @@
+"""The pool: fixed-size blocks, how many sequences refer to each, and which one is taken next.
+
+Blocks without owners come in two kinds. A blank one holds nothing that anybody could ask for and is
+taken first. A named one still holds the KV of a known prefix: it can be shared again, and is taken only
+when no blank one is left, the least recently released first, of one sequence the tail before the head
+(PagedAttention, arXiv 2309.06180). It refuses to know tokens, sequences or tensors.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from kilburn.errors import FreedBlock, OutOfBlocks
+
+__all__ = ["SIZE", "Pool"]
+
+SIZE = 16
+"""Slots in a block, where nothing else is asked for."""
+
+
+class Pool:
+    """`capacity` blocks of `size` slots. Slot `s` lies in block `s // size`.
+
+    Not safe for several threads: one engine step at a time.
+
+    Args:
+        capacity: blocks in all, at least 1.
+        size: slots (tokens) in a block, at least 1.
+
+    Attributes:
+        references: owners of each block; for reading only.
+        ramp: 0, 1, 2, ... for every slot, so that a run of slots is a slice; for reading only.
+    """
+
+    def __init__(self, capacity: int, size: int = SIZE) -> None:
+        if capacity < 1 or size < 1:
+            raise ValueError(f"a pool needs at least one block of one slot, not {capacity} of {size}")
+        self.capacity, self.size = capacity, size
+        self.references = [0] * capacity
+        self.ramp = array("q", range(capacity * size))
+        self._blank = list(range(capacity - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._names: dict[int, bytes] = {}
+        self._holders: dict[bytes, int] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks without an owner: what `take` can give."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def blank(self) -> int:
+        """Free blocks that hold no known prefix."""
+        return len(self._blank)
+
+    @property
+    def queue(self) -> list[int]:
+        """The free blocks in the order in which `take` gives them."""
+        return [*reversed(self._blank), *self._cached]
+
+    def take(self, count: int) -> list[int]:
+        """`count` blocks with one owner each, whose content is not defined.
+
+        Raises:
+            OutOfBlocks: fewer are free; none was taken.
+        """
+        if count < 0:
+            raise ValueError(f"cannot take {count} blocks")
+        if count > self.free:
+            raise OutOfBlocks(f"{count} blocks are needed and {self.free} of {self.capacity} are free", needed=count)
+        blank = self._blank
+        taken = blank[: -count - 1 : -1]
+        del blank[len(blank) - len(taken) :]
+        for _ in range(count - len(taken)):
+            block, _none = self._cached.popitem(last=False)
+            del self._holders[self._names.pop(block)]
+            taken.append(block)
+        references = self.references
+        for block in taken:
+            references[block] = 1
+        return taken
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One owner more for each of these distinct blocks; a named one may be free, and is then taken out of the queue.
+
+        Raises:
+            FreedBlock: one of them is blank, or no block; nothing was shared.
+        """
+        self._known(blocks)
+        references, names = self.references, self._names
+        for block in blocks:
+            if not references[block] and block not in names:
+                raise FreedBlock(f"block {block} is free and holds nothing that could be shared")
+        for block in blocks:
+            if not references[block]:
+                del self._cached[block]
+            references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One owner less for each of these distinct blocks, given in the order of the sequence; the last is freed first.
+
+        Raises:
+            FreedBlock: one of them has no owner, or is no block; nothing was released.
+        """
+        self._owned(blocks)
+        references, names, blank, cached = self.references, self._names, self._blank, self._cached
+        for block in reversed(blocks):
+            left = references[block] - 1
+            references[block] = left
+            if not left:
+                if block in names:
+                    cached[block] = None
+                else:
+                    blank.append(block)
+
+    def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> int:
+        """Say what these full blocks hold; returns of how many nobody knew that. A content is found in one block only.
+
+        Raises:
+            FreedBlock: nobody owns one of them; none was named.
+        """
+        self._owned(blocks)
+        names, holders = self._names, self._holders
+        new = 0
+        for block, digest in zip(blocks, digests, strict=True):
+            if digest not in holders:
+                if block in names:
+                    del holders[names[block]]
+                names[block] = digest
+                holders[digest] = block
+                new += 1
+        return new
+
+    def unname(self, block: int) -> None:
+        """Forget what a block holds, because it is about to be written; a free one becomes blank."""
+        digest = self._names.pop(block, None)
+        if digest is not None:
+            del self._holders[digest]
+            if block in self._cached:
+                del self._cached[block]
+                self._blank.append(block)
+
+    def holder(self, digest: bytes) -> int | None:
+        """The block that holds this, or None."""
+        return self._holders.get(digest)
+
+    def digest(self, block: int) -> bytes | None:
+        """What this block is known to hold, or None."""
+        return self._names.get(block)
+
+    def _owned(self, blocks: Sequence[int]) -> None:
+        self._known(blocks)
+        if blocks and min(map(self.references.__getitem__, blocks)) < 1:
+            raise FreedBlock(f"a block that nobody owns among {_few(blocks)}")
+
+    def _known(self, blocks: Sequence[int]) -> None:
+        if not blocks:
+            return
+        if min(blocks) < 0 or max(blocks) >= self.capacity:
+            raise FreedBlock(f"this pool has blocks 0 to {self.capacity - 1}, not all of {_few(blocks)}")
+        if len(blocks) > 1 and len(set(blocks)) != len(blocks):
+            raise FreedBlock(f"the same block twice in {_few(blocks)}")
+
+
+def _few(blocks: Sequence[int]) -> str:
+    return f"{list(blocks[:8])}{' and more' if len(blocks) > 8 else ''}"

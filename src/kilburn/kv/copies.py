@@ -1,0 +1,45 @@
+"""What an engine still has to copy from slot to slot, gathered over any number of operations.
+
+The copies of one `take` are simultaneous: read all sources, then write all targets, as
+`cache[targets] = cache[sources]` does on a tensor. It refuses to copy anything itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+__all__ = ["Copies"]
+
+
+class Copies:
+    """Pending copies. An engine takes and performs them before it next writes or reads a slot."""
+
+    def __init__(self) -> None:
+        self._sources = array("q")
+        self._targets = array("q")
+        self._written: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def add(self, sources: array[int], targets: array[int], reads: Iterable[int], writes: Iterable[int]) -> None:
+        """Copy these slots too, after all that was added before; `reads` and `writes` are the blocks they lie in."""
+        written = self._written
+        if written.isdisjoint(reads) and written.isdisjoint(writes):
+            self._sources += sources
+            self._targets += targets
+        else:
+            # What an earlier copy is to write is not there yet: it is read where that copy reads it.
+            pending = dict(zip(self._targets, self._sources, strict=True))
+            origins = [pending.get(source, source) for source in sources]
+            pending.update(zip(targets, origins, strict=True))
+            pending = {target: origin for target, origin in pending.items() if target != origin}
+            self._sources, self._targets = array("q", pending.values()), array("q", pending)
+        written.update(writes)
+
+    def take(self) -> tuple[array[int], array[int]]:
+        """(sources, targets), no target twice; and nothing is pending any more."""
+        found = self._sources, self._targets
+        self._sources, self._targets, self._written = array("q"), array("q"), set()
+        return found

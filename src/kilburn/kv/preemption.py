@@ -1,0 +1,60 @@
+"""Whom to free when blocks run out: the newest sequences, to be computed again later (arXiv 2309.06180).
+
+It refuses to free anything itself, and to choose by content.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from kilburn.kv.blocks import Pool
+from kilburn.kv.prefixes import Key
+from kilburn.kv.table import Alteration, Eviction, Table
+
+__all__ = ["Preempted", "preempted", "victims"]
+
+
+class Preempted(msgspec.Struct, frozen=True):
+    """What is needed to compute a freed sequence again.
+
+    Append `tokens` in order, run them, and repeat each of `evictions` when the sequence has its `at`
+    positions: the cache is then what it was. Where `altered` says blended or compressed, the engine has
+    to repeat that too.
+    """
+
+    number: int
+    key: Key | None
+    tokens: array[int]
+    evictions: tuple[Eviction, ...]
+    pages: Mapping[int, tuple[int, int]]
+    altered: Mapping[Alteration, int]
+
+
+def preempted(table: Table) -> Preempted:
+    """What of a sequence outlives its blocks."""
+    return Preempted(table.number, table.key, table.tokens, table.evictions, table.pages.items(), table.altered)
+
+
+def victims(pool: Pool, newest_first: Iterable[Table], need: int) -> list[Table] | None:
+    """The sequences to free, in the order given, until `need` blocks are free; None where all are not enough.
+
+    A block is freed with its last owner. Sequences that would free nothing are spared.
+    """
+    missing = need - pool.free
+    chosen: list[Table] = []
+    left: dict[int, int] = {}
+    references = pool.references
+    for table in newest_first:
+        if missing <= 0:
+            break
+        chosen.append(table)
+        for block in table.blocks:
+            owners = left.get(block, references[block]) - 1
+            left[block] = owners
+            missing -= not owners
+    if missing > 0:
+        return None
+    return [table for table in chosen if any(not left[block] for block in table.blocks)]

@@ -1,0 +1,328 @@
+"""One sequence: its tokens by logical position, and the physical slot of each that is still cached.
+
+Logical positions count from 0 and never shift: what is evicted leaves a gap. Evicting only drops this
+sequence's view of slots, so it copies nothing and needs no block; whole blocks are freed at once, and
+`compact` squeezes what is left of the others. A block that somebody else owns too is copied before it
+is written. It refuses to run a model: it says where to write, and what to copy first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from kilburn.errors import FreedSequence, InvalidRange, PrefixRefused
+from kilburn.kv.blocks import Pool
+from kilburn.kv.copies import Copies
+from kilburn.kv.prefixes import Key, chained, root_of
+from kilburn.kv.ranges import Ranges
+
+__all__ = ["Alteration", "Eviction", "Slots", "Table"]
+
+Alteration = Literal["evicted", "blended", "compressed"]
+"""Why the KV of a sequence is not what its tokens alone would give."""
+
+
+class Slots(NamedTuple):
+    """The cached tokens of a sequence in order: `cache[physical]` gathers them, `logical` rotates them."""
+
+    physical: array[int]
+    logical: array[int]
+
+
+class Eviction(NamedTuple):
+    """Positions `start` to `stop` (half-open) went when the sequence had `at` positions."""
+
+    at: int
+    start: int
+    stop: int
+
+
+class Table:
+    """What `Tables.open` and `Tables.fork` return. Every method raises FreedSequence once it was freed.
+
+    Attributes:
+        number: its name among its `Tables`; a later sequence has a higher one.
+        key: under which it shares prefixes, or None.
+        pages: which positions belong to which page of the window; kept up by `evict` and `truncate`.
+    """
+
+    def __init__(self, number: int, pool: Pool, copies: Copies, key: Key | None) -> None:
+        self.number, self.key = number, key
+        self.pages = Ranges()
+        self._pool, self._copies = pool, copies
+        self._root = root_of(key, pool.size) if key is not None else b""
+        self._blocks: list[int] = []
+        # The first position ever written to each block: finds the block of a position, also behind gaps.
+        self._bases: list[int] = []
+        self._slots = array("q")
+        self._positions = array("q")
+        self._tokens = array("i")
+        self._digests: list[bytes] = []
+        self._evictions: list[Eviction] = []
+        self._altered: dict[Alteration, int] = {}
+        self._freed = False
+
+    def __len__(self) -> int:
+        """Tokens that are cached."""
+        return len(self._slots)
+
+    def __repr__(self) -> str:
+        state = "freed" if self._freed else f"{len(self)} of {self.end} tokens in {len(self._blocks)} blocks"
+        return f"<Table {self.number}: {state}>"
+
+    @property
+    def end(self) -> int:
+        """The logical position that the next token gets."""
+        return len(self._tokens)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks that it owns or shares, in order."""
+        return tuple(self._blocks)
+
+    @property
+    def tokens(self) -> array[int]:
+        """The token at each logical position, those that were evicted included."""
+        return self._tokens[:]
+
+    @property
+    def evictions(self) -> tuple[Eviction, ...]:
+        """What was evicted and when: with `tokens` it says how to compute the same cache again."""
+        return tuple(self._evictions)
+
+    @property
+    def altered(self) -> dict[Alteration, int]:
+        """Why it may share no prefix, and from which position on each; empty for an exact sequence."""
+        return dict(self._altered)
+
+    @property
+    def gaps(self) -> int:
+        """Slots that its blocks hold and it does not use, those behind the last token included."""
+        return len(self._blocks) * self._pool.size - len(self._slots)
+
+    def need(self, count: int) -> int:
+        """Blocks that appending `count` tokens would take from the pool."""
+        self._alive()
+        room, shared = self._tail()
+        return -((room - count) // self._pool.size) + (shared > 0) if count > room else int(count > 0 and shared > 0)
+
+    def append(self, tokens: Sequence[int]) -> array[int]:
+        """Take slots for tokens at the end; returns the physical slots to write their KV to, in order.
+
+        Raises:
+            OutOfBlocks: nothing was appended; `Tables.reserve` preempts others.
+            OverflowError: a token id of more than 31 bits; nothing was appended.
+        """
+        self._alive()
+        fresh = array("i", tokens)
+        pool, slots = self._pool, self._slots
+        count, end, size, ramp = len(fresh), len(self._tokens), pool.size, pool.ramp
+        if count == 1 and slots and (after := slots[-1] + 1) % size and pool.references[self._blocks[-1]] == 1:
+            # A decode step, most of the time: the general way below costs twice as much.
+            pool.unname(self._blocks[-1])
+            slots.append(after)
+            self._positions.append(end)
+            self._tokens += fresh
+            return slots[-1:]
+        if not count:
+            return array("q")
+        room, shared = self._tail()
+        more = -((room - count) // size) if count > room else 0
+        taken = pool.take(more + (shared > 0)) if more or shared else []
+        if shared:
+            self._unshare(taken.pop(0), shared)
+        elif room:
+            pool.unname(self._blocks[-1])
+        start = len(slots)
+        if room:
+            after = slots[-1] + 1
+            slots.extend(ramp[after : after + min(room, count)])
+        if taken:
+            for block in taken:
+                slots.extend(ramp[block * size : block * size + size])
+            del slots[start + count :]
+            self._blocks += taken
+            self._bases += range(end + room, end + count, size)
+        self._positions.extend(ramp[end : end + count] if end + count <= len(ramp) else array("q", range(end, end + count)))
+        self._tokens.extend(fresh)
+        return slots[start:]
+
+    def slots(self, start: int = 0) -> Slots:
+        """Where the cached tokens lie, from the `start`-th of them on: copies, good until the next change."""
+        self._alive()
+        return Slots(self._slots[start:], self._positions[start:])
+
+    def label(self, page: int, start: int, stop: int) -> None:
+        """Say that these positions (half-open) are a page's; `evict(*table.pages[page])` drops them.
+
+        Raises:
+            InvalidRange: not a range within the sequence, the page has one, or another page's overlaps it.
+        """
+        self._alive()
+        self._within(start, stop)
+        self.pages.put(page, start, stop)
+
+    def count(self, start: int, stop: int) -> int:
+        """How many of these logical positions are cached."""
+        self._alive()
+        return max(0, bisect_left(self._positions, stop) - bisect_left(self._positions, start))
+
+    def evict(self, start: int, stop: int) -> int:
+        """Drop these logical positions (half-open); returns how many of them were cached.
+
+        All others keep their positions and their slots. A block is freed when nothing of it is left, so
+        a range that spans block borders leaves gaps in the first and the last. Pages of which nothing is
+        left lose their range. From now on the sequence is altered, unless nothing was there to drop.
+
+        Raises:
+            InvalidRange: not a range within the sequence; nothing was dropped.
+        """
+        self._alive()
+        self._within(start, stop)
+        first, last = bisect_left(self._positions, start), bisect_left(self._positions, stop)
+        if first == last:
+            return 0
+        size, slots, blocks = self._pool.size, self._slots, self._blocks
+        head = bisect_right(self._bases, self._positions[first]) - 1
+        tail = bisect_right(self._bases, self._positions[last - 1]) - 1
+        head += first > 0 and slots[first - 1] // size == blocks[head]
+        tail -= last < len(slots) and slots[last] // size == blocks[tail]
+        if head <= tail:
+            self._pool.release(blocks[head : tail + 1])
+            del blocks[head : tail + 1], self._bases[head : tail + 1]
+        del slots[first:last], self._positions[first:last]
+        for page in self.pages.over(start, stop):
+            if not self.count(*self.pages[page]):
+                self.pages.remove(page)
+        self._evictions.append(Eviction(self.end, start, stop))
+        self.alter("evicted", start)
+        return last - first
+
+    def truncate(self, position: int) -> int:
+        """Roll back to a branch point: drop everything from this logical position on, which is then the next.
+
+        What was evicted before that position does not come back; to branch and return, fork instead. A
+        sequence that was altered only from there on is exact again. Returns how many tokens were dropped.
+
+        Raises:
+            InvalidRange: the sequence is not that long.
+        """
+        self._alive()
+        self._within(position, self.end)
+        first = bisect_left(self._positions, position)
+        dropped = len(self._slots) - first
+        if dropped:
+            kept = bisect_right(self._bases, self._positions[first - 1]) if first else 0
+            self._pool.release(self._blocks[kept:])
+            del self._blocks[kept:], self._bases[kept:]
+            del self._slots[first:], self._positions[first:]
+        del self._tokens[position:], self._digests[position // self._pool.size :]
+        self.pages.cut(position)
+        self._evictions = [
+            Eviction(min(at, position), start, min(stop, position)) for at, start, stop in self._evictions if start < position
+        ]
+        self._altered = {why: since for why, since in self._altered.items() if since < position}
+        return dropped
+
+    def compact(self) -> int:
+        """Squeeze out the gaps that evictions left; returns how many blocks it owns fewer.
+
+        Changes nothing where that would save no block. What moves is added to the copies.
+
+        Raises:
+            OutOfBlocks: others share so much that new blocks are needed; nothing was moved.
+        """
+        self._alive()
+        pool, blocks, slots = self._pool, self._blocks, self._slots
+        size, total = pool.size, len(slots)
+        saved = len(blocks) - -(-total // size)
+        if not saved:
+            return 0
+        ramp = pool.ramp
+        kept = 0
+        while slots[kept * size : kept * size + size] == ramp[blocks[kept] * size : blocks[kept] * size + size]:
+            kept += 1
+        first = kept * size
+        old = blocks[kept:]
+        own = [block for block in old if pool.references[block] == 1]
+        wanted = len(old) - saved
+        targets = own[:wanted] + pool.take(max(0, wanted - len(own)))
+        placed = array("q")
+        for block in targets:
+            pool.unname(block)
+            placed.extend(ramp[block * size : block * size + size])
+        del placed[total - first :]
+        still = 0
+        while still < len(placed) and slots[first + still] == placed[still]:
+            still += 1
+        self._copies.add(slots[first + still :], placed[still:], old, targets)
+        reused = set(targets)
+        pool.release([block for block in old if block not in reused])
+        slots[first:] = placed
+        blocks[kept:] = targets
+        self._bases[kept:] = self._positions[first::size]
+        return saved
+
+    def alter(self, why: Alteration, since: int = 0) -> None:
+        """Say that its KV from a position on is not what its tokens give: it may then publish no prefix.
+
+        Raises:
+            InvalidRange: the sequence is not that long.
+        """
+        self._alive()
+        self._within(since, self.end)
+        self._altered[why] = min(since, self._altered.get(why, since))
+
+    def publish(self) -> int:
+        """Let others find its full blocks by content; returns how many of them were new.
+
+        For an engine to call when the KV of all appended tokens has been written, and never before.
+
+        Raises:
+            PrefixRefused: it has no key, or was evicted from, blended or compressed.
+        """
+        self._alive()
+        if self.key is None:
+            raise PrefixRefused(f"sequence {self.number} has no key", advice="open it with a Key to share prefixes")
+        if self._altered:
+            since = min(self._altered.values())
+            raise PrefixRefused(
+                f"sequence {self.number} was {' and '.join(self._altered)};"
+                f" from position {since} on its KV is not that of its tokens",
+                advice=f"do not publish it; after truncate({since}) it is exact again",
+            )
+        size, pool, digests, tokens = self._pool.size, self._pool, self._digests, self._tokens
+        done = len(digests)
+        fresh = chained(digests[-1] if digests else self._root, tokens[done * size : len(tokens) // size * size], size)
+        digests += fresh
+        return pool.name(self._blocks[done : len(digests)], digests[done:])
+
+    def _alive(self) -> None:
+        if self._freed:
+            raise FreedSequence(f"sequence {self.number} was freed", advice="open or resume it anew")
+
+    def _within(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= len(self._tokens):
+            raise InvalidRange(f"positions {start} to {stop} are not within 0 to {self.end} of sequence {self.number}")
+
+    def _tail(self) -> tuple[int, int]:
+        """(slots to write behind the last token, tokens to copy first because others own the last block too)."""
+        if not self._blocks:
+            return 0, 0
+        size = self._pool.size
+        room = -(self._slots[-1] + 1) % size
+        if room and self._pool.references[self._blocks[-1]] > 1:
+            shared = len(self._slots) - bisect_left(self._positions, self._bases[-1])
+            return size - shared, shared
+        return room, 0
+
+    def _unshare(self, block: int, shared: int) -> None:
+        """Put the last `shared` tokens into a block of its own."""
+        start = block * self._pool.size
+        targets = self._pool.ramp[start : start + shared]
+        self._copies.add(self._slots[-shared:], targets, self._blocks[-1:], (block,))
+        self._slots[-shared:] = targets
+        self._blocks[-1] = block
