@@ -62,6 +62,63 @@ def test_compact_moves_only_what_stands_behind_a_gap() -> None:
     assert table.compact() == 0
 
 
+def test_compact_leaves_what_others_share_and_forgets_what_it_overwrites() -> None:
+    tables = tables_of(12)
+    table = tables.open(KEY)
+    table.append(range(16))
+    table.publish()
+    fork = tables.fork(table)
+    before = table.slots()
+    fork.evict(5, 12)
+    assert fork.compact() == 1
+    assert table.slots() == before
+    assert not {slot // 4 for slot in tables.copies.take()[1]} & set(table.blocks)
+    assert len(tables.open(KEY, range(17))) == 16
+    tables.free(fork)
+    tables.free(list(tables)[-1])
+    table.evict(5, 12)
+    assert table.compact() == 1
+    assert len(tables.open(KEY, range(17))) == 4
+
+
+def test_after_compact_the_next_eviction_finds_its_blocks() -> None:
+    tables = tables_of()
+    table = tables.open()
+    table.append(range(24))
+    table.evict(2, 10)
+    assert table.compact() == 2
+    assert list(table.slots().logical) == [0, 1, *range(10, 24)]
+    table.evict(12, 16)
+    assert (len(table.blocks), len(table)) == (3, 12)
+    assert {slot // 4 for slot in table.slots().physical} == set(table.blocks)
+    table.truncate(12)
+    assert (len(table.blocks), list(table.slots().logical)) == (1, [0, 1, 10, 11])
+
+
+def test_compact_without_a_block_to_spare_changes_nothing() -> None:
+    tables = tables_of(3)
+    table = tables.open()
+    table.append(range(12))
+    fork = tables.fork(table)
+    fork.evict(1, 3)
+    fork.evict(5, 7)
+    before = (fork.blocks, fork.slots(), list(tables.pool.references))
+    with pytest.raises(OutOfBlocks):
+        fork.compact()
+    assert (fork.blocks, fork.slots(), tables.pool.references) == before
+    assert len(tables.copies) == 0
+
+
+def test_what_is_to_be_computed_again_follows_a_roll_back() -> None:
+    table = tables_of().open()
+    table.append(range(12))
+    table.evict(2, 4)
+    table.evict(6, 9)
+    table.evict(10, 12)
+    table.truncate(8)
+    assert table.evictions == ((8, 2, 4), (8, 6, 8))
+
+
 def test_evicting_needs_no_block_even_of_a_shared_sequence_in_a_full_pool() -> None:
     tables = tables_of(2)
     table = tables.open()
@@ -165,8 +222,19 @@ def test_a_published_block_that_is_written_again_is_no_longer_found() -> None:
         tables.free(other)
     table.append([9, 9])
     assert len(tables.open(KEY, range(9))) == 4
+    tables.free(list(tables)[-1])
     assert table.publish() == 1
     assert len(tables.open(KEY, [0, 1, 2, 3, 4, 5, 9, 9, 1])) == 8
+
+
+def test_a_published_block_is_also_forgotten_when_one_token_of_it_changes() -> None:
+    tables = tables_of()
+    table = tables.open(KEY)
+    table.append(range(8))
+    table.publish()
+    table.truncate(7)
+    table.append([9])
+    assert len(tables.open(KEY, range(9))) == 4
 
 
 @pytest.mark.parametrize("why", ["evicted", "blended", "compressed"])

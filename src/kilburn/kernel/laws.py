@@ -269,6 +269,8 @@ def check_retire(tier: Tier, move: Retire) -> Change:
     for page in pages:
         if page.kind is Kind.RESULT and _call_stays(tier, page, leaving):
             partners = {member for member in tier.group(page.id) if tier.is_visible(member)} - leaving
+            # One that waits for its result stays, as when a page is forgotten.
+            partners -= {standing for call in tier.open if (standing := tier.stands(call)) is not None}
             _unpinned(tier, partners)
             leaving |= partners
     at = _departures(tier, leaving) | dict.fromkeys(chosen, "retired")

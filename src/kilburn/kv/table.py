@@ -325,4 +325,5 @@ class Table:
         targets = self._pool.ramp[start : start + shared]
         self._copies.add(self._slots[-shared:], targets, self._blocks[-1:], (block,))
         self._slots[-shared:] = targets
+        self._pool.release(self._blocks[-1:])
         self._blocks[-1] = block

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence, Set
 from itertools import islice
+from operator import attrgetter
 
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
@@ -63,9 +64,9 @@ def came_back(view: View, going: Sequence[int]) -> tuple[set[int], set[int]]:
     """Where a page was brought back, or a fold stays, an original may be shown beside a fold of it. Of the
     pages that are going, those that must be evicted ahead of a new fold because of that, and the originals
     that it may not cite, since they stay or are cited by what stays."""
-    folds = [page for page in view.pages if page.id < 0 and not page.message]
-    if not folds:
+    if min(map(attrgetter("id"), view.pages), default=0) >= 0:
         return set(), set()
+    folds = [page for page in view.pages if page.id < 0 and not page.message]
     leaving = set(going)
     roots = {source for page in folds for source in page.sources}
     stays = roots.intersection([page.id for page in view.pages if page.id not in leaving])

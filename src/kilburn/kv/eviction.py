@@ -1,0 +1,286 @@
+"""Who leaves a full cache of KV units: the classical orders.
+
+A unit is a number for a stretch of a prompt together with all that stands before it, so a unit is worth
+something only while the units before it are there. Each order is told of uses and asked for victims; it
+holds numbers, never a key, a value or a clock. `returning` is the order that knows about sessions.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+from kilburn.errors import SpecError
+
+__all__ = ["ORDERS", "Eviction", "Fifo", "GreedyDual", "Lfu", "Lru", "S3Fifo", "Use"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One prompt that was computed.
+
+    Args:
+        time: when it began, in seconds of any clock that only goes forward.
+        request: its number, for `ended`.
+        session: whose it is; the prompts of one session mostly continue each other.
+        sub: whether the session is a sub-agent's.
+    """
+
+    time: float
+    request: int = 0
+    session: int = 0
+    sub: bool = False
+
+
+class Eviction(Protocol):
+    """An order of eviction."""
+
+    def used(self, units: Sequence[int], use: Use) -> None:
+        """These units, head first, were used together; those that were not resident are from now on."""
+
+    def ended(self, use: Use, time: float, why: str) -> None:
+        """The reply to a use was complete; `why` is the engine's stop reason, "" where it is not known."""
+
+    def evict(self, count: int, busy: Container[int]) -> list[int]:
+        """Forget `count` resident units (fewer where all others are `busy`), worst first, and return them."""
+
+
+class Lru:
+    """Least recently used first; of one prompt its tail first, or its head first with `head=True`.
+
+    Head first is the mistake to avoid: once the head is gone the rest of the prompt cannot be hit.
+    """
+
+    def __init__(self, head: bool = False) -> None:
+        self._head = head
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def used(self, units: Sequence[int], use: Use) -> None:
+        """See `Eviction`."""
+        order = self._order
+        for unit in units if self._head else reversed(units):
+            order[unit] = None
+            order.move_to_end(unit)
+
+    def ended(self, use: Use, time: float, why: str) -> None:
+        """See `Eviction`; nothing is made of it."""
+
+    def evict(self, count: int, busy: Container[int]) -> list[int]:
+        """See `Eviction`."""
+        return _oldest(self._order, count, busy)
+
+
+class Fifo:
+    """First in, first out; of one prompt its tail first."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def used(self, units: Sequence[int], use: Use) -> None:
+        """See `Eviction`."""
+        order = self._order
+        for unit in reversed(units):
+            if unit not in order:
+                order[unit] = None
+
+    def ended(self, use: Use, time: float, why: str) -> None:
+        """See `Eviction`; nothing is made of it."""
+
+    def evict(self, count: int, busy: Container[int]) -> list[int]:
+        """See `Eviction`."""
+        return _oldest(self._order, count, busy)
+
+
+def _oldest(order: OrderedDict[int, None], count: int, busy: Container[int]) -> list[int]:
+    chosen: list[int] = []
+    for unit in order:
+        if len(chosen) == count:
+            break
+        if unit not in busy:
+            chosen.append(unit)
+    for unit in chosen:
+        del order[unit]
+    return chosen
+
+
+class _Ranked:
+    """Lowest rank first; of equal ranks the least recently used, of one prompt its tail."""
+
+    def __init__(self) -> None:
+        self._rank: dict[int, tuple[float, int, int]] = {}
+        self._heap: list[tuple[float, int, int]] = []
+        self._turn = 0
+
+    def used(self, units: Sequence[int], use: Use) -> None:
+        """See `Eviction`."""
+        rank, heap, turn = self._rank, self._heap, self._turn
+        for unit in reversed(units):
+            old = rank.get(unit)
+            entry = (self._worth(None if old is None else old[0]), turn, unit)
+            turn += 1
+            rank[unit] = entry
+            heappush(heap, entry)
+        self._turn = turn
+        if len(heap) > 4 * len(rank) + 64:
+            self._heap = list(rank.values())
+            heapify(self._heap)
+
+    def ended(self, use: Use, time: float, why: str) -> None:
+        """See `Eviction`; nothing is made of it."""
+
+    def evict(self, count: int, busy: Container[int]) -> list[int]:
+        """See `Eviction`."""
+        chosen: list[int] = []
+        kept: list[tuple[float, int, int]] = []
+        while len(chosen) < count and self._heap:
+            entry = heappop(self._heap)
+            unit = entry[2]
+            if self._rank.get(unit) != entry:
+                continue
+            if unit in busy:
+                kept.append(entry)
+                continue
+            del self._rank[unit]
+            self._left(entry[0])
+            chosen.append(unit)
+        for entry in kept:
+            heappush(self._heap, entry)
+        return chosen
+
+    def _worth(self, old: float | None) -> float:
+        raise NotImplementedError
+
+    def _left(self, rank: float) -> None:
+        """A unit of this rank was evicted."""
+
+
+class Lfu(_Ranked):
+    """Least frequently used first, counted while it is resident."""
+
+    def _worth(self, old: float | None) -> float:
+        return 1.0 if old is None else old + 1.0
+
+
+class GreedyDual(_Ranked):
+    """GreedyDual-Size-Frequency (Cherkasova, HP Labs 1998-69): uses over size, plus the rank of the last to leave.
+
+    All units have one size and one price here, which makes it LFU with an age that rises as units leave.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._age = 0.0
+        self._uses: dict[int, int] = {}
+
+    def used(self, units: Sequence[int], use: Use) -> None:
+        """See `Eviction`."""
+        rank, heap, age, uses, turn = self._rank, self._heap, self._age, self._uses, self._turn
+        for unit in reversed(units):
+            uses[unit] = count = uses.get(unit, 0) + 1
+            rank[unit] = entry = (age + count, turn, unit)
+            turn += 1
+            heappush(heap, entry)
+        self._turn = turn
+        if len(heap) > 4 * len(rank) + 64:
+            self._heap = list(rank.values())
+            heapify(self._heap)
+
+    def evict(self, count: int, busy: Container[int]) -> list[int]:
+        """See `Eviction`."""
+        chosen = super().evict(count, busy)
+        for unit in chosen:
+            del self._uses[unit]
+        return chosen
+
+    def _left(self, rank: float) -> None:
+        self._age = max(self._age, rank)
+
+
+class S3Fifo:
+    """S3-FIFO (Yang et al., SOSP 2023): a small queue for newcomers, a main one with second chances, a queue of ghosts.
+
+    Args:
+        capacity: units; a tenth of them is the small queue, and as many ghosts are remembered as main holds.
+
+    Raises:
+        SpecError: a capacity below 1.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise SpecError(f"a cache of {capacity} units", advice="give 1 or more")
+        self._few = max(1, capacity // 10)
+        self._many = max(1, capacity - self._few)
+        self._small: OrderedDict[int, int] = OrderedDict()
+        self._main: OrderedDict[int, int] = OrderedDict()
+        self._ghosts: OrderedDict[int, None] = OrderedDict()
+
+    def used(self, units: Sequence[int], use: Use) -> None:
+        """See `Eviction`."""
+        small, main, ghosts = self._small, self._main, self._ghosts
+        for unit in reversed(units):
+            if unit in small:
+                small[unit] = min(3, small[unit] + 1)
+            elif unit in main:
+                main[unit] = min(3, main[unit] + 1)
+            elif unit in ghosts:
+                del ghosts[unit]
+                main[unit] = 0
+            else:
+                small[unit] = 0
+
+    def ended(self, use: Use, time: float, why: str) -> None:
+        """See `Eviction`; nothing is made of it."""
+
+    def evict(self, count: int, busy: Container[int]) -> list[int]:
+        """See `Eviction`."""
+        chosen: list[int] = []
+        while len(chosen) < count:
+            first = self._from_small if len(self._small) > self._few or not self._main else self._from_main
+            second = self._from_main if first == self._from_small else self._from_small
+            unit = next(first(busy), None)
+            if unit is None:
+                unit = next(second(busy), None)
+            if unit is None:
+                break
+            chosen.append(unit)
+        return chosen
+
+    def _from_small(self, busy: Container[int]) -> Iterator[int]:
+        for _ in range(len(self._small)):
+            unit, uses = self._small.popitem(last=False)
+            if unit in busy:
+                self._small[unit] = uses
+            elif uses > 1:
+                self._main[unit] = 0
+            else:
+                self._ghosts[unit] = None
+                if len(self._ghosts) > self._many:
+                    self._ghosts.popitem(last=False)
+                yield unit
+                return
+
+    def _from_main(self, busy: Container[int]) -> Iterator[int]:
+        for _ in range(4 * len(self._main)):
+            unit, uses = self._main.popitem(last=False)
+            if unit in busy:
+                self._main[unit] = uses
+            elif uses:
+                self._main[unit] = uses - 1
+            else:
+                yield unit
+                return
+
+
+ORDERS: dict[str, Callable[[int], Eviction]] = {
+    "fifo": lambda _: Fifo(),
+    "lru": lambda _: Lru(),
+    "lru head first": lambda _: Lru(head=True),
+    "lfu": lambda _: Lfu(),
+    "gdsf": lambda _: GreedyDual(),
+    "s3-fifo": S3Fifo,
+}
+"""By name: what makes an order for a capacity in units."""
