@@ -69,14 +69,16 @@ def test_compact_leaves_what_others_share_and_forgets_what_it_overwrites() -> No
     table.publish()
     fork = tables.fork(table)
     before = table.slots()
-    fork.evict(5, 12)
+    fork.evict(5, 7)
+    fork.evict(9, 11)
     assert fork.compact() == 1
     assert table.slots() == before
     assert not {slot // 4 for slot in tables.copies.take()[1]} & set(table.blocks)
     assert len(tables.open(KEY, range(17))) == 16
     tables.free(fork)
     tables.free(list(tables)[-1])
-    table.evict(5, 12)
+    table.evict(5, 7)
+    table.evict(9, 11)
     assert table.compact() == 1
     assert len(tables.open(KEY, range(17))) == 4
 
@@ -86,7 +88,7 @@ def test_after_compact_the_next_eviction_finds_its_blocks() -> None:
     table = tables.open()
     table.append(range(24))
     table.evict(2, 10)
-    assert table.compact() == 2
+    assert table.compact() == 1
     assert list(table.slots().logical) == [0, 1, *range(10, 24)]
     table.evict(12, 16)
     assert (len(table.blocks), len(table)) == (3, 12)
@@ -292,6 +294,26 @@ def test_a_preempted_sequence_finds_again_what_it_published() -> None:
     assert (record.evictions, dict(record.altered)) == (((10, 1, 3),), {"evicted": 1})
     again = tables.resume(record)
     assert (len(again), again.altered) == (8, {})
+
+
+def test_a_preempted_sequence_takes_over_nothing_that_was_computed_after_its_eviction() -> None:
+    tables = tables_of()
+    table = tables.open(KEY)
+    table.append(range(10))
+    table.evict(1, 3)
+    table.append(range(10, 14))
+    (record,) = tables.reserve(8)
+    exact = tables.open(KEY)
+    exact.append(range(14))
+    assert exact.publish() == 3
+    assert len(tables.resume(record)) == 8
+
+
+def test_of_two_copies_to_one_slot_the_later_counts() -> None:
+    copies = Copies()
+    copies.add(array("q", [1]), array("q", [5]), [0], [1])
+    copies.add(array("q", [2]), array("q", [5]), [0], [1])
+    assert copies.take() == (array("q", [2]), array("q", [5]))
 
 
 def test_preempting_spares_a_fork_that_would_free_nothing() -> None:

@@ -13,6 +13,7 @@ from kilburn.cli import (
     evaluate,
     forget,
     fsck,
+    kv,
     mementos,
     models,
     policies,
@@ -25,7 +26,24 @@ from kilburn.cli import (
 )
 from kilburn.cli.shell import app, main
 
-VERBS = (chat, demo, drift, evaluate, forget, fsck, mementos, models, policies, recall, receipts, replay, session, top, transfer)
+VERBS = (
+    chat,
+    demo,
+    drift,
+    evaluate,
+    forget,
+    fsck,
+    kv,
+    mementos,
+    models,
+    policies,
+    recall,
+    receipts,
+    replay,
+    session,
+    top,
+    transfer,
+)
 """The modules whose import registers their verbs."""
 
 __all__ = ["VERBS", "app", "main"]

@@ -110,12 +110,14 @@ def _has_result(tier: Tier, call: Page, change: Change) -> bool:
 
 
 def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
-    """An excerpt that stands for this page alone leaves when the page itself comes back."""
+    """A fold no longer stands for a page that comes back beside it; an excerpt of this page alone leaves."""
     fold = tier.cover.get(page)
-    if fold is not None and tier.is_visible(fold) and tier.pages[fold].sources == (page,):
+    if fold is None or not tier.is_visible(fold):
+        return
+    change.uncover.append(page)
+    if tier.pages[fold].sources == (page,):
         _unpinned(tier, [fold])
         change.at[fold] = "out"
-        change.uncover.append(page)
 
 
 def check_evict(tier: Tier, move: Evict) -> Change:

@@ -8,7 +8,7 @@ holds numbers, never a key, a value or a clock. `returning` is the order that kn
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -238,41 +238,27 @@ class S3Fifo:
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `Eviction`."""
         chosen: list[int] = []
-        while len(chosen) < count:
-            first = self._from_small if len(self._small) > self._few or not self._main else self._from_main
-            second = self._from_main if first == self._from_small else self._from_small
-            unit = next(first(busy), None)
-            if unit is None:
-                unit = next(second(busy), None)
-            if unit is None:
-                break
-            chosen.append(unit)
-        return chosen
-
-    def _from_small(self, busy: Container[int]) -> Iterator[int]:
-        for _ in range(len(self._small)):
-            unit, uses = self._small.popitem(last=False)
+        aside: dict[int, tuple[OrderedDict[int, int], int]] = {}
+        while len(chosen) < count and (self._small or self._main):
+            small = len(self._small) > self._few or not self._main
+            queue = self._small if small else self._main
+            unit, uses = queue.popitem(last=False)
             if unit in busy:
-                self._small[unit] = uses
-            elif uses > 1:
+                aside[unit] = (queue, uses)
+            elif small and uses > 1:
                 self._main[unit] = 0
-            else:
-                self._ghosts[unit] = None
-                if len(self._ghosts) > self._many:
-                    self._ghosts.popitem(last=False)
-                yield unit
-                return
-
-    def _from_main(self, busy: Container[int]) -> Iterator[int]:
-        for _ in range(4 * len(self._main)):
-            unit, uses = self._main.popitem(last=False)
-            if unit in busy:
-                self._main[unit] = uses
-            elif uses:
+            elif not small and uses:
                 self._main[unit] = uses - 1
             else:
-                yield unit
-                return
+                chosen.append(unit)
+                if small:
+                    self._ghosts[unit] = None
+        for unit, (queue, uses) in reversed(aside.items()):
+            queue[unit] = uses
+            queue.move_to_end(unit, last=False)
+        while len(self._ghosts) > self._many:
+            self._ghosts.popitem(last=False)
+        return chosen
 
 
 ORDERS: dict[str, Callable[[int], Eviction]] = {

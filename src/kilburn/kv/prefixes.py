@@ -26,7 +26,7 @@ class Key(msgspec.Struct, frozen=True):
     Args:
         model: which weights: a digest of the file is best, for a name may be given to other weights.
         dtype: of the stored keys and values.
-        tenant: sequences of one tenant are never served from another's, and cannot be timed by another.
+        tenant: sequences of one tenant are never served from another's blocks.
     """
 
     model: str

@@ -20,9 +20,6 @@ class Ranges:
         self._starts: list[int] = []
         self._stops: dict[int, tuple[int, int]] = {}
 
-    def __len__(self) -> int:
-        return len(self._pages)
-
     def __contains__(self, page: object) -> bool:
         return page in self._stops
 

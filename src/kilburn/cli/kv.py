@@ -1,0 +1,73 @@
+"""`eval kv`: which order of eviction keeps the right part of the KV cache. It refuses to measure anything itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kilburn.cli.evaluate import evals
+from kilburn.cli.screen import progress
+from kilburn.cli.shell import Json, say
+from kilburn.evals.kv import CAPACITIES, HOURS, POLICIES, Setting, evaluate, sample
+from kilburn.evals.pareto import check_picture
+from kilburn.evals.regret import draw
+from kilburn.evals.requests import made, read
+
+__all__ = ["kv"]
+
+MADE = 60
+"""Made-up traces where no file is given."""
+
+
+@evals.command()
+def kv(
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Traces, one a line, .gz too; made-up ones where left out.")
+    ] = None,
+    capacity: Annotated[
+        list[int] | None, typer.Option(metavar="TOKENS", help="Of the cache; may be given again. 1, 2 and 4 million by default.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"{', '.join(POLICIES)}; may be given again. All by default; lru and min always."),
+    ] = None,
+    traces: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only so many, drawn by the seed.")] = None,
+    skip: Annotated[int, typer.Option(metavar="N", min=0, help="Leave out the first so many of the drawing.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="For the drawing, for when each session begins, for made-up traces, for intervals.")
+    ] = 0,
+    hours: Annotated[float, typer.Option(help="All sessions begin within so many hours, evenly.")] = HOURS,
+    subs: Annotated[
+        bool | None, typer.Option("--sub-agents/--no-sub-agents", help="Only with, or only without; both by default.")
+    ] = None,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="All of a prompt stays until the next, as in an engine; min is lower then.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the hit rates; .svg, .png or .pdf.")] = None,
+    json: Json = False,
+) -> None:
+    """Replay prompts of many sessions through a KV cache: hit rate, and regret to an optimum that knows the future.
+
+    Example:
+
+        kilburn eval kv --traces 20 --capacity 1000000
+    """
+    if plot is not None:
+        check_picture(plot)
+    arms = (True, False) if subs is None else (subs,)
+    setting = Setting(
+        capacities=capacity or CAPACITIES, hours=hours, seed=seed, subs=arms, hold=hold, policies=policy or POLICIES
+    )
+    if data is not None:
+        chosen = sample(list(read(data)), seed, traces, skip)
+    else:
+        chosen = sample(list(made(skip + (traces or MADE), seed)), seed, traces, skip)
+    with progress("replaying") as done:
+        report = evaluate(chosen, setting, progress=done)
+    if plot is not None:
+        draw(plot, report)
+        say(f"written: {plot}")
+    sys.stdout.write((report.to_json() if json else report.table()) + "\n")

@@ -1,0 +1,231 @@
+"""KV regret: which orders of eviction keep the tokens that the next prompts begin with, and what perfect foresight would keep.
+
+Traces of many sessions are woven into one stream; a cache of so many tokens serves it. A unit of 1,024
+tokens is a hit where it and all units before it are there, as an engine's prefix cache has it. The
+prompt that is computed is never a reason to refuse: what of it is kept is for the order to say, or, with
+`hold`, all of it until the next prompt, as in an engine. It refuses to model time: a prompt takes none,
+and what replies add is not cached before a prompt repeats it.
+
+    report = evaluate(list(read("traces.jsonl.gz")), Setting(capacities=[1_000_000]))
+    print(report.table())
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from heapq import heappop, heappush
+
+import msgspec
+
+from kilburn.errors import SpecError
+from kilburn.evals.regret import INFINITE, LRU, MIN, OURS, Regret, Tally
+from kilburn.evals.requests import UNIT, Event, Trace, weave
+from kilburn.kv.eviction import ORDERS, Eviction, Use
+from kilburn.kv.returning import Returning
+
+__all__ = ["CAPACITIES", "POLICIES", "Belady", "Setting", "evaluate", "expire", "replay", "sample"]
+
+CAPACITIES = (1_000_000, 2_000_000, 4_000_000)
+HOURS = 10.0
+"""Over which the sessions begin: with it, LRU and the optimum come closest to the figures that were measured before."""
+
+TTLS = {"ttl 5 min": 300.0, "ttl 60 min": 3600.0, INFINITE: math.inf}
+"""Caches without a bound that forget what was not used for so many seconds."""
+
+ONLINE: dict[str, Callable[[int], Eviction]] = {**ORDERS, OURS: lambda _: Returning()}
+POLICIES = (*ONLINE, MIN, *TTLS)
+
+_NEVER = 1 << 60
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """How it is measured.
+
+    Args:
+        capacities: of the cache, in tokens.
+        hours: over which the sessions begin, at times drawn evenly.
+        seed: for those times, for the sample, and for the intervals.
+        subs: with sub-agents (True), without (False), in turn.
+        hold: whether a prompt's units stay until the next prompt, whatever the order says of them. An engine
+            needs them while it computes; without it, MIN may leave out what it will not need.
+        policies: of `POLICIES`; LRU and the optimum are always measured.
+
+    Raises:
+        SpecError: a number that means nothing, or no such policy.
+    """
+
+    capacities: Sequence[int] = CAPACITIES
+    hours: float = HOURS
+    seed: int = 0
+    subs: Sequence[bool] = (True, False)
+    hold: bool = False
+    policies: Sequence[str] = POLICIES
+
+    def __post_init__(self) -> None:
+        if not self.capacities or min(self.capacities) < UNIT or not 0 <= self.hours < math.inf or not self.subs:
+            raise SpecError(
+                f"capacities {list(self.capacities)}, {self.hours} hours",
+                advice=f"give capacities of {UNIT} tokens or more, and hours of 0 or more",
+            )
+        for policy in self.policies:
+            if policy not in POLICIES:
+                raise SpecError(f"no policy {policy!r}", advice=f"there are {', '.join(POLICIES)}")
+
+
+def sample(traces: Sequence[Trace], seed: int, many: int | None = None, skip: int = 0) -> list[Trace]:
+    """`many` of the traces (all where None), drawn by the seed, after `skip` others of the same drawing.
+
+    Raises:
+        SpecError: nothing is left to draw, or fewer than `many`.
+    """
+    drawn = list(traces)
+    if many is not None or skip:
+        random.Random(f"{seed}/sample").shuffle(drawn)
+    chosen = drawn[skip : None if many is None else skip + many]
+    if not chosen or (many is not None and len(chosen) < many):
+        raise SpecError(f"{len(traces)} traces, {many} wanted after {skip}", advice="ask for fewer")
+    return chosen
+
+
+def evaluate(
+    traces: Sequence[Trace], setting: Setting | None = None, *, progress: Callable[[int, int], None] | None = None
+) -> Regret:
+    """Replay the traces through each policy at each capacity.
+
+    Args:
+        progress: called with the replays that are done and that there are.
+
+    Raises:
+        SpecError: no traces with a whole unit, or a capacity below the longest prompt.
+    """
+    chosen = setting or Setting()
+    names = [name for name in POLICIES if name in {*chosen.policies, LRU, MIN}]
+    bounded = [name for name in names if name not in TTLS]
+    total = len(set(chosen.subs)) * (len(bounded) * len(set(chosen.capacities)) + len(names) - len(bounded))
+    tallies: list[Tally] = []
+    for subs in dict.fromkeys(chosen.subs):
+        events = weave(traces, chosen.seed, chosen.hours, subs=subs)
+        if not events:
+            raise SpecError("no prompt has a whole unit", advice=f"give traces with prompts of {UNIT} tokens or more")
+        for tally in _tallies(events, names, chosen, subs):
+            tallies.append(tally)
+            if progress is not None:
+                progress(len(tallies), total)
+    return Regret.of(tallies, traces=len(traces), seed=chosen.seed, hours=chosen.hours, hold=chosen.hold)
+
+
+def _tallies(events: Sequence[Event], names: Sequence[str], setting: Setting, subs: bool) -> Iterator[Tally]:
+    for name in names:
+        if name in TTLS:
+            yield expire(events, TTLS[name], name, subs)
+    for capacity in sorted(set(setting.capacities)):
+        for name in names:
+            if name not in TTLS:
+                order = Belady(events) if name == MIN else ONLINE[name](capacity // UNIT)
+                counted = replay(events, capacity // UNIT, order, hold=setting.hold)
+                yield msgspec.structs.replace(counted, policy=name, capacity=capacity, subs=subs)
+
+
+def replay(events: Sequence[Event], capacity: int, order: Eviction, *, hold: bool = False) -> Tally:
+    """Serve the events from a cache of `capacity` units that an order keeps.
+
+    Raises:
+        SpecError: a prompt that is longer than the cache.
+    """
+    resident: set[int] = set()
+    hits: dict[int, int] = {}
+    units: dict[int, int] = {}
+    began = time.perf_counter()
+    for event in events:
+        wanted = event.units
+        if wanted is None:
+            order.ended(event.use, event.time, event.why)
+            continue
+        if len(wanted) > capacity:
+            raise SpecError(
+                f"a prompt of {len(wanted) * UNIT:,} tokens, a cache of {capacity * UNIT:,}",
+                advice="give a capacity that holds the longest prompt",
+            )
+        found = 0
+        for unit in wanted:
+            if unit not in resident:
+                break
+            found += 1
+        hits[event.trace] = hits.get(event.trace, 0) + found
+        units[event.trace] = units.get(event.trace, 0) + len(wanted)
+        order.used(wanted, event.use)
+        resident.update(wanted)
+        over = len(resident) - capacity
+        if over > 0:
+            resident.difference_update(order.evict(over, frozenset(wanted if hold else ())))
+    return Tally(hits=hits, units=units, seconds=time.perf_counter() - began)
+
+
+def expire(events: Sequence[Event], seconds: float, name: str = "", subs: bool = True) -> Tally:
+    """Serve the events from a cache without a bound that forgets what was not used for so many seconds."""
+    last: dict[int, float] = {}
+    hits: dict[int, int] = {}
+    units: dict[int, int] = {}
+    began = time.perf_counter()
+    for event in events:
+        if event.units is None:
+            continue
+        now, found, whole = event.time, 0, True
+        for unit in event.units:
+            whole = whole and now - last.get(unit, -math.inf) <= seconds and unit in last
+            found += whole
+            last[unit] = now
+        hits[event.trace] = hits.get(event.trace, 0) + found
+        units[event.trace] = units.get(event.trace, 0) + len(event.units)
+    return Tally(policy=name, subs=subs, hits=hits, units=units, seconds=time.perf_counter() - began)
+
+
+class Belady:
+    """The offline optimum, MIN (Belady 1966): first who is used again last; of one prompt its tail.
+
+    A unit's prefix is used whenever it is, so what this keeps are whole prefixes, and no order of eviction
+    has more hits.
+    """
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._next: dict[int, list[int]] = {}
+        soon: dict[int, int] = {}
+        for at in range(len(events) - 1, -1, -1):
+            units = events[at].units
+            if units is not None:
+                self._next[events[at].use.request] = [soon.get(unit, _NEVER) for unit in units]
+                for unit in units:
+                    soon[unit] = at
+        self._rank: dict[int, tuple[int, int, int]] = {}
+        self._heap: list[tuple[int, int, int]] = []
+
+    def used(self, units: Sequence[int], use: Use) -> None:
+        """See `kilburn.kv.eviction.Eviction`."""
+        for depth, (unit, later) in enumerate(zip(units, self._next[use.request], strict=True)):
+            entry = (-later, -depth, unit)
+            self._rank[unit] = entry
+            heappush(self._heap, entry)
+
+    def ended(self, use: Use, time: float, why: str) -> None:
+        """See `kilburn.kv.eviction.Eviction`; nothing is made of it."""
+
+    def evict(self, count: int, busy: Container[int]) -> list[int]:
+        """See `kilburn.kv.eviction.Eviction`."""
+        chosen: list[int] = []
+        kept: list[tuple[int, int, int]] = []
+        while len(chosen) < count and self._heap:
+            entry = heappop(self._heap)
+            unit = entry[2]
+            if self._rank.get(unit) != entry:
+                continue
+            if unit in busy:
+                kept.append(entry)
+                continue
+            del self._rank[unit]
+            chosen.append(unit)
+        for entry in kept:
+            heappush(self._heap, entry)
+        return chosen
