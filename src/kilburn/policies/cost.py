@@ -44,7 +44,8 @@ class Cost:
 
     Args:
         prices: the name of a table of `kilburn.prices`, or a table.
-        miss: tokens of fresh input that it costs when a line is missing: a recall, or a wrong step. More keeps more.
+        miss: tokens of fresh input that it costs when a line is missing, beside one more reading of the prompt
+            from the cache: the words of a recall, or a wrong step. More keeps more.
         trigger: tokens in the window from which on it acts, and of which its shares are; None for the capacity.
         tail: tokens of newest pages that stay whole, and are read again at each edit; None for none but
             the latest message.
@@ -54,7 +55,7 @@ class Cost:
     """
 
     prices: str | Prices = "hosted"
-    miss: float = 1000.0
+    miss: float = 900.0
     trigger: int | None = None
     tail: int | None = None
     core: int | None = None
@@ -96,7 +97,9 @@ class Cost:
         flow = max(1.0, view.seen / max(1, view.turn))
         stay = max(1.0, capacity / 2 / flow)
         price = (table.written / stay + table.cached) / table.input
-        return CHANCE / self.miss * price / (1 + _recalled(view, leaving))
+        # A recall is one more call of the model, which reads the whole prompt from the cache again.
+        miss = self.miss + capacity * table.cached / table.input
+        return CHANCE / miss * price / (1 + _recalled(view, leaving))
 
     def _table(self) -> Prices:
         return self.prices if isinstance(self.prices, Prices) else prices_of(self.prices)
