@@ -37,7 +37,7 @@ class Act(StrEnum):
     """A policy asked a model; `data` holds the outcome."""
     COMPACT = "compact"
     """A policy was at work; `data` holds the outcome: "done", "empty", "failed", "refused", "rejected",
-    "no progress", "illegal" (its moves broke a law), "started", "busy" or "late"."""
+    "truncated", "no progress", "illegal" (its moves broke a law), "started", "busy" or "late"."""
     REFUSE = "refuse"
     """Moves of a policy were rejected; nothing changed."""
     USAGE = "usage"

@@ -190,6 +190,19 @@ def test_returning_learns_who_comes_back() -> None:
     assert not {1, 2} & set(victims)
 
 
+def test_returning_tells_slow_sessions_from_quick_ones() -> None:
+    order, request = Returning(), 0
+    for now in range(0, 20_000, 10):
+        for session, every in ((1, 10), (2, 1000)):
+            if now % every == 0:
+                order.used([session], Use(float(now), request, session=session))
+                request += 1
+    # Both have just been here; the slow one, though it came last, is the one that will not be back soon.
+    order.used([1], Use(20_000.0, request, session=1))
+    order.used([2], Use(20_000.0, request + 1, session=2))
+    assert order.evict(1, ()) == [2]
+
+
 def test_returning_gives_up_first_what_a_session_left_behind_and_tails_before_heads() -> None:
     order = Returning()
     order.used([1, 2, 3, 4], Use(0.0, 0, session=1))

@@ -82,10 +82,12 @@ class Consultation:
         if course.moves:
             return "no progress" if view.excess and self.kernel.use >= before else "done"
         noted = [note.outcome for note in course.notes if note.outcome]
-        failed = [outcome for outcome in course.asked if outcome != "done"]
+        # Where no model is configured nothing was asked: a rule that found nothing to do is no compaction.
+        asked = [outcome for outcome in course.asked if outcome != "none"]
+        failed = [outcome for outcome in asked if outcome != "done"]
         if noted or course.later or failed:
             return noted[-1] if noted else course.later or failed[-1]
-        return "no progress" if course.asked else ""
+        return "no progress" if asked else ""
 
     def _note(self, course: _Course, outcome: str, freed: int) -> None:
         figures: dict[str, int] = {}

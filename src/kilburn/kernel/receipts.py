@@ -25,7 +25,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         turn: the last admitted message; `time` is in seconds since the epoch.
         policy: who did it: a policy's spec, "kernel" or "user"; `cause` is why it was asked.
         outcome: "done", or why nothing changed: "empty", "failed", "refused", "rejected", "truncated",
-            "none", "no progress", "illegal", "started", "busy" or "late".
+            "no progress", "illegal", "started", "busy" or "late".
         why: in the policy's words.
         left: addresses of what left the window or was folded, in ranges; each can be recalled.
         folds: addresses of what stands in their place.

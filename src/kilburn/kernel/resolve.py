@@ -17,13 +17,17 @@ from kilburn.errors import SpecError
 __all__ = ["locate", "names", "resolve"]
 
 
+VERBS = {"policies": "plan", "models": "stream", "stores": "commit"}
+"""What a class of each kind can do, so that its neighbours in the package are not taken for one."""
+
+
 def names(kind: str) -> list[str]:
     """The names that ship with Kilburn for a kind, such as `policies`, sorted."""
     package = importlib.import_module(f"kilburn.{kind}")
     return sorted(
         module.name
         for module in pkgutil.iter_modules(package.__path__)
-        if not module.ispkg and _class_of(kind, module.name) is not None
+        if not module.ispkg and hasattr(_class_of(kind, module.name), VERBS.get(kind, "__init__"))
     )
 
 
