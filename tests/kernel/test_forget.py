@@ -16,7 +16,7 @@ from kilburn.errors import Forgotten, OrphanResult
 from kilburn.kernel import syscall
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.move import Evict, Fold
+from kilburn.move import Evict, Fold, Retire
 from kilburn.testing import check_laws
 
 CANARY = "zanzibar-canary-7731"
@@ -247,3 +247,20 @@ def test_a_forgotten_thought_leaves_the_call_that_waits_for_its_result(tmp_path:
         assert "one" in json.dumps(process.render())
         assert CANARY not in everything_shown(process)
     assert CANARY.encode() not in bytes_below(tmp_path)
+
+
+def test_a_retired_result_leaves_a_call_of_the_same_thought_that_still_waits() -> None:
+    with kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        thought = {"type": "thinking", "thinking": "both at once", "signature": "s"}
+        calls = [{"type": "tool_use", "id": name, "name": "read", "input": {}} for name in ("c1", "c2")]
+        process.append(user("go"), {"role": "assistant", "content": [thought, *calls]})
+        process.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c2", "content": "two"}]})
+        process.apply(Retire(pages=(5,), why="outdated"))
+        check_laws(process)
+        process.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "one"}]})
+        check_laws(process)
+        shown = json.dumps(process.render())
+        assert "one" in shown
+        assert "two" not in shown
+        assert process.recall("p5") == "two"
