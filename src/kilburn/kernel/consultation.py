@@ -150,6 +150,8 @@ class Consultation:
 
     def _note_answer(self, course: _Course, answer: Answer, purpose: str) -> None:
         course.asked.append(answer.outcome)
+        if answer.outcome == "none":
+            return  # nobody is there to be asked
         self.kernel.note(
             Act.ASK, policy=self.name, cause=course.cause, why=purpose, outcome=answer.outcome, detail=answer.detail[:300]
         )
