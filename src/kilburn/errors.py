@@ -225,6 +225,14 @@ class PrefixRefused(KVError):
     """A sequence that was evicted from, blended or compressed, or has no key, cannot share its prefix."""
 
 
+class BudgetTooSmall(KVError):
+    """A budget that does not hold what must stay: a press's sinks and window, pinned pages, the latest message."""
+
+
+class SpillFailed(KVError):
+    """A sequence's KV could not be written to disk; it is still in the cache, and usable."""
+
+
 class ToolError(KilburnError):
     """A tool of an agent failed, or was called with arguments that do not fit its types."""
 

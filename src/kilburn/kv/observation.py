@@ -1,0 +1,106 @@
+"""What a press sees of one sequence: which tokens are cached, what attention they got, which pages they are.
+
+Tensors are on the engine's device, one entry per cached token in the order of the sequence. Attention is
+summed over the query heads that share a key-value head *before* anything is chosen, so that a choice
+never needs more heads than the cache has. It refuses to hold what no press asked for: `needs` of the
+press decides what is there, the rest is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Observation", "Piece", "Press", "Selection"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A page's tokens in the cache, and what the hierarchy knows about it.
+
+    Args:
+        page: its id; 0 for tokens that belong to no page (the chat template's).
+        start: index of its first cached token, not its logical position.
+        stop: index behind its last cached token.
+        pinned: must stay.
+        folded: a memento or an excerpt of it is in the cache too.
+        stale: a later page superseded it: an older output of the same call, a retired fact.
+        distance: expected turns until it is read again, or None where nobody knows.
+    """
+
+    page: int
+    start: int
+    stop: int
+    pinned: bool = False
+    folded: bool = False
+    stale: bool = False
+    distance: float | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One sequence with `n` cached tokens, over `layers` layers and `heads` key-value heads.
+
+    Args:
+        positions: logical position of each cached token, ascending; shape [n], int64.
+        end: the logical position that the next token gets.
+        keys: as cached, rotated to `positions`; shape [layers, heads, n, dim].
+        attention: what each token received from all queries since it was cached, averaged over the query heads of
+            its group; shape [layers, heads, n], float32.
+        queries: how many queries each token could be seen by so far, itself included; shape [n], int64.
+        recent: attention of the last queries on every token, averaged over the query heads of the group;
+            shape [layers, heads, queries, n], float32; the last row is of the last token.
+        pieces: pages in order; tokens that no piece covers are nobody's.
+    """
+
+    positions: Tensor
+    end: int
+    keys: Tensor | None = None
+    attention: Tensor | None = None
+    queries: Tensor | None = None
+    recent: Tensor | None = None
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Cached tokens."""
+        return int(self.positions.shape[0])
+
+
+class Selection(NamedTuple):
+    """What stays, as indices of cached tokens, ascending and without repetition.
+
+    Args:
+        keep: shape [k] where all heads keep the same tokens, or [layers, heads, k] where each chooses for
+            itself; then the kept slots are squeezed and no longer stand for single tokens.
+        shift: by how many positions the keys of the kept tokens are rotated on, shape [k], or None for not
+            at all. Only where all heads keep the same.
+    """
+
+    keep: Tensor
+    shift: Tensor | None = None
+
+
+class Press(Protocol):
+    """Chooses which cached tokens stay. A frozen dataclass; pure: it sees one observation, owns nothing."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it has to see, of "keys", "attention" and "recent"; positions and pieces are always there."""
+        ...
+
+    @property
+    def recent(self) -> int:
+        """How many of the last queries it has to see, where it needs "recent"."""
+        ...
+
+    def keep(self, seen: Observation, budget: int) -> Selection:
+        """At most `budget` tokens; all of them, unshifted, where there are no more than that.
+
+        Raises:
+            BudgetTooSmall: it holds what this press must keep (its sinks, its window) and nothing was chosen.
+        """
+        ...
