@@ -28,7 +28,9 @@
     │   ├── FreedSequence        a sequence that was freed or preempted
     │   ├── FreedBlock           a block without an owner, or given back twice
     │   ├── InvalidRange         positions that are not in the sequence, or ranges that overlap
-    │   └── PrefixRefused        a sequence whose KV is not that of its tokens shares no prefix
+    │   ├── PrefixRefused        a sequence whose KV is not that of its tokens shares no prefix
+    │   ├── BudgetTooSmall       fewer tokens than what must stay
+    │   └── SpillFailed          the KV could not be written to disk; it is still in the cache
     ├── ToolError              a tool of an agent
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
     └── MissingExtra           an optional dependency that is not installed
@@ -40,6 +42,7 @@ the state before it. This module refuses to be a list of codes: catch the class.
 from __future__ import annotations
 
 __all__ = [
+    "BudgetTooSmall",
     "DuplicateCall",
     "Forgotten",
     "FreedBlock",
@@ -61,6 +64,7 @@ __all__ = [
     "RateLimited",
     "Refused",
     "SpecError",
+    "SpillFailed",
     "StoreBusy",
     "StoreCorrupt",
     "StoreError",
