@@ -1,0 +1,127 @@
+"""Attention over slots: what the engine's model calls in place of transformers' own.
+
+Registered under `NAME`. A forward pass of the engine hands a `Step` through the model; each of its
+segments is one sequence's new tokens, whose keys and values are first written to their slots and which
+then attend to the cached tokens before them. Without a step it is transformers' plain attention, so the
+same model object still serves `generate`. It refuses masks and dropout: order is all it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kilburn.errors import MissingExtra
+from kilburn.kv.storage import Span, Storage
+from kilburn.kv.watch import Watch
+
+try:
+    import torch
+    from torch import Tensor
+    from torch.nn.functional import scaled_dot_product_attention, softmax
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+__all__ = ["NAME", "Segment", "Step", "register"]
+
+NAME = "kilburn_slots"
+
+ROWS = 128
+"""Queries whose attention is computed at a time where somebody watches."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One sequence's part of a step.
+
+    Args:
+        start: of its new tokens among all of the step.
+        stop: behind them.
+        span: the slots that they may see, in order, their own last.
+        watch: who notes the attention, or None.
+    """
+
+    start: int
+    stop: int
+    span: Span
+    watch: Watch | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass: where the new keys and values go, and who sees what."""
+
+    storage: Storage
+    written: Span
+    segments: Sequence[Segment]
+
+
+def register() -> None:
+    """Make it known to transformers; idempotent."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attend)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    step: Step | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    if step is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        return plain
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    storage = step.storage
+    storage.write(layer, step.written, key[0], value[0])
+    out = torch.empty((1, query.shape[2], query.shape[1], query.shape[3]), dtype=query.dtype, device=query.device)
+    scale = scaling if scaling is not None else query.shape[3] ** -0.5
+    for segment in step.segments:
+        keys, values = storage.read(layer, segment.span)
+        asked = query[:, :, segment.start : segment.stop]
+        if segment.watch is None:
+            made = _plain(asked, keys, values, scale)
+        else:
+            made = _watched(asked, keys, values, scale, layer, segment.watch)
+        out[:, segment.start : segment.stop] = made.transpose(1, 2)
+    return out, None
+
+
+def _plain(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """[1, query heads, n, dim] over [heads, m, dim], where the n are the last of the m."""
+    _, heads, count, dim = query.shape
+    if count == 1:
+        # The query heads of a group as rows of one product: the keys are read once, not once per query head.
+        grouped = query.view(1, keys.shape[0], -1, dim)
+        return scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale).view(1, heads, 1, dim)
+    length = keys.shape[1]
+    if count == length:
+        return scaled_dot_product_attention(query, keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True)
+    mask = torch.ones((count, length), dtype=torch.bool, device=query.device).tril(length - count)
+    return scaled_dot_product_attention(query, keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def _watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: int, watch: Watch) -> Tensor:
+    """The same with the attention written out, some rows at a time."""
+    _, heads, count, dim = query.shape
+    shared, length = keys.shape[0], keys.shape[1]
+    grouped = query[0].view(shared, heads // shared, count, dim)
+    made = torch.empty_like(grouped)
+    turned = keys.transpose(1, 2)[:, None]
+    order = torch.arange(length, device=query.device)
+    for start in range(0, count, ROWS):
+        stop = min(count, start + ROWS)
+        last = order[length - count + start : length - count + stop]
+        scores = torch.matmul(grouped[:, :, start:stop], turned).float() * scale
+        weights = softmax(scores.masked_fill(order > last[:, None], float("-inf")), dim=-1)
+        watch.add(layer, start, count, weights.mean(dim=1))
+        made[:, :, start:stop] = torch.matmul(weights.to(values.dtype), values[:, None])
+    return made.view(1, heads, count, dim)

@@ -1,0 +1,325 @@
+"""The engine: a real model over paged keys and values.
+
+It appends, evicts, inserts, forks, rolls back and presses sequences, many in one batch; each token keeps
+its logical position, whatever leaves around it. All that a step needs is taken before it runs, so an
+error leaves every sequence as it was. It refuses to schedule requests over time, and to be as fast as
+a serving engine: it is the place where the moves of the hierarchy are exact and can be seen.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+from collections.abc import Sequence as Ordered
+
+from kilburn.errors import InvalidRange, KVError, MissingExtra, SpecError
+from kilburn.kv.attention import NAME, Segment, Step, register
+from kilburn.kv.blocks import SIZE, Pool
+from kilburn.kv.preemption import preempted
+from kilburn.kv.sequence import Sequence
+from kilburn.kv.storage import Storage, span_of
+from kilburn.kv.tables import Tables
+from kilburn.kv.watch import Watch
+from kilburn.kv.weights import Weights
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+__all__ = ["Engine"]
+
+Feed = tuple[Sequence, Ordered[int]]
+"""A sequence, and the tokens that it is to take next."""
+
+
+class Engine:
+    """Sequences over one pool of slots.
+
+    Not safe for several threads: one step at a time.
+
+    Args:
+        weights: what `kilburn.kv.weights.load` returns.
+        tokens: that the pool holds, rounded up to whole blocks.
+        size: tokens of a block.
+        chunk: tokens that are prefilled at a time, counted from the start of each call; another split moves the last
+            bits of logits.
+        tenant: whose sequences these are; prefixes are shared within it only.
+        share: whether prefixes are shared at all.
+
+    Raises:
+        SpecError: there is no memory for so many tokens.
+    """
+
+    def __init__(
+        self, weights: Weights, tokens: int, *, size: int = SIZE, chunk: int = 512, tenant: str = "", share: bool = True
+    ) -> None:
+        if tokens < 1 or chunk < 1:
+            raise SpecError(f"an engine with tokens={tokens}, chunk={chunk} can hold nothing", advice="give at least 1 of each")
+        self.weights, self.chunk = weights, chunk
+        pool = Pool(-(-tokens // size), size)
+        self.tables = Tables(pool)
+        self.storage = Storage(weights.shape, pool.capacity * size, weights.dtype, weights.device)
+        self._key = weights.key(tenant) if share else None
+        self._sequences: dict[int, Sequence] = {}
+        register()
+        weights.model.set_attn_implementation(NAME)
+
+    @property
+    def pool(self) -> Pool:
+        """The blocks."""
+        return self.tables.pool
+
+    @property
+    def used(self) -> int:
+        """Bytes of keys and values in blocks that sequences own, each block counted once."""
+        pool = self.pool
+        return (pool.capacity - pool.free) * pool.size * self.weights.shape.bytes(self.weights.dtype)
+
+    def open(self, prompt: Ordered[int] = (), *, needs: Collection[str] = (), recent: int = 0) -> Sequence:
+        """A new sequence, prefilled with a prompt; what is known of its prefix is shared, not computed again.
+
+        Args:
+            needs: of a press that will be applied ("attention", "recent"): what it has to see is then noted from the
+                first token on. Nothing is shared with a sequence whose attention is summed.
+            recent: how many of the last queries are noted, where "recent" is needed.
+
+        Raises:
+            OutOfBlocks: nothing was opened. SpecError: the prompt does not fit the model.
+        """
+        sums, rows = "attention" in needs, recent if "recent" in needs else 0
+        table = self.tables.open(None if sums else self._key, prompt)
+        weights = self.weights
+        watch = Watch(weights.shape, weights.device, sums=sums, rows=rows) if sums or rows else None
+        if watch is not None:
+            # What is shared ran before: nobody noted whom its queries looked at.
+            watch.make_room(0, len(table))
+        made = self._sequences[table.number] = Sequence(table, watch)
+        try:
+            self.prefill(made, prompt[len(table) :])
+        except BaseException:
+            self.free(made)
+            raise
+        return made
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A new sequence with the same past; it shares all blocks until one of the two writes.
+
+        Raises:
+            FreedSequence: there is nothing to fork.
+        """
+        made = Sequence(self.tables.fork(sequence.table), sequence.watch.copy() if sequence.watch is not None else None)
+        made.logits = sequence.logits
+        self._sequences[made.number] = made
+        return made
+
+    def free(self, sequence: Sequence) -> None:
+        """Give its blocks back; also of one that is preempted.
+
+        Raises:
+            FreedSequence: it was freed before.
+        """
+        if sequence.record is None:
+            self.tables.free(sequence.table)
+        sequence.leave()
+        self._sequences.pop(sequence.number, None)
+
+    def prefill(self, sequence: Sequence, tokens: Ordered[int]) -> None:
+        """Take tokens at the end, a chunk at a time; `sequence.logits` is then of what follows.
+
+        Raises:
+            OutOfBlocks, SpecError, FreedSequence: nothing was taken.
+        """
+        table = sequence.table
+        self._check(tokens)
+        self._make_room(table.need(len(tokens)), [sequence])
+        before, logits = table.end, sequence.logits
+        watched = sequence.watch.state() if sequence.watch is not None else None
+        try:
+            for start in range(0, len(tokens), self.chunk):
+                self.step([(sequence, tokens[start : start + self.chunk])])
+        except BaseException:
+            table.truncate(before)
+            sequence.logits = logits
+            if sequence.watch is not None and watched is not None:
+                sequence.watch.restore(watched)
+            raise
+
+    def step(self, feeds: Ordered[Feed]) -> Tensor:
+        """One forward pass: each sequence takes its tokens; returns the logits behind each, shape [feeds, vocabulary].
+
+        Where blocks are missing, the newest of the other sequences are preempted, if they can be computed again.
+
+        Raises:
+            OutOfBlocks: preempting did not help. SpecError: a token that the model does not know, or the same
+                sequence twice. FreedSequence. Nothing was taken.
+        """
+        sequences = [sequence for sequence, _ in feeds]
+        if len({id(sequence) for sequence in sequences}) < len(feeds) or not all(len(tokens) for _, tokens in feeds):
+            raise SpecError("a step takes each sequence once, with at least one token")
+        for _, tokens in feeds:
+            self._check(tokens)
+        # Two that share their last block both count its copy, though one of them will find it its own: never too few.
+        self._make_room(sum(sequence.table.need(len(tokens)) for sequence, tokens in feeds), sequences)
+        ends = [sequence.table.end for sequence in sequences]
+        watched = [sequence.watch.state() if sequence.watch is not None else None for sequence in sequences]
+        try:
+            logits = self._run(feeds)
+        except BaseException:
+            for sequence, end, state in zip(sequences, ends, watched, strict=True):
+                sequence.table.truncate(end)
+                if sequence.watch is not None and state is not None:
+                    sequence.watch.restore(state)
+            raise
+        for row, sequence in enumerate(sequences):
+            sequence.logits = logits[row]
+            table = sequence.table
+            if table.key is not None and not table.altered and table.end // self.pool.size > ends[row] // self.pool.size:
+                table.publish()
+        return logits
+
+    def _run(self, feeds: Ordered[Feed]) -> Tensor:
+        written = array("q")
+        places: list[int] = []
+        last: list[int] = []
+        for sequence, tokens in feeds:
+            end = sequence.table.end
+            if sequence.watch is not None:
+                sequence.watch.make_room(len(sequence.table), len(tokens))
+            written.extend(sequence.table.append(tokens))
+            places.extend(range(end, end + len(tokens)))
+            last.append(len(places) - 1)
+        # All tables have their slots now: none that is read moves any more.
+        spans = [sequence.table.slots().physical for sequence, _ in feeds]
+        starts = [0, *[place + 1 for place in last]]
+        segments = [
+            Segment(starts[row], starts[row + 1], span_of(spans[row], self.weights.device), sequence.watch)
+            for row, (sequence, _) in enumerate(feeds)
+        ]
+        return self._forward([token for _, tokens in feeds for token in tokens], places, written, segments, last)
+
+    def _forward(
+        self, tokens: list[int], places: list[int], written: array[int], segments: list[Segment], last: list[int]
+    ) -> Tensor:
+        device = self.weights.device
+        self.storage.perform(self.tables.copies)
+        with torch.inference_mode():
+            out = self.weights.model(
+                input_ids=torch.tensor([tokens], device=device),
+                position_ids=torch.tensor([places], device=device),
+                use_cache=False,
+                logits_to_keep=torch.tensor(last, device=device),
+                step=Step(self.storage, span_of(written, device), segments),
+            )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def evict(self, sequence: Sequence, start: int, stop: int) -> int:
+        """Drop the keys and values of logical positions (half-open); nothing else moves, nothing is computed.
+
+        What was computed while they were there stays: the implicit channel (Memento). Returns how many
+        were cached.
+
+        Raises:
+            InvalidRange, FreedSequence: nothing was dropped.
+        """
+        table = sequence.table
+        if sequence.watch is None:
+            return table.evict(start, stop)
+        first = table.count(0, min(start, table.end)) if start >= 0 else 0
+        total = len(table)
+        gone = table.evict(start, stop)
+        keep = [*range(first), *range(first + gone, total)]
+        sequence.watch.select(torch.tensor(keep, dtype=torch.int64, device=self.weights.device))
+        return gone
+
+    def truncate(self, sequence: Sequence, position: int) -> int:
+        """Roll back to a branch point: all from this logical position on is dropped; returns how many were cached.
+
+        Raises:
+            InvalidRange, FreedSequence: nothing was dropped.
+        """
+        table = sequence.table
+        before = table.end
+        gone = table.truncate(position)
+        if table.end < before:
+            sequence.logits = None
+        if gone and sequence.watch is not None:
+            sequence.watch.select(torch.arange(len(table), device=self.weights.device))
+        return gone
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take its blocks away; it can be resumed as long as what it was computed from says what it is.
+
+        Raises:
+            KVError: it was folded into or squeezed: spill it instead. FreedSequence.
+        """
+        if not _computable(sequence):
+            raise KVError(f"sequence {sequence.number} cannot be computed again from its tokens", advice="spill it, or keep it")
+        record = preempted(sequence.table)
+        self.tables.free(sequence.table)
+        sequence.leave(record)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Compute a preempted sequence again: its tokens in order, each eviction at its place.
+
+        Raises:
+            OutOfBlocks: it stays preempted.
+        """
+        record = sequence.record
+        if record is None:
+            _ = sequence.table
+            return
+        table = self.tables.resume(record)
+        sequence.settle(table)
+        try:
+            for eviction in record.evictions:
+                if eviction.at > table.end:
+                    self.prefill(sequence, record.tokens[table.end : eviction.at])
+                self.evict(sequence, eviction.start, eviction.stop)
+            if table.end < len(record.tokens):
+                self.prefill(sequence, record.tokens[table.end :])
+            for page, (start, stop) in record.pages.items():
+                table.label(page, start, stop)
+        except BaseException:
+            self.tables.free(table)
+            sequence.leave(record)
+            raise
+
+    def refresh(self, sequence: Sequence) -> Tensor:
+        """The logits of what comes next; where they are not known, the last token runs again.
+
+        Raises:
+            InvalidRange: nothing is cached, or the last token is not.
+        """
+        if sequence.logits is None:
+            table = sequence.table
+            if not table.end or not table.count(table.end - 1, table.end):
+                raise InvalidRange(f"the last token of sequence {sequence.number} is not cached", advice="append one")
+            if self.pool.references[table.blocks[-1]] > 1:
+                self._make_room(1, [sequence])
+            tokens, pages = table.tokens[-1:], table.pages.copy()
+            self.truncate(sequence, table.end - 1)
+            self.step([(sequence, tokens)])
+            table.pages = pages
+        assert sequence.logits is not None
+        return sequence.logits
+
+    def _check(self, tokens: Ordered[int]) -> None:
+        size = self.weights.model.config.vocab_size
+        if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
+            raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
+
+    def _make_room(self, blocks: int, keep: Ordered[Sequence]) -> None:
+        if blocks <= self.pool.free:
+            return
+        safe = {sequence.number for sequence in keep}
+        safe |= {number for number, sequence in self._sequences.items() if sequence.is_live and not _computable(sequence)}
+        for record in self.tables.reserve(blocks, safe):
+            self._sequences[record.number].leave(record)
+
+
+def _computable(sequence: Sequence) -> bool:
+    """Whether its tokens and evictions say all about its keys and values, and nobody notes its attention."""
+    return sequence.watch is None and set(sequence.table.altered) <= {"evicted"}

@@ -1,0 +1,81 @@
+"""Generation: sequences of an engine go on by themselves, token by token, in one batch.
+
+Each sequence stops at its limit or at a stop token, which it then has cached too. It refuses to know
+templates: it starts from whatever the sequences hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from collections.abc import Sequence as Ordered
+
+from kilburn.errors import MissingExtra
+from kilburn.kv.engine import Engine
+from kilburn.kv.sampling import GREEDY, Sampling
+from kilburn.kv.sequence import Sequence
+
+try:
+    import torch
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+__all__ = ["generate", "stream"]
+
+Between = Callable[[Sequence], None]
+"""What is done with a sequence after each of its tokens: a press, a memento driver."""
+
+
+def generate(
+    engine: Engine,
+    sequences: Ordered[Sequence],
+    limit: int,
+    sampling: Sampling = GREEDY,
+    *,
+    stops: Collection[int] | None = None,
+    between: Between | None = None,
+) -> list[list[int]]:
+    """Let sequences go on, at most `limit` tokens each; returns the tokens of each, a stop token included.
+
+    Args:
+        stops: tokens that end a sequence; None for those of the weights, empty for none.
+        between: called with each sequence after each token that is cached.
+
+    Raises:
+        OutOfBlocks: the sequences keep what they generated before.
+    """
+    ends = engine.weights.stops if stops is None else frozenset(stops)
+    chance = sampling.generator(engine.weights.device)
+    made: list[list[int]] = [[] for _ in sequences]
+    going = [row for row in range(len(sequences)) if limit > 0]
+    while going:
+        logits = torch.stack([engine.refresh(sequences[row]) for row in going])
+        tokens = sampling.choose(logits, chance).tolist()
+        engine.step([(sequences[row], [token]) for row, token in zip(going, tokens, strict=True)])
+        for row, token in zip(going, tokens, strict=True):
+            made[row].append(token)
+            if between is not None:
+                between(sequences[row])
+        going = [row for row, token in zip(going, tokens, strict=True) if token not in ends and len(made[row]) < limit]
+    return made
+
+
+def stream(
+    engine: Engine,
+    sequence: Sequence,
+    limit: int,
+    sampling: Sampling = GREEDY,
+    *,
+    stops: Collection[int] | None = None,
+    between: Between | None = None,
+) -> Iterator[int]:
+    """The same for one sequence, each token as soon as it is cached."""
+    ends = engine.weights.stops if stops is None else frozenset(stops)
+    chance = sampling.generator(engine.weights.device)
+    for _ in range(limit):
+        token = int(sampling.choose(engine.refresh(sequence)[None], chance)[0])
+        engine.step([(sequence, [token])])
+        if between is not None:
+            between(sequence)
+        yield token
+        if token in ends:
+            return

@@ -1,0 +1,75 @@
+"""One sequence of an engine: what it has cached, and what comes next.
+
+A handle: the engine does everything. It refuses to survive `free`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kilburn.errors import FreedSequence
+from kilburn.kv.preemption import Preempted
+from kilburn.kv.table import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kilburn.kv.watch import Watch
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """What `Engine.open` and `Engine.fork` return.
+
+    Attributes:
+        logits: of the token that comes next, shape [vocabulary]; None before the first token, and where the last
+            token is not what ran last (after `truncate`).
+        watch: the attention that was noted, where it was opened for a press that asks for it.
+        record: what it is computed from again, while its blocks are another's (preemption).
+    """
+
+    def __init__(self, table: Table, watch: Watch | None = None) -> None:
+        self._table: Table | None = table
+        self.number = table.number
+        self.logits: Tensor | None = None
+        self.watch = watch
+        self.record: Preempted | None = None
+
+    @property
+    def table(self) -> Table:
+        """Its positions, slots, pages and evictions.
+
+        Raises:
+            FreedSequence: it was freed, or preempted and not resumed yet.
+        """
+        if self._table is None:
+            what = "was preempted" if self.record is not None else "was freed"
+            advice = "Engine.resume computes it again" if self.record is not None else "open it anew"
+            raise FreedSequence(f"sequence {self.number} {what}", advice=advice)
+        return self._table
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its blocks are its own now."""
+        return self._table is not None
+
+    @property
+    def end(self) -> int:
+        """The logical position that the next token gets."""
+        return self.table.end
+
+    def __len__(self) -> int:
+        """Tokens that are cached."""
+        return len(self.table)
+
+    def __repr__(self) -> str:
+        return f"<Sequence of {self._table!r}>" if self._table is not None else f"<Sequence {self.number}: gone>"
+
+    def leave(self, record: Preempted | None = None) -> None:
+        """Its table was freed; with a record, to be resumed. For the engine."""
+        self._table, self.record = None, record
+
+    def settle(self, table: Table) -> None:
+        """It has a table again. For the engine."""
+        self._table, self.record = table, None

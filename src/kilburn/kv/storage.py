@@ -1,0 +1,105 @@
+"""The memory that the blocks stand for: keys and values of every slot, of all layers.
+
+One tensor per kind, shape [layers, heads, slots, dim], so that the keys of a head lie together. A run
+of neighbouring slots is read in place; any other order is gathered into scratch memory first. It
+refuses to know which slot is whose.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from kilburn.errors import MissingExtra, SpecError
+from kilburn.kv.copies import Copies
+from kilburn.kv.weights import Shape
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+__all__ = ["Span", "Storage", "span_of"]
+
+Span = slice | Tensor
+"""Slots: a run of neighbours, or their numbers."""
+
+
+def span_of(slots: array[int], device: torch.device) -> Span:
+    """A slice where the slots follow one another, else their numbers as a tensor on the device."""
+    count = len(slots)
+    if not count:
+        return slice(0, 0)
+    if slots[-1] - slots[0] == count - 1:
+        numbers = torch.frombuffer(slots, dtype=torch.int64)
+        if bool((numbers[1:] - numbers[:-1] == 1).all()):
+            return slice(slots[0], slots[-1] + 1)
+    return torch.tensor(slots, dtype=torch.int64, device=device)
+
+
+class Storage:
+    """Keys and values of `slots` slots.
+
+    Raises:
+        SpecError: there is not so much memory.
+    """
+
+    def __init__(self, shape: Shape, slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.slots, self.dtype, self.device = shape, slots, dtype, device
+        size = (shape.layers, shape.heads, slots, shape.dim)
+        try:
+            # Zeros, not what the memory held before: a slot that is masked must not turn 0 times NaN into NaN.
+            self.keys = torch.zeros(size, dtype=dtype, device=device)
+            self.values = torch.zeros(size, dtype=dtype, device=device)
+        except RuntimeError as error:
+            want = slots * shape.bytes(dtype) / 1e9
+            raise SpecError(f"{slots} slots take {want:.1f} GB: {error}", advice="open the engine with fewer tokens") from error
+        self._scratch = torch.empty((2, shape.heads, 0, shape.dim), dtype=dtype, device=device)
+
+    def perform(self, copies: Copies) -> None:
+        """Copy what tables moved; to be done before anything is written or read."""
+        if not len(copies):
+            return
+        sources, targets = copies.take()
+        read = torch.tensor(sources, device=self.device)
+        write = torch.tensor(targets, device=self.device)
+        for kind in (self.keys, self.values):
+            kind[:, :, write] = kind[:, :, read]
+
+    def write(self, layer: int, span: Span, keys: Tensor, values: Tensor) -> None:
+        """Put one layer's keys and values, shape [heads, n, dim], into slots."""
+        if isinstance(span, slice):
+            self.keys[layer, :, span] = keys
+            self.values[layer, :, span] = values
+        else:
+            self.keys[layer].index_copy_(1, span, keys)
+            self.values[layer].index_copy_(1, span, values)
+
+    def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values of slots, shape [heads, n, dim]; good until the next read."""
+        if isinstance(span, slice):
+            return self.keys[layer, :, span], self.values[layer, :, span]
+        count = int(span.shape[0])
+        if self._scratch.shape[2] < count:
+            shape = self.shape
+            room = 1 << (count - 1).bit_length()
+            self._scratch = torch.empty((2, shape.heads, room, shape.dim), dtype=self.dtype, device=self.device)
+        keys, values = self._scratch[0, :, :count], self._scratch[1, :, :count]
+        torch.index_select(self.keys[layer], 1, span, out=keys)
+        torch.index_select(self.values[layer], 1, span, out=values)
+        return keys, values
+
+    def gather(self, span: Span) -> tuple[Tensor, Tensor]:
+        """All layers' keys and values of slots as tensors of their own, shape [layers, heads, n, dim]."""
+        if isinstance(span, slice):
+            return self.keys[:, :, span].clone(), self.values[:, :, span].clone()
+        return self.keys.index_select(2, span), self.values.index_select(2, span)
+
+    def scatter(self, span: Span, keys: Tensor, values: Tensor) -> None:
+        """The reverse of `gather`."""
+        if isinstance(span, slice):
+            self.keys[:, :, span] = keys
+            self.values[:, :, span] = values
+        else:
+            self.keys.index_copy_(2, span, keys)
+            self.values.index_copy_(2, span, values)

@@ -1,0 +1,183 @@
+"""Weights of a decoder that the engine can run: a transformers model, its tokenizer, and what names them.
+
+Reads a GGUF file (dequantised when loaded) or a folder that `save_pretrained` wrote. It refuses models
+whose layers do not all attend to everything, or whose rotation depends on the length: what it caches
+would not mean what the engine takes it to mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kilburn.errors import MissingExtra, SpecError, Unavailable
+from kilburn.kv.prefixes import Key
+
+try:
+    import torch
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+__all__ = ["Shape", "Weights", "load", "weights_of"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one cached token is made of.
+
+    Args:
+        layers: of the model.
+        heads: key-value heads of a layer.
+        groups: query heads that share a key-value head.
+        dim: of a head.
+    """
+
+    layers: int
+    heads: int
+    groups: int
+    dim: int
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        return 2 * self.layers * self.heads * self.dim * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model that is loaded.
+
+    Args:
+        model: a causal language model of transformers.
+        tokenizer: its tokenizer, or None where there is none: then only token ids go in and out.
+        digest: SHA-256 of the weights' bytes, hex: equal digests are equal weights.
+        shape: of what it caches.
+        inv_freq: the rotation's inverse frequencies, shape [dim / 2], float32.
+    """
+
+    model: Any
+    tokenizer: Any
+    digest: str
+    shape: Shape
+    inv_freq: torch.Tensor = field(repr=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, keys and values."""
+        found: torch.dtype = self.model.dtype
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        found: torch.device = self.model.device
+        return found
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens that end a reply."""
+        ends = getattr(self.model.generation_config, "eos_token_id", None)
+        ends = self.model.config.eos_token_id if ends is None else ends
+        return frozenset(ends if isinstance(ends, list) else [ends] if ends is not None else [])
+
+    def key(self, tenant: str = "") -> Key:
+        """Under which sequences of this model and tenant share blocks and spilled files."""
+        return Key(self.digest, str(self.dtype).removeprefix("torch."), tenant)
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text alone, without those that open a sequence."""
+        if self.tokenizer is None:
+            raise SpecError("these weights have no tokenizer", advice="give token ids, or a folder with a tokenizer")
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+    def text(self, tokens: list[int]) -> str:
+        """The text of tokens, special ones included."""
+        if self.tokenizer is None:
+            raise SpecError("these weights have no tokenizer", advice="give a folder with a tokenizer")
+        found: str = self.tokenizer.decode(tokens)
+        return found
+
+
+def load(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Weights:
+    """Read weights from a GGUF file or from a folder of transformers.
+
+    Args:
+        path: e.g. what `kilburn.models.weights.find("smollm2")` returns.
+        dtype: "float32", "bfloat16" or "float16", of weights and cache.
+        device: as torch names it: "cpu", "cuda".
+
+    Raises:
+        Unavailable: no such file, or transformers cannot read it. SpecError: a dtype that is none, or a
+        model that the engine cannot run. MissingExtra.
+    """
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+        from transformers.utils import logging as chatter
+    except ModuleNotFoundError as error:
+        raise MissingExtra("transformers", "kv") from error
+    where = Path(path)
+    kind = getattr(torch, dtype, None)
+    if kind not in (torch.float32, torch.bfloat16, torch.float16):
+        raise SpecError(f"dtype={dtype!r} is none of float32, bfloat16, float16")
+    if not where.exists():
+        raise Unavailable(f"there are no weights at {where}", advice="pull some: kilburn models pull smollm2")
+    chatter.disable_progress_bar()  # type: ignore[no-untyped-call]
+    folder, options = (where, {}) if where.is_dir() else (where.parent, {"gguf_file": where.name})
+    extra = {**options, "quantization_config": GgufConfig(dequantize=True)} if options else {}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True, **extra)
+        known = bool(options) or any(where.glob("tokenizer*"))
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **options) if known else None
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise Unavailable(f"transformers cannot read {where}: {error}", advice="give a GGUF file or a folder of it") from error
+    model.to(device)  # type: ignore[arg-type]
+    return weights_of(model, tokenizer, _digest(where))
+
+
+def weights_of(model: Any, tokenizer: Any = None, digest: str | None = None) -> Weights:
+    """Weights from a model that is in memory; without a digest, that of its parameters is taken.
+
+    Raises:
+        SpecError: the engine cannot run it.
+    """
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise SpecError(
+            f"{config.model_type} has layers of {', '.join(sorted(kinds))}", advice="use a model that attends to everything"
+        )
+    rotary = getattr(model.get_decoder(), "rotary_emb", None)
+    rope = getattr(rotary, "rope_type", None)
+    if rotary is None or rope in ("dynamic", "longrope"):
+        raise SpecError(f"{config.model_type} does not rotate its keys by position alone", advice="use a model with plain RoPE")
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    model.eval()
+    return Weights(
+        model,
+        tokenizer,
+        digest or _digest_of(model),
+        Shape(config.num_hidden_layers, shared, heads // shared, dim),
+        rotary.inv_freq.detach().to(torch.float32),
+    )
+
+
+def _digest(where: Path) -> str:
+    """Of a file, or of the weights in a folder."""
+    files = [where] if where.is_file() else sorted([*where.glob("*.safetensors"), *where.glob("config.json")])
+    whole = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()
+
+
+def _digest_of(model: Any) -> str:
+    whole = hashlib.sha256(model.config.to_json_string().encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        whole.update(name.encode())
+        whole.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()

@@ -1,0 +1,238 @@
+"""The engine says what the model says: token for token, whatever happens to its blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, SpecError
+from kilburn.kv.engine import Engine
+from kilburn.kv.generation import generate, stream
+from kilburn.kv.sampling import Sampling
+from kilburn.kv.sequence import Sequence
+from kilburn.kv.weights import Weights
+
+from .oracle import gap, masked_logits
+
+PROMPTS = ["The capital of France is", "Once upon a time there was a small dog who", "def fibonacci(n):\n"]
+
+
+def _plain(weights: Weights, prompt: list[int], limit: int) -> list[int]:
+    """What transformers' own `generate` says."""
+    ids = torch.tensor([prompt], device=weights.device)
+    made = weights.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit)
+    return [int(token) for token in made[0, len(prompt) :]]
+
+
+def test_greedy_decoding_is_token_exact_alone_and_in_a_batch(smollm: Weights) -> None:
+    prompts = [smollm.tokens(text) for text in PROMPTS]
+    expected = [_plain(smollm, prompt, 32) for prompt in prompts]
+    engine = Engine(smollm, 1024)
+    assert [generate(engine, [engine.open(prompt)], 32)[0] for prompt in prompts] == expected
+    batch = [engine.open(prompt) for prompt in prompts]
+    assert generate(engine, batch, 32) == expected
+    assert list(stream(engine, engine.open(prompts[1]), 32)) == expected[1]
+
+
+def test_a_long_prompt_in_chunks_is_token_exact(smollm: Weights) -> None:
+    prompt = smollm.tokens(" ".join(f"{number} is followed by {number + 1}." for number in range(90)))
+    assert len(prompt) > 600
+    engine = Engine(smollm, 1024, chunk=256)
+    assert generate(engine, [engine.open(prompt)], 12)[0] == _plain(smollm, prompt, 12)
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_moves_equal_masking(tiny: Weights, data: st.DataObject) -> None:
+    """Append, evict, fork, roll back and preempt at random: the logits are those of a mask over plain transformers."""
+    engine = Engine(tiny, 320, size=data.draw(st.sampled_from([1, 4, 16]), "block"), chunk=data.draw(st.integers(3, 20), "chunk"))
+    token = st.integers(1, 96)
+    live: dict[int, tuple[Sequence, list[int], list[tuple[int, int, int]]]] = {}
+    for _ in range(data.draw(st.integers(3, 12), "moves")):
+        act = data.draw(st.sampled_from(["open", "append", "append", "evict", "fork", "truncate", "preempt", "batch"]))
+        if act == "open" or not live:
+            tokens = data.draw(st.lists(token, min_size=1, max_size=24))
+            made = engine.open(tokens)
+            live[made.number] = (made, tokens, [])
+            continue
+        sequence, tokens, gone = live[data.draw(st.sampled_from(sorted(live)))]
+        if act == "append":
+            more = data.draw(st.lists(token, min_size=1, max_size=12))
+            engine.prefill(sequence, more)
+            tokens += more
+        elif act == "batch":
+            feeds = [(other, data.draw(st.lists(token, min_size=1, max_size=3))) for other, _, _ in live.values()]
+            engine.step(feeds)
+            for other, more in feeds:
+                live[other.number][1].extend(more)
+        elif act == "evict":
+            start = data.draw(st.integers(0, len(tokens) - 1))
+            stop = data.draw(st.integers(start, len(tokens) - 1))
+            engine.evict(sequence, start, stop)
+            gone.append((len(tokens), start, stop))
+        elif act == "fork":
+            made = engine.fork(sequence)
+            live[made.number] = (made, list(tokens), list(gone))
+        elif act == "truncate":
+            at = data.draw(st.integers(1, len(tokens)))
+            engine.truncate(sequence, at)
+            live[sequence.number] = (
+                sequence,
+                tokens[:at],
+                [(min(when, at), start, min(stop, at)) for when, start, stop in gone if start < at],
+            )
+        else:
+            engine.preempt(sequence)
+            with pytest.raises(FreedSequence):
+                sequence.table  # noqa: B018
+            engine.resume(sequence)
+    for sequence, tokens, gone in live.values():
+        engine.prefill(sequence, [5])
+        assert sequence.logits is not None
+        assert gap(sequence.logits, masked_logits(tiny, [*tokens, 5], gone)) <= 1e-3
+    owners = sum(len(sequence.table.blocks) for sequence, _, _ in live.values())
+    assert sum(engine.pool.references) == owners
+    for sequence, _, _ in live.values():
+        engine.free(sequence)
+    assert engine.pool.free == engine.pool.capacity
+    assert engine.used == 0
+
+
+def test_a_scattered_sequence_says_the_same_as_one_in_a_row(tiny: Weights) -> None:
+    """Paged equals contiguous, to the bit: the physical order of blocks is none of the model's business."""
+    prompt = [1 + (7 * place) % 90 for place in range(75)]
+    straight = Engine(tiny, 256, size=4, share=False)
+    expected = straight.open(prompt).logits
+    scattered = Engine(tiny, 256, size=4, share=False)
+    fillers = [scattered.open([3] * 4) for _ in range(60)]
+    for filler in fillers[::2] + fillers[1::4]:
+        scattered.free(filler)
+    found = scattered.open(prompt)
+    blocks = list(found.table.blocks)
+    assert blocks != list(range(blocks[0], blocks[0] + len(blocks)))
+    assert found.logits is not None
+    assert torch.equal(found.logits, expected)
+
+
+def test_a_known_prefix_is_shared_and_not_computed_again(tiny: Weights) -> None:
+    engine = Engine(tiny, 512)
+    prompt = [1 + place % 90 for place in range(70)]
+    first = engine.open(prompt)
+    used = engine.used
+    second = engine.open(prompt)
+    assert second.table.blocks[:4] == first.table.blocks[:4]
+    assert engine.used == used + 16 * engine.weights.shape.bytes(torch.float32)
+    assert first.logits is not None
+    assert second.logits is not None
+    assert gap(first.logits, second.logits) <= 1e-3
+    stranger = Engine(tiny, 512, tenant="other")
+    assert len(stranger.tables.open(stranger._key, prompt)) == 0
+
+
+def test_an_evicted_sequence_shares_no_prefix(tiny: Weights) -> None:
+    engine = Engine(tiny, 512)
+    prompt = [1 + place % 90 for place in range(40)]
+    sequence = engine.open(prompt)
+    engine.evict(sequence, 4, 20)
+    engine.prefill(sequence, [9] * 40)
+    again = engine.tables.open(engine._key, [*prompt, *[9] * 40])
+    assert len(again) == 32
+
+
+def test_without_blocks_the_newest_are_preempted_and_come_back_the_same(tiny: Weights) -> None:
+    engine = Engine(tiny, 64, size=4, share=False)
+    old, new = engine.open([5, 6, 7] * 8), engine.open([8, 9] * 12)
+    engine.evict(new, 2, 9)
+    engine.prefill(old, [11] * 24)
+    assert not new.is_live
+    with pytest.raises(FreedSequence, match="preempted"):
+        engine.prefill(new, [1])
+    engine.free(old)
+    engine.resume(new)
+    engine.prefill(new, [4])
+    assert new.logits is not None
+    assert gap(new.logits, masked_logits(tiny, [*[8, 9] * 12, 4], [(24, 2, 9)])) <= 1e-3
+
+
+def test_out_of_blocks_is_typed_and_leaves_all_usable(tiny: Weights) -> None:
+    engine = Engine(tiny, 32, size=4)
+    sequence = engine.open([5] * 20)
+    logits = sequence.logits
+    with pytest.raises(OutOfBlocks):
+        engine.prefill(sequence, [6] * 13)
+    with pytest.raises(OutOfBlocks):
+        engine.open([7] * 40)
+    assert sequence.end == 20
+    assert sequence.logits is logits
+    assert engine.pool.free == 3
+    engine.prefill(sequence, [6] * 12)
+    assert sequence.end == 32
+
+
+def test_bad_input_changes_nothing(tiny: Weights) -> None:
+    engine = Engine(tiny, 64)
+    sequence = engine.open([1, 2, 3])
+    with pytest.raises(SpecError, match="outside 0 to 96"):
+        engine.prefill(sequence, [97])
+    with pytest.raises(SpecError, match="once"):
+        engine.step([(sequence, [1]), (sequence, [2])])
+    with pytest.raises(SpecError, match="at least one token"):
+        engine.step([(sequence, [])])
+    with pytest.raises(InvalidRange):
+        engine.evict(sequence, 2, 9)
+    with pytest.raises(InvalidRange):
+        engine.truncate(sequence, 4)
+    assert sequence.end == 3
+    gone = engine.fork(sequence)
+    engine.free(gone)
+    with pytest.raises(FreedSequence):
+        engine.fork(gone)
+    with pytest.raises(FreedSequence):
+        engine.free(gone)
+    with pytest.raises(SpecError):
+        Engine(tiny, 0)
+    with pytest.raises(InvalidRange):
+        engine.refresh(engine.open())
+
+
+def test_rolling_back_forgets_what_comes_next_and_finds_it_again(tiny: Weights) -> None:
+    engine = Engine(tiny, 64)
+    sequence = engine.open([1, 2, 3, 4, 5])
+    expected = sequence.logits
+    engine.prefill(sequence, [6, 7])
+    engine.truncate(sequence, 5)
+    assert sequence.logits is None
+    assert expected is not None
+    assert gap(engine.refresh(sequence), expected) <= 1e-3
+    assert sequence.end == 5
+
+
+def test_sampling_by_chance_repeats_with_its_seed(tiny: Weights) -> None:
+    engine = Engine(tiny, 256)
+    sampling = Sampling(temperature=1.5, top_k=20, top_p=0.9, seed=7)
+
+    def drawn(how: Sampling) -> list[int]:
+        return generate(engine, [engine.open([1, 2, 3])], 12, how, stops=())[0]
+
+    assert drawn(sampling) == drawn(sampling)
+    assert len({tuple(drawn(Sampling(temperature=1.5, seed=seed))) for seed in range(4)}) > 1
+    with pytest.raises(ValueError, match="no way to choose"):
+        Sampling(temperature=-1)
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(-4, 4), min_size=6, max_size=6), min_size=1, max_size=3),
+    top_k=st.integers(0, 6),
+    top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+)
+def test_sampling_takes_only_what_it_may(rows: list[list[int]], top_k: int, top_p: float) -> None:
+    sampling = Sampling(temperature=1.0, top_k=top_k, top_p=top_p)
+    logits = torch.tensor(rows, dtype=torch.float32)
+    for row, token in zip(rows, sampling.choose(logits, sampling.generator(torch.device("cpu"))).tolist(), strict=True):
+        likely = sorted(row, reverse=True)
+        if top_k:
+            assert row[token] >= likely[top_k - 1]
+        odds = torch.tensor(row, dtype=torch.float32).softmax(0)
+        assert float(odds[torch.tensor(row) > row[token]].sum()) < top_p + 1e-6
