@@ -17,12 +17,17 @@ from kilburn.kv.weights import Weights
 def masked_logits(weights: Weights, tokens: Sequence[int], evictions: Sequence[tuple[int, int, int]]) -> Tensor:
     """The logits behind the last token; an eviction (at, start, stop) hides start to stop from all queries from `at` on."""
     count = len(tokens)
-    device = weights.device
-    seen = torch.ones((count, count), dtype=torch.bool, device=device).tril()
+    seen = torch.ones((count, count), dtype=torch.bool).tril()
     for at, start, stop in evictions:
         seen[at:, start:stop] = False
+    return seen_logits(weights, tokens, range(count), seen)
+
+
+def seen_logits(weights: Weights, tokens: Sequence[int], places: Sequence[int], seen: Tensor) -> Tensor:
+    """The logits behind the last of tokens that ran in this order at these positions; row i of `seen` is what i sees."""
+    count, device = len(tokens), weights.device
     mask = torch.zeros((1, 1, count, count), dtype=weights.dtype, device=device)
-    mask.masked_fill_(~seen, torch.finfo(weights.dtype).min)
+    mask.masked_fill_(~seen.to(device), torch.finfo(weights.dtype).min)
     model = weights.model
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
@@ -30,7 +35,7 @@ def masked_logits(weights: Weights, tokens: Sequence[int], evictions: Sequence[t
         with torch.inference_mode():
             out = model(
                 input_ids=torch.tensor([list(tokens)], device=device),
-                position_ids=torch.arange(count, device=device)[None],
+                position_ids=torch.tensor([list(places)], device=device),
                 attention_mask=mask,
                 use_cache=False,
             )

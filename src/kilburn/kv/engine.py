@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 
-from kilburn.errors import InvalidRange, KVError, MissingExtra, SpecError
+from kilburn.errors import InvalidRange, KVError, MissingExtra, OutOfBlocks, SpecError
 from kilburn.kv.attention import NAME, Segment, Step, register
 from kilburn.kv.blocks import SIZE, Pool
 from kilburn.kv.preemption import preempted
@@ -110,7 +110,7 @@ class Engine:
             FreedSequence: there is nothing to fork.
         """
         made = Sequence(self.tables.fork(sequence.table), sequence.watch.copy() if sequence.watch is not None else None)
-        made.logits = sequence.logits
+        made.logits, made.shifts = sequence.logits, dict(sequence.shifts)
         self._sequences[made.number] = made
         return made
 
@@ -133,7 +133,7 @@ class Engine:
         """
         table = sequence.table
         self._check(tokens)
-        self._make_room(table.need(len(tokens)), [sequence])
+        self.reserve(table.need(len(tokens)), [sequence])
         before, logits = table.end, sequence.logits
         watched = sequence.watch.state() if sequence.watch is not None else None
         try:
@@ -161,7 +161,7 @@ class Engine:
         for _, tokens in feeds:
             self._check(tokens)
         # Two that share their last block both count its copy, though one of them will find it its own: never too few.
-        self._make_room(sum(sequence.table.need(len(tokens)) for sequence, tokens in feeds), sequences)
+        self.reserve(sum(sequence.table.need(len(tokens)) for sequence, tokens in feeds), sequences)
         ends = [sequence.table.end for sequence in sequences]
         watched = [sequence.watch.state() if sequence.watch is not None else None for sequence in sequences]
         try:
@@ -215,6 +215,41 @@ class Engine:
         logits: Tensor = out.logits[0]
         return logits
 
+    def insert(self, sequence: Sequence, position: int, tokens: Ordered[int]) -> None:
+        """Put tokens into a gap, at these logical positions; they see what is cached before them.
+
+        For a fold: the memento goes where its block was. What follows is not computed again, and does not
+        see them in what it computed before; `logits` stay those of the end.
+
+        Raises:
+            InvalidRange: one of the positions is cached, or not within the sequence. OutOfBlocks, SpecError,
+            FreedSequence: nothing was inserted.
+        """
+        table, watch = sequence.table, sequence.watch
+        self._check(tokens)
+        if not len(tokens):
+            return
+        try:
+            slots = table.insert(position, tokens)
+        except OutOfBlocks as error:
+            self.reserve(self.pool.free + error.needed, [sequence])
+            slots = table.insert(position, tokens)
+        first = table.count(0, position)
+        state = watch.state() if watch is not None else None
+        if watch is not None:
+            watch.make_room(first, len(tokens))
+        for place in range(position, position + len(tokens)):
+            sequence.shifts.pop(place, None)
+        span = span_of(table.slots().physical[: first + len(tokens)], self.weights.device)
+        segment = Segment(0, len(tokens), span, watch)
+        try:
+            self._forward(list(tokens), list(range(position, position + len(tokens))), slots, [segment], [len(tokens) - 1])
+        except BaseException:
+            table.evict(position, position + len(tokens))
+            if watch is not None and state is not None:
+                watch.restore(state)
+            raise
+
     def evict(self, sequence: Sequence, start: int, stop: int) -> int:
         """Drop the keys and values of logical positions (half-open); nothing else moves, nothing is computed.
 
@@ -245,6 +280,7 @@ class Engine:
         gone = table.truncate(position)
         if table.end < before:
             sequence.logits = None
+            sequence.shifts = {place: by for place, by in sequence.shifts.items() if place < position}
         if gone and sequence.watch is not None:
             sequence.watch.select(torch.arange(len(table), device=self.weights.device))
         return gone
@@ -298,7 +334,7 @@ class Engine:
             if not table.end or not table.count(table.end - 1, table.end):
                 raise InvalidRange(f"the last token of sequence {sequence.number} is not cached", advice="append one")
             if self.pool.references[table.blocks[-1]] > 1:
-                self._make_room(1, [sequence])
+                self.reserve(1, [sequence])
             tokens, pages = table.tokens[-1:], table.pages.copy()
             self.truncate(sequence, table.end - 1)
             self.step([(sequence, tokens)])
@@ -306,12 +342,12 @@ class Engine:
         assert sequence.logits is not None
         return sequence.logits
 
-    def _check(self, tokens: Ordered[int]) -> None:
-        size = self.weights.model.config.vocab_size
-        if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
-            raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
+    def reserve(self, blocks: int, keep: Ordered[Sequence]) -> None:
+        """See that so many blocks are free: the newest sequences but these are preempted, if they can be computed again.
 
-    def _make_room(self, blocks: int, keep: Ordered[Sequence]) -> None:
+        Raises:
+            OutOfBlocks: that is not enough; none was preempted.
+        """
         if blocks <= self.pool.free:
             return
         safe = {sequence.number for sequence in keep}
@@ -319,7 +355,12 @@ class Engine:
         for record in self.tables.reserve(blocks, safe):
             self._sequences[record.number].leave(record)
 
+    def _check(self, tokens: Ordered[int]) -> None:
+        size = self.weights.model.config.vocab_size
+        if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
+            raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
+
 
 def _computable(sequence: Sequence) -> bool:
     """Whether its tokens and evictions say all about its keys and values, and nobody notes its attention."""
-    return sequence.watch is None and set(sequence.table.altered) <= {"evicted"}
+    return sequence.watch is None and sequence.table.recomputable

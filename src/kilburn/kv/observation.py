@@ -47,13 +47,15 @@ class Observation:
     Args:
         positions: logical position of each cached token, ascending; shape [n], int64.
         end: the logical position that the next token gets.
-        keys: as cached, rotated to `positions`; shape [layers, heads, n, dim].
+        keys: as cached, rotated to `positions`, or to `positions + shifts`; shape [layers, heads, n, dim].
         attention: what each token received from all queries since it was cached, averaged over the query heads of
             its group; shape [layers, heads, n], float32.
         queries: how many queries each token could be seen by so far, itself included; shape [n], int64.
         recent: attention of the last queries on every token, averaged over the query heads of the group;
             shape [layers, heads, queries, n], float32; the last row is of the last token.
         pieces: pages in order; tokens that no piece covers are nobody's.
+        shifts: by how many positions each cached key was rotated on since it was computed, in all; shape [n],
+            int64, or None where none was.
     """
 
     positions: Tensor
@@ -63,6 +65,7 @@ class Observation:
     queries: Tensor | None = None
     recent: Tensor | None = None
     pieces: tuple[Piece, ...] = ()
+    shifts: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -76,12 +79,23 @@ class Selection(NamedTuple):
     Args:
         keep: shape [k] where all heads keep the same tokens, or [layers, heads, k] where each chooses for
             itself; then the kept slots are squeezed and no longer stand for single tokens.
-        shift: by how many positions the keys of the kept tokens are rotated on, shape [k], or None for not
-            at all. Only where all heads keep the same.
+        shift: by how many positions the kept keys shall be rotated on from their logical positions, in all:
+            what `Observation.shifts` says was done already is part of it. Shape [k], int64, or None for as
+            they are. Only where all heads keep the same. `turn` is what is left to do; in half precision
+            an engine does better to keep the first keys of what is shifted and to rotate those by `shift`.
     """
 
     keep: Tensor
     shift: Tensor | None = None
+
+    def turn(self, seen: Observation) -> Tensor | None:
+        """By how many positions to rotate the kept keys now, shape [k], or None for not at all.
+
+        To be done to the keys of `seen`; the engine then remembers `shift` for the next observation.
+        """
+        if self.shift is None or seen.shifts is None:
+            return self.shift
+        return self.shift - seen.shifts[self.keep]
 
 
 class Press(Protocol):

@@ -18,11 +18,13 @@ __all__ = ["Preempted", "preempted", "victims"]
 
 
 class Preempted(msgspec.Struct, frozen=True):
-    """What is needed to compute a freed sequence again.
+    """What is needed to compute a freed sequence again, where that is possible.
 
     Append `tokens` in order, run them, and repeat each of `evictions` when the sequence has its `at`
-    positions: the cache is then what it was. Where `altered` says blended or compressed, the engine has
-    to repeat that too.
+    positions: the cache of a `recomputable` sequence is then what it was. Of any other it is not: tokens
+    were inserted over those that were evicted (folded), or its KV came from elsewhere (blended,
+    compressed). Only a copy of its KV brings that back, which an engine has to make before it lets
+    `Tables.reserve` take the blocks; `Tables.victims` tells it of which.
     """
 
     number: int
@@ -31,6 +33,11 @@ class Preempted(msgspec.Struct, frozen=True):
     evictions: tuple[Eviction, ...]
     pages: Mapping[int, tuple[int, int]]
     altered: Mapping[Alteration, int]
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether `tokens` and `evictions` give the same cache."""
+        return not self.altered.keys() - {"evicted"}
 
 
 def preempted(table: Table) -> Preempted:

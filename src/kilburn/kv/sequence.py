@@ -26,6 +26,7 @@ class Sequence:
         logits: of the token that comes next, shape [vocabulary]; None before the first token, and where the last
             token is not what ran last (after `truncate`).
         watch: the attention that was noted, where it was opened for a press that asks for it.
+        shifts: by how many positions the keys at a logical position were rotated on since they were computed.
         record: what it is computed from again, while its blocks are another's (preemption).
     """
 
@@ -35,6 +36,7 @@ class Sequence:
         self.logits: Tensor | None = None
         self.watch = watch
         self.record: Preempted | None = None
+        self.shifts: dict[int, int] = {}
 
     @property
     def table(self) -> Table:

@@ -1,8 +1,8 @@
 """One sequence: its tokens by logical position, and the physical slot of each that is still cached.
 
-Logical positions count from 0 and never shift: what is evicted leaves a gap. Evicting only drops this
-sequence's view of slots, so it copies nothing and needs no block; whole blocks are freed at once, and
-`compact` squeezes what is left of the others. A block that somebody else owns too is copied before it
+Logical positions count from 0 and never shift: what is evicted leaves a gap, which `insert` can fill.
+Evicting only drops this sequence's view of slots, so it copies nothing and needs no block; whole blocks are
+freed at once, and `compact` closes the gaps in the others. A block that somebody else owns too is copied before it
 is written. It refuses to run a model: it says where to write, and what to copy first.
 """
 
@@ -16,13 +16,14 @@ from typing import Literal, NamedTuple
 from kilburn.errors import FreedSequence, InvalidRange, PrefixRefused
 from kilburn.kv.blocks import Pool
 from kilburn.kv.copies import Copies
+from kilburn.kv.insertion import put
 from kilburn.kv.prefixes import Key, chained, root_of
 from kilburn.kv.ranges import Ranges
 
 __all__ = ["Alteration", "Eviction", "Slots", "Table"]
 
-Alteration = Literal["evicted", "blended", "compressed"]
-"""Why the KV of a sequence is not what its tokens alone would give."""
+Alteration = Literal["evicted", "folded", "blended", "compressed"]
+"""Why the KV of a sequence is not what its tokens alone would give; all but "evicted" need more than a replay."""
 
 
 class Slots(NamedTuple):
@@ -85,18 +86,23 @@ class Table:
 
     @property
     def tokens(self) -> array[int]:
-        """The token at each logical position, those that were evicted included."""
+        """The token at each logical position, those that were evicted included, unless others were inserted there."""
         return self._tokens[:]
 
     @property
     def evictions(self) -> tuple[Eviction, ...]:
-        """What was evicted and when: with `tokens` it says how to compute the same cache again."""
+        """What was evicted and when: with `tokens` it says how to compute a `recomputable` cache again."""
         return tuple(self._evictions)
 
     @property
     def altered(self) -> dict[Alteration, int]:
         """Why it may share no prefix, and from which position on each; empty for an exact sequence."""
         return dict(self._altered)
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether `tokens` and `evictions` give the same cache; what is not has to be spilled to survive a preemption."""
+        return not self._altered.keys() - {"evicted"}
 
     @property
     def gaps(self) -> int:
@@ -149,6 +155,35 @@ class Table:
         self._positions.extend(ramp[end : end + count] if end + count <= len(ramp) else array("q", range(end, end + count)))
         self._tokens.extend(fresh)
         return slots[start:]
+
+    def insert(self, position: int, tokens: Sequence[int]) -> array[int]:
+        """Put tokens into a gap, from this logical position on; returns the physical slots to write their KV to, in order.
+
+        For a fold: a memento goes where its block was evicted. All others keep their positions, and their slots
+        too, unless one block holds both sides of the gap: what stands behind it there may then be added to the
+        copies. The tokens replace those that were evicted, so the sequence is altered and not `recomputable`.
+        Within the range of a page that is partly left, they are that page's.
+
+        Raises:
+            InvalidRange: one of these positions is cached, or not within the sequence; nothing was inserted.
+            OutOfBlocks, OverflowError: as `append`.
+        """
+        self._alive()
+        fresh = array("i", tokens)
+        stop = position + len(fresh)
+        self._within(position, stop)
+        first = bisect_left(self._positions, position)
+        if first < len(self._positions) and self._positions[first] < stop:
+            raise InvalidRange(
+                f"position {self._positions[first]} of sequence {self.number} is cached; nothing can be inserted over it",
+                advice="evict it first, or insert less",
+            )
+        if not fresh:
+            return array("q")
+        placed = put(self._pool, self._copies, self._blocks, self._bases, self._slots, self._positions, position, len(fresh))
+        self._tokens[position:stop] = fresh
+        self.alter("folded", position)
+        return placed
 
     def slots(self, start: int = 0) -> Slots:
         """Where the cached tokens lie, from the `start`-th of them on: copies, good until the next change."""
@@ -228,7 +263,7 @@ class Table:
         return dropped
 
     def compact(self) -> int:
-        """Squeeze out the gaps that evictions left; returns how many blocks it owns fewer.
+        """Close the gaps that evictions left; returns how many blocks it owns fewer.
 
         Changes nothing where that would save no block. What moves is added to the copies.
 
@@ -266,6 +301,41 @@ class Table:
         self._bases[kept:] = self._positions[first::size]
         return saved
 
+    def squeeze(self, count: int) -> array[int]:
+        """Make room for `count` entries that every head chose for itself; returns the physical slots to write, in order.
+
+        The engine does the copies and reads what it selected before this, and writes all of these slots after it.
+        The last `count` cached positions remain as placeholders, in as few blocks as can be, of this sequence
+        alone. No page has a range any more, and the sequence is altered from its start.
+
+        Raises:
+            InvalidRange: fewer are cached; nothing was dropped.
+            OutOfBlocks: others share so much that new blocks are needed; nothing was dropped.
+        """
+        self._alive()
+        if not 0 <= count <= len(self._slots):
+            raise InvalidRange(f"{count} entries cannot remain of the {len(self)} that sequence {self.number} has cached")
+        pool, blocks = self._pool, self._blocks
+        size, ramp = pool.size, pool.ramp
+        wanted = -(-count // size)
+        own = [block for block in blocks if pool.references[block] == 1]
+        # The last ones: of what was published, the head is worth more than the tail.
+        kept = own[max(0, len(own) - wanted) :]
+        targets = kept + pool.take(wanted - len(kept))
+        reused = set(kept)
+        pool.release([block for block in blocks if block not in reused])
+        placed = array("q")
+        for block in targets:
+            pool.unname(block)
+            placed.extend(ramp[block * size : block * size + size])
+        del placed[count:]
+        self._blocks, self._slots = targets, placed
+        self._positions = self._positions[len(self._positions) - count :]
+        self._bases = list(self._positions[::size])
+        self.pages.cut(0)
+        self.alter("compressed")
+        return placed[:]
+
     def alter(self, why: Alteration, since: int = 0) -> None:
         """Say that its KV from a position on is not what its tokens give: it may then publish no prefix.
 
@@ -282,7 +352,7 @@ class Table:
         For an engine to call when the KV of all appended tokens has been written, and never before.
 
         Raises:
-            PrefixRefused: it has no key, or was evicted from, blended or compressed.
+            PrefixRefused: it has no key, or was evicted from, folded, blended or compressed.
         """
         self._alive()
         if self.key is None:

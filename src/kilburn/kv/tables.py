@@ -80,13 +80,11 @@ class Tables:
         table._slots, table._positions = array("q"), array("q")
         del self._tables[table.number]
 
-    def reserve(self, blocks: int, keep: Collection[int] = ()) -> list[Preempted]:
-        """Preempt sequences, the newest first, until so many blocks are free; those numbered in `keep` are safe.
-
-        What comes back has to be resumed and computed again; what a victim published is likely to be found then.
+    def victims(self, blocks: int, keep: Collection[int] = ()) -> list[Table]:
+        """Whom `reserve` would preempt now: those that are not `recomputable` have to be spilled before it does.
 
         Raises:
-            OutOfBlocks: preempting all others would not be enough; none was preempted.
+            OutOfBlocks: preempting all others would not be enough.
         """
         newest = (self._tables[number] for number in sorted(self._tables, reverse=True) if number not in keep)
         chosen = victims(self.pool, newest, blocks)
@@ -97,6 +95,18 @@ class Tables:
                 needed=blocks,
                 advice="evict from the sequence, keep fewer, or give the pool more blocks",
             )
+        return chosen
+
+    def reserve(self, blocks: int, keep: Collection[int] = ()) -> list[Preempted]:
+        """Preempt sequences, the newest first, until so many blocks are free; those numbered in `keep` are safe.
+
+        What comes back has to be resumed and computed again, or restored where it is not `recomputable`; what
+        a victim published is likely to be found then.
+
+        Raises:
+            OutOfBlocks: preempting all others would not be enough; none was preempted.
+        """
+        chosen = self.victims(blocks, keep)
         records = [preempted(table) for table in chosen]
         for table in chosen:
             self.free(table)
@@ -105,7 +115,8 @@ class Tables:
     def resume(self, record: Preempted) -> Table:
         """Open a preempted sequence again, under its old number, with as much of it as is still known.
 
-        Append `record.tokens[len(table):]`, with its evictions at their places.
+        Append `record.tokens[len(table):]`, with its evictions at their places. Of a record that is not
+        recomputable, this finds at most what stands before the change that made it so, and the rest has to be restored.
 
         Raises:
             ValueError: it is live: it was resumed before.

@@ -1,0 +1,42 @@
+"""Presses, a file each: which cached tokens of a sequence stay where a budget of tokens is smaller than it.
+
+`press("snapkv(window=32)")` finds them by name. They are frozen dataclasses over an `Observation`: the
+same observation and budget give the same selection. They own no tensor and change none; an engine does
+what they say.
+"""
+
+from __future__ import annotations
+
+from kilburn.errors import SpecError
+from kilburn.kernel.resolve import names as known
+from kilburn.kernel.resolve import resolve
+from kilburn.kv.observation import Press
+
+__all__ = ["names", "press"]
+
+KIND = "kv.presses"
+
+
+def press(spec: str | Press) -> Press:
+    """The press that a spec names: `"window"`, `"snapkv(window=32)"`, `"pkg.mod:Name(...)"`; a press is returned as it is.
+
+    Raises:
+        SpecError: a name that resolves to nothing, arguments that do not fit, or something that is no press.
+        MissingExtra: torch is not installed.
+    """
+    made = resolve(KIND, spec)
+    if not all(hasattr(made, name) for name in ("needs", "recent", "keep")):
+        raise SpecError(
+            f"{spec!r} is no press", advice=f"known: {', '.join(names())}; or write a class with needs, recent and keep"
+        )
+    found: Press = made
+    return found
+
+
+def names() -> list[str]:
+    """The presses that ship with Kilburn, sorted.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    return known(KIND)

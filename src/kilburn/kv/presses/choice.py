@@ -1,0 +1,144 @@
+"""How every press chooses: all of it where all fits, the earlier of equals, never more than the budget.
+
+It refuses to guess: parameters that make no sense, an observation without what was needed, scores that
+are no numbers are typed errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kilburn.errors import BudgetTooSmall, KVError, MissingExtra, SpecError
+
+try:
+    import torch
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kilburn.kv.observation import Observation
+
+__all__ = ["afford", "behind", "flag", "given", "integer", "number", "oneof", "smoothed", "sound", "top"]
+
+
+def afford(press: str, budget: int, **must: int) -> int:
+    """What a budget leaves beside what must stay.
+
+    Args:
+        press: whose name the error carries.
+        budget: in tokens.
+        must: what must stay, in tokens, under the word that the error says.
+
+    Raises:
+        BudgetTooSmall: it is no positive number, or less than that together.
+    """
+    total = sum(must.values())
+    if budget < max(1, total):
+        parts = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in must.items() if count)
+        raise BudgetTooSmall(
+            f"{press} cannot keep {budget} tokens: it must keep {max(1, total)}" + (f" ({parts})" if parts else ""),
+            advice="raise the budget, or lower what must stay",
+        )
+    return budget - total
+
+
+def given(seen: Observation, name: str, press: str) -> Tensor:
+    """What the press needs of an observation: "keys", "attention", "recent" or "queries".
+
+    Raises:
+        KVError: it was not observed.
+    """
+    found: Tensor | None = getattr(seen, name)
+    if found is None:
+        raise KVError(f"{press} needs {name}, and the observation has none", advice="observe what its `needs` and `recent` say")
+    return found
+
+
+def top(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` highest along the last dimension, ascending; of equal scores the earlier ones.
+
+    torch.topk leaves open which of equal scores it takes, and a stable sort takes three times as long; so
+    topk only finds the least score that stays.
+
+    Raises:
+        KVError: a score is not a number.
+    """
+    shape = scores.shape[:-1]
+    if not count:
+        return torch.empty((*shape, 0), dtype=torch.int64, device=scores.device)
+    least = sound(scores).topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    above, equal = scores > least, scores == least
+    room = count - above.sum(dim=-1, keepdim=True)
+    kept = above | (equal & (equal.cumsum(dim=-1) <= room))
+    return kept.nonzero()[:, -1].view(*shape, count)
+
+
+def sound(scores: Tensor) -> Tensor:
+    """The scores, if all of them are numbers.
+
+    Raises:
+        KVError: one is not.
+    """
+    if bool(torch.isnan(scores).any()):
+        raise KVError("a score is not a number", advice="the model's attention or keys overflowed: run it in float32 or bfloat16")
+    return scores
+
+
+def behind(chosen: Tensor, start: int, stop: int) -> Tensor:
+    """The chosen indices, and behind them for each head those from `start` to `stop`."""
+    window = torch.arange(start, stop, device=chosen.device)
+    return torch.cat((chosen, window.expand(*chosen.shape[:-1], stop - start)), dim=-1)
+
+
+def smoothed(scores: Tensor, kernel: int, pool: str) -> Tensor:
+    """Each score pooled with its neighbours along the last dimension: their mean ("avg") or maximum ("max").
+
+    `kernel` is odd. Beyond both ends the mean counts zeros, as the code released with SnapKV does.
+    """
+    if kernel == 1 or not scores.shape[-1]:
+        return scores
+    flat = scores.reshape(-1, 1, scores.shape[-1])
+    pooling = torch.nn.functional.avg_pool1d if pool == "avg" else torch.nn.functional.max_pool1d
+    return pooling(flat, kernel, stride=1, padding=kernel // 2).view(scores.shape)
+
+
+def integer(press: str, name: str, value: object, least: int, *, odd: bool = False) -> None:
+    """Refuse a parameter that is no whole number of at least `least`.
+
+    Raises:
+        SpecError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (odd and value % 2 == 0):
+        raise SpecError(f"{press}({name}={value!r})", advice=f"give {'an odd' if odd else 'a whole'} number, {least} or more")
+
+
+def number(press: str, name: str, value: object, least: float, most: float) -> None:
+    """Refuse a parameter that is no number within bounds, both included.
+
+    Raises:
+        SpecError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise SpecError(f"{press}({name}={value!r})", advice=f"give a number from {least:g} to {most:g}")
+
+
+def oneof(press: str, name: str, value: object, words: tuple[str, ...]) -> None:
+    """Refuse a parameter that is none of these words.
+
+    Raises:
+        SpecError: it is not.
+    """
+    if value not in words:
+        raise SpecError(f"{press}({name}={value!r})", advice=f"give one of {', '.join(words)}")
+
+
+def flag(press: str, name: str, value: object) -> None:
+    """Refuse a parameter that is neither True nor False.
+
+    Raises:
+        SpecError: it is not.
+    """
+    if not isinstance(value, bool):
+        raise SpecError(f"{press}({name}={value!r})", advice="give True or False")

@@ -1,0 +1,212 @@
+"""Ours: tokens are scored as SnapKV does, pooled to spans and pages, and corrected by what the hierarchy knows.
+
+All heads keep the same tokens, because a block of the cache holds a slot of all layers and heads: what
+one head lets go is free only when all do. It refuses to drop what is nobody's to drop: pins, tokens of no page, the
+sinks and the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from kilburn.errors import InvalidRange, MissingExtra
+from kilburn.kv.observation import Piece, Selection
+from kilburn.kv.presses.choice import afford, given, integer, number, oneof, smoothed, sound
+
+try:
+    import torch
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+if TYPE_CHECKING:
+    from kilburn.kv.observation import Observation
+
+__all__ = ["Pages"]
+
+
+class _Span(NamedTuple):
+    """Neighbouring tokens of one page. Compares by what goes first: the lowest is kept first."""
+
+    worth: float
+    likely: float
+    page: int
+    score: float
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Keep the spans of the pages that the last queries look at, whole pages where those are best.
+
+    The worth of a span is what the hierarchy says of its page, times `(1 - weight)` its own score plus
+    `weight` its page's. The best spans stay, until one fits only in part: of that one the best stretch.
+
+    Args:
+        window: how many of the last queries vote, and how many of the last tokens stay.
+        sinks: how many of the first tokens stay.
+        span: tokens that stay or go together; 1 for single tokens.
+        weight: of the page's score against the span's: 0 sees no pages, 1 fills up page by page.
+        kernel: over how many neighbours attention is pooled before, odd; 1 for not at all.
+        pool: how: "avg" or "max".
+        heads: how layers and heads make one score of theirs: "mean", "max", or "rms", which lies between.
+        page: how tokens make the score of their span, and spans that of their page: "max" or "mean".
+        contrast: how much of what all queries so far gave a token on average is taken off what the last
+            ones gave it, so that tokens that everybody looks at do not count as asked for.
+        stale: factor for pages that a later one superseded; 0 lets them go first.
+        folded: factor for pages of which a memento or an excerpt is cached too.
+        halflife: turns of expected distance until the next use that halve the worth of a page.
+        unit: tokens that stand for a page where the observation has no pages at all.
+    """
+
+    window: int = 32
+    sinks: int = 4
+    span: int = 8
+    weight: float = 0.5
+    kernel: int = 5
+    pool: str = "avg"
+    heads: str = "max"
+    page: str = "max"
+    contrast: float = 0.0
+    stale: float = 0.25
+    folded: float = 0.0
+    halflife: float = 8.0
+    unit: int = 64
+
+    def __post_init__(self) -> None:
+        for name, least in (("window", 1), ("sinks", 0), ("span", 1), ("unit", 1)):
+            integer("pages", name, getattr(self, name), least)
+        integer("pages", "kernel", self.kernel, 1, odd=True)
+        for name in ("weight", "contrast", "stale", "folded"):
+            number("pages", name, getattr(self, name), 0.0, 1.0)
+        number("pages", "halflife", self.halflife, 1e-3, float("inf"))
+        oneof("pages", "pool", self.pool, ("avg", "max"))
+        oneof("pages", "heads", self.heads, ("mean", "rms", "max"))
+        oneof("pages", "page", self.page, ("mean", "max"))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Attention of the last queries; for a contrast also what was accumulated."""
+        return frozenset({"recent", "attention"} if self.contrast else {"recent"})
+
+    @property
+    def recent(self) -> int:
+        """As many queries as the window has tokens."""
+        return self.window
+
+    def keep(self, seen: Observation, budget: int) -> Selection:
+        """What must stay and the best of the rest, for all heads; exactly `budget` tokens where there are more.
+
+        Raises:
+            BudgetTooSmall: it does not hold the pins, the tokens of no page, the sinks and the window.
+            InvalidRange: pieces overlap, or reach beyond the cached tokens.
+        """
+        afford("pages", budget)
+        count, device = seen.count, seen.positions.device
+        if budget >= count:
+            return Selection(torch.arange(count, device=device))
+        pieces = seen.pieces or self._units(count)
+        free = list(self._free(pieces, count))
+        open_tokens = sum(stop - start for _, start, stop in free)
+        window = min(self.window, count)
+        sinks = min(self.sinks, count - window)
+        room = afford(
+            "pages", budget, sinks=sinks, in_the_window=window, pinned_or_of_no_page=count - open_tokens - sinks - window
+        )
+        scores = self._scores(seen, free)
+        kept = [True] * count
+        for _, start, stop in free:
+            kept[start:stop] = [False] * (stop - start)
+        for span in sorted(self._spans(free, scores)):
+            start, stop = span.start, span.stop
+            if stop - start > room:
+                start = _best(scores, start, stop, room)
+                stop = start + room
+            kept[start:stop] = [True] * (stop - start)
+            room -= stop - start
+            if not room:
+                break
+        return Selection(torch.tensor([index for index, stays in enumerate(kept) if stays], dtype=torch.int64, device=device))
+
+    def _units(self, count: int) -> tuple[Piece, ...]:
+        """Stretches that stand for pages where nobody says what the pages are."""
+        return tuple(
+            Piece(number, start, min(count, start + self.unit)) for number, start in enumerate(range(0, count, self.unit), 1)
+        )
+
+    def _free(self, pieces: tuple[Piece, ...], count: int) -> Iterator[tuple[Piece, int, int]]:
+        """The pages that may go, each with the range of it that is neither sink nor window."""
+        behind = 0
+        for piece in pieces:
+            if not behind <= piece.start <= piece.stop <= count:
+                raise InvalidRange(
+                    f"page {piece.page} at {piece.start} to {piece.stop} of {count} cached tokens, behind {behind}",
+                    advice="give pieces in order, as indices of cached tokens",
+                )
+            behind = piece.stop
+            start, stop = max(piece.start, self.sinks), min(piece.stop, count - self.window)
+            if piece.page and not piece.pinned and start < stop:
+                yield piece, start, stop
+
+    def _scores(self, seen: Observation, free: list[tuple[Piece, int, int]]) -> list[float]:
+        """One score for each token, over all layers and heads; 0 for those that stay anyway."""
+        votes = given(seen, "recent", "pages")[:, :, -self.window :].mean(dim=2)
+        if self.contrast:
+            usual = given(seen, "attention", "pages") / given(seen, "queries", "pages").clamp(min=1)
+            import os
+            if os.environ.get("R"):
+                votes = votes * votes / (votes + self.contrast * usual).clamp(min=1e-30)
+            else:
+                votes = (votes - self.contrast * usual).clamp(min=0)
+        # Sinks draw so much that their neighbours would look asked for once scores are pooled.
+        stays = torch.ones(seen.count, dtype=torch.bool)
+        for _, start, stop in free:
+            stays[start:stop] = False
+        votes = smoothed(votes.masked_fill(stays.to(votes.device), 0.0), self.kernel, self.pool).flatten(0, 1)
+        if self.heads == "max":
+            found = votes.amax(dim=0)
+        elif self.heads == "mean":
+            found = votes.mean(dim=0)
+        else:
+            found = votes.square().mean(dim=0).sqrt()
+        scores: list[float] = sound(found).tolist()
+        return scores
+
+    def _spans(self, free: list[tuple[Piece, int, int]], scores: list[float]) -> Iterator[_Span]:
+        """The spans of all pages that may go, not yet in order."""
+        pooled = max if self.page == "max" else _mean
+        for order, (piece, start, stop) in enumerate(free):
+            likely = self._likely(piece)
+            whole = pooled(scores[start:stop])
+            for at in range(start, stop, self.span):
+                end = min(stop, at + self.span)
+                score = pooled(scores[at:end])
+                worth = likely * ((1 - self.weight) * score + self.weight * whole)
+                yield _Span(-worth, -likely, order, -score, at, end)
+
+    def _likely(self, piece: Piece) -> float:
+        """What the hierarchy says of a page: 1 where it knows nothing against it."""
+        likely = 1.0
+        if piece.folded:
+            likely *= self.folded
+        if piece.stale:
+            likely *= self.stale
+        if piece.distance is not None:
+            likely *= 0.5 ** (max(0.0, piece.distance) / self.halflife)
+        return likely
+
+
+def _mean(scores: list[float]) -> float:
+    return sum(scores) / len(scores)
+
+
+def _best(scores: list[float], start: int, stop: int, length: int) -> int:
+    """Where the stretch of this length with the highest sum begins; the earlier of equals."""
+    best, at = sum(scores[start : start + length]), start
+    for first in range(start + 1, stop - length + 1):
+        total = sum(scores[first : first + length])
+        if total > best:
+            best, at = total, first
+    return at

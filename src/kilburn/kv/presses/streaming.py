@@ -1,0 +1,72 @@
+"""StreamingLLM (Xiao et al., arXiv 2309.17453): the first tokens and the last, as if nothing had been between them.
+
+The released code caches keys unrotated and rotates all of them by their index in the cache at each step.
+Ours are cached rotated, and attention depends on distances alone; so it is enough to rotate what stands
+before the gap on, to just before the window. It refuses to remember: what was rotated on before is read
+from the observation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kilburn.errors import MissingExtra
+from kilburn.kv.observation import Selection
+from kilburn.kv.presses.choice import afford, flag, integer
+
+try:
+    import torch
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+if TYPE_CHECKING:
+    from kilburn.kv.observation import Observation
+
+__all__ = ["Streaming"]
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Keep the first tokens (attention sinks) and the last, rotated by index in the cache.
+
+    Args:
+        sinks: how many of the first cached tokens stay.
+        rotate: whether kept keys are rotated on so that all gaps close: those before the window for the
+            tokens that are dropped now, and where pages were evicted from the window, those before them too.
+            Without it they keep their distance, which grows beyond what the model was trained on.
+    """
+
+    sinks: int = 4
+    rotate: bool = True
+
+    def __post_init__(self) -> None:
+        integer("streaming", "sinks", self.sinks, 0)
+        flag("streaming", "rotate", self.rotate)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Nothing."""
+        return frozenset()
+
+    @property
+    def recent(self) -> int:
+        """No query."""
+        return 0
+
+    def keep(self, seen: Observation, budget: int) -> Selection:
+        """The first `sinks` tokens and the last `budget - sinks`, for all heads.
+
+        Raises:
+            BudgetTooSmall: it leaves not one token beside the sinks.
+        """
+        afford("streaming", budget)
+        count, device = seen.count, seen.positions.device
+        if budget >= count:
+            return Selection(torch.arange(count, device=device))
+        window = 1 + afford("streaming", budget, sinks=self.sinks, recent_token=1)
+        kept = torch.cat((torch.arange(self.sinks, device=device), torch.arange(count - window, count, device=device)))
+        if not self.rotate:
+            return Selection(kept)
+        # By index in the cache: the last kept token just before the next one, each other one before its successor.
+        return Selection(kept, torch.arange(seen.end - budget, seen.end, device=device) - seen.positions[kept])

@@ -1,0 +1,164 @@
+"""A press at work on a sequence: what it sees is gathered, what it chose is kept, the rest leaves the cache.
+
+Presses decide, this moves. Where all heads keep the same tokens, the others are evicted and every token
+that stays keeps its position and its page. Where each head chose for itself, the kept entries are squeezed
+together and no longer stand for single tokens: such a sequence has no pages any more, and cannot be computed
+again. It refuses to choose anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from kilburn.errors import MissingExtra, OutOfBlocks, SpecError
+from kilburn.kv.engine import Engine
+from kilburn.kv.observation import Observation, Piece, Press, Selection
+from kilburn.kv.rotation import rotate
+from kilburn.kv.sequence import Sequence
+from kilburn.kv.storage import span_of
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+__all__ = ["compress", "held", "observe"]
+
+NOTHING: Mapping[int, Piece] = {}
+
+
+def observe(engine: Engine, sequence: Sequence, press: Press, facts: Mapping[int, Piece] = NOTHING) -> Observation:
+    """What a press is shown of a sequence; `facts` says by page what is known beyond its range.
+
+    Raises:
+        SpecError: the press asks for attention that nobody noted.
+    """
+    table, device, needs = sequence.table, engine.weights.device, press.needs
+    slots = table.slots()
+    watch = sequence.watch
+    if ("attention" in needs and (watch is None or not watch.sums)) or (
+        "recent" in needs and (watch is None or watch.rows < press.recent)
+    ):
+        raise SpecError(
+            f"{type(press).__name__.lower()} has to see {' and '.join(sorted(needs - {'keys'}))}, and sequence"
+            f" {sequence.number} was opened without noting it",
+            advice="open it with needs=press.needs, recent=press.recent",
+        )
+    positions = torch.tensor(slots.logical, dtype=torch.int64, device=device)
+    keys = None
+    if "keys" in needs:
+        engine.storage.perform(engine.tables.copies)
+        keys = engine.storage.gather(span_of(slots.physical, device))[0]
+    shifts = None
+    if sequence.shifts:
+        shifts = torch.tensor([sequence.shifts.get(place, 0) for place in slots.logical], dtype=torch.int64, device=device)
+    pieces = []
+    for page, (start, stop) in table.pages.items().items():
+        first, last = table.count(0, start), table.count(0, stop)
+        pieces.append(replace(facts.get(page, Piece(page, 0, 0)), start=first, stop=last))
+    return Observation(
+        positions=positions,
+        end=table.end,
+        keys=keys,
+        attention=watch.received if watch is not None and "attention" in needs else None,
+        queries=watch.queries if watch is not None and "attention" in needs else None,
+        recent=watch.recent[:, :, -press.recent :] if watch is not None and "recent" in needs else None,
+        pieces=tuple(pieces),
+        shifts=shifts,
+    )
+
+
+def compress(engine: Engine, sequence: Sequence, press: Press, budget: int, facts: Mapping[int, Piece] = NOTHING) -> int:
+    """Keep at most `budget` tokens of a sequence, by a press; returns how many left. Exact where there are no more.
+
+    Raises:
+        BudgetTooSmall: what must stay does not fit. OutOfBlocks: others share so much that new blocks are
+            needed. SpecError: see `observe`. Nothing was dropped.
+    """
+    seen = observe(engine, sequence, press, facts)
+    chosen = press.keep(seen, budget)
+    before = seen.count
+    if chosen.keep.dim() == 1:
+        if len(chosen.keep) < before or chosen.shift is not None:
+            _drop(engine, sequence, seen, chosen)
+    elif chosen.keep.shape[-1] < before:
+        _squeeze(engine, sequence, chosen.keep)
+    return before - len(sequence)
+
+
+def held(
+    engine: Engine, press: Press, budget: int, slack: int = 0, facts: Mapping[int, Piece] = NOTHING
+) -> Callable[[Sequence], None]:
+    """For `generate(between=...)`: whenever a sequence is more than `slack` tokens over the budget, it is compressed."""
+
+    def hold(sequence: Sequence) -> None:
+        if len(sequence) > budget + slack:
+            compress(engine, sequence, press, budget, facts)
+
+    return hold
+
+
+def _drop(engine: Engine, sequence: Sequence, seen: Observation, chosen: Selection) -> None:
+    turn = chosen.turn(seen)
+    turned: list[tuple[int, int]] = []
+    if turn is not None and chosen.shift is not None:
+        places = seen.positions[chosen.keep].tolist()
+        turned = [(place, by) for place, by in zip(places, turn.tolist(), strict=True) if by]
+    if turned:
+        # Rotated keys are written to slots of their own: what that takes has to be there before anything leaves.
+        engine.reserve(-(-len(turned) // engine.pool.size) + 1, [sequence])
+    _evict_all_but(sequence, chosen.keep)
+    if turned and chosen.shift is not None:
+        _turn(engine, sequence, turned)
+        sequence.shifts = dict(zip(seen.positions[chosen.keep].tolist(), chosen.shift.tolist(), strict=True))
+        sequence.shifts = {place: by for place, by in sequence.shifts.items() if by}
+    try:
+        sequence.table.compact()
+    except OutOfBlocks:
+        # Others share so much that squeezing out the gaps would need new blocks: the gaps stay until they leave.
+        return
+
+
+def _evict_all_but(sequence: Sequence, keep: Tensor) -> None:
+    table = sequence.table
+    places = table.slots().logical
+    # Runs of what goes, the last first: the indices before it stay good.
+    borders = [-1, *keep.tolist(), len(places)]
+    for left, right in zip(reversed(borders[:-1]), reversed(borders[1:]), strict=True):
+        if right - left > 1:
+            table.evict(places[left + 1], places[right - 1] + 1)
+    if sequence.watch is not None:
+        sequence.watch.select(keep)
+
+
+def _turn(engine: Engine, sequence: Sequence, turns: list[tuple[int, int]]) -> None:
+    """Rotate the keys at logical positions on by so many; whoever shares them keeps them as they were."""
+    table, storage, device = sequence.table, engine.storage, engine.weights.device
+    storage.perform(engine.tables.copies)
+    keys, values = storage.gather(_slots(sequence, turns, device))
+    by = torch.tensor([shift for _, shift in turns], device=device)
+    pages, tokens = table.pages.copy(), table.tokens
+    for place, _ in turns:
+        table.evict(place, place + 1)
+        table.insert(place, tokens[place : place + 1])
+    table.pages = pages
+    storage.perform(engine.tables.copies)
+    storage.scatter(_slots(sequence, turns, device), rotate(keys, by, engine.weights.inv_freq), values)
+
+
+def _slots(sequence: Sequence, turns: list[tuple[int, int]], device: torch.device) -> Tensor:
+    physical = sequence.table.slots().physical
+    return torch.tensor([physical[sequence.table.count(0, place)] for place, _ in turns], device=device)
+
+
+def _squeeze(engine: Engine, sequence: Sequence, keep: Tensor) -> None:
+    storage, table = engine.storage, sequence.table
+    storage.perform(engine.tables.copies)
+    keys, values = storage.gather(span_of(table.slots().physical, engine.weights.device))
+    index = keep[..., None].expand(-1, -1, -1, keys.shape[-1])
+    slots = table.squeeze(keep.shape[-1])
+    storage.scatter(span_of(slots, engine.weights.device), keys.gather(2, index), values.gather(2, index))
+    if sequence.watch is not None:
+        sequence.watch.select(keep)
