@@ -118,6 +118,50 @@ def evict_pages(blocks: int, size: int) -> Prepared:
     return work, max(1, len(starts) * page // size)
 
 
+def insert_into_gaps(blocks: int, size: int, count: int, shared: bool = False) -> Prepared:
+    """So many tokens each into gaps of ten and a half blocks, in random order; what is touched are the blocks they fill."""
+    tables, table = filled(blocks, size)
+    page = 10 * size + size // 2
+    starts = list(range(0, blocks * size - page + 1, 2 * page)) or [0]
+    random.Random(0).shuffle(starts)
+    count = min(count, page, table.end)
+    for start in starts:
+        table.evict(start, min(start + page, table.end))
+    if shared:
+        table = tables.fork(table)
+    tokens = list(range(count))
+
+    def work() -> None:
+        for start in starts:
+            table.insert(start, tokens)
+
+    return work, max(1, len(starts) * count // size)
+
+
+def insert_pages(blocks: int, size: int) -> Prepared:
+    return insert_into_gaps(blocks, size, 10 * size + size // 2)
+
+
+def insert_shared(blocks: int, size: int) -> Prepared:
+    return insert_into_gaps(blocks, size, 10 * size + size // 2, shared=True)
+
+
+def insert_mementos(blocks: int, size: int) -> Prepared:
+    """Of two blocks each: the fixed cost of an insertion, and moving the positions behind it, fall on few blocks."""
+    return insert_into_gaps(blocks, size, 2 * size)
+
+
+def squeeze(blocks: int, size: int) -> Prepared:
+    _, table = filled(blocks, size)
+    return lambda: table.squeeze(blocks * size // 2), blocks
+
+
+def squeeze_shared(blocks: int, size: int) -> Prepared:
+    tables, table = filled(blocks, size)
+    fork = tables.fork(table)
+    return lambda: fork.squeeze(blocks * size // 2), blocks
+
+
 def compact(blocks: int, size: int) -> Prepared:
     """After every second half block was evicted: half of the tokens move."""
     _, table = filled(blocks, size)
@@ -151,7 +195,12 @@ OPERATIONS: dict[str, Callable[[int, int], Prepared]] = {
     "fork and free": fork_and_free,
     "copy on write": write_shared,
     "evict pages": evict_pages,
+    "insert pages": insert_pages,
+    "insert pages, shared": insert_shared,
+    "insert mementos": insert_mementos,
     "compact": compact,
+    "squeeze to half": squeeze,
+    "squeeze to half, shared": squeeze_shared,
     "truncate": truncate,
     "preempt": preempt,
 }

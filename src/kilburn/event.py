@@ -42,6 +42,9 @@ class Act(StrEnum):
     """Moves of a policy were rejected; nothing changed."""
     USAGE = "usage"
     """A provider reported what a prompt really cost."""
+    CACHE = "cache"
+    """At the kv boundary: keys and values left the cache, came into it, or were computed again; device memory
+    does not survive, so it is never replayed."""
     NOTE = "note"
 
 
@@ -62,7 +65,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         policy: the policy's name, "kernel" for the kernel's own moves, "user" for calls from outside.
         cause: "admit", "pressure", "fault", "idle", "tail" or "user".
         why: in the policy's words.
-        tokens: use of the window after the event.
+        tokens: use of the level above the boundary after the event.
         data: what is particular to the act, as plain JSON.
     """
 

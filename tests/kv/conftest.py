@@ -21,11 +21,11 @@ def smollm() -> Weights:
     return load(pull("smollm2"))
 
 
-def tiny_model(seed: int = 0, heads: int = 6, shared: int = 2) -> LlamaForCausalLM:
+def tiny_model(seed: int = 0, heads: int = 6, shared: int = 2, words: int = 97) -> LlamaForCausalLM:
     """Two layers of random weights with grouped heads; large enough weights that attention is not flat."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=97,
+        vocab_size=words,
         hidden_size=16 * heads,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -42,3 +42,9 @@ def tiny_model(seed: int = 0, heads: int = 6, shared: int = 2) -> LlamaForCausal
 def tiny(request: pytest.FixtureRequest) -> Weights:
     """The tiny model in float32, on each device that is there."""
     return weights_of(tiny_model().to(request.param))
+
+
+@pytest.fixture(scope="session")
+def speaker(smollm: Weights) -> Weights:
+    """The tiny model with SmolLM2's tokenizer: nonsense in real words, quickly."""
+    return weights_of(tiny_model(words=len(smollm.tokenizer)), smollm.tokenizer)

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import count as counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, PrefixRefused
+from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, PrefixRefused
 from kilburn.kv.blocks import Pool
 from kilburn.kv.preemption import Preempted
 from kilburn.kv.prefixes import Key
@@ -36,18 +38,31 @@ class Plain:
     cells: list[tuple[int, Cell]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     evicted: set[int] = field(default_factory=set)
+    folded: int | None = None
     blended: int | None = None
+    squeezed: bool = False
     pages: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def run(self, token: int) -> Cell:
         """The cell of a next token: like KV, it depends on every cached token before it."""
-        exact = not self.evicted and self.blended is None
-        seen = tuple(self.tokens) if exact else ("altered", *(hash(cell) for _, cell in self.cells))
+        seen = tuple(self.tokens) if not self.altered else ("altered", *(hash(cell) for _, cell in self.cells))
         return (self.key, len(self.tokens), token, seen)
 
     @property
-    def altered(self) -> bool:
-        return bool(self.evicted) or self.blended is not None
+    def altered(self) -> dict[str, int]:
+        since = {
+            "evicted": min(self.evicted, default=None),
+            "folded": self.folded,
+            "blended": self.blended,
+            "compressed": 0 if self.squeezed else None,
+        }
+        return {why: position for why, position in since.items() if position is not None}
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The runs of positions that are not cached."""
+        borders = [-1, *(position for position, _ in self.cells), len(self.tokens)]
+        return [(a + 1, b) for a, b in pairwise(borders) if a + 1 < b]
 
 
 def state_of(tables: Tables) -> object:
@@ -70,18 +85,34 @@ class Engine(RuleBasedStateMachine):
         self.waiting: list[tuple[Preempted, Plain]] = []
         self.dead: list[Table] = []
         self.page = 0
+        self.pending: set[int] = set()
+        self.inserted = counter()
 
     def pick(self, choice: int) -> tuple[Table, Plain]:
         number = sorted(self.plain)[choice % len(self.plain)]
         return self.tables[number], self.plain[number]
 
-    def copy(self) -> None:
-        sources, targets = self.tables.copies.take()
+    def copied(self) -> dict[int, Cell]:
+        """The memory as it is once what is pending was copied."""
+        sources, targets = deepcopy(self.tables.copies).take()
         assert len(set(targets)) == len(targets)
         for target in targets:
-            assert self.pool.references[target // self.pool.size] <= 1, "a copy into a shared block"
-        cells = [self.memory[source] for source in sources]
-        self.memory.update(zip(targets, cells, strict=True))
+            block = target // self.pool.size
+            assert target in self.pending or self.pool.references[block] <= 1, "a copy into a shared block"
+            assert self.pool.digest(block) is None, "a copy into a block with a known content"
+        self.pending = set(targets)
+        return self.memory | dict(zip(targets, [self.memory[source] for source in sources], strict=True))
+
+    def copy(self) -> None:
+        self.memory = self.copied()
+        self.tables.copies.take()
+        self.pending = set()
+
+    def put(self, slot: int, cell: Cell) -> None:
+        block = slot // self.pool.size
+        assert self.pool.references[block] == 1, "a shared block was written"
+        assert self.pool.digest(block) is None, "a block with a known content was written"
+        self.memory[slot] = cell
 
     def write(self, table: Table, plain: Plain, tokens: Sequence[int]) -> None:
         """Append and compute; nothing changes where blocks run out."""
@@ -96,10 +127,7 @@ class Engine(RuleBasedStateMachine):
         assert self.pool.free == free - need
         self.copy()
         for slot, token in zip(slots, tokens, strict=True):
-            block = slot // self.pool.size
-            assert self.pool.references[block] == 1, "a shared block was written"
-            assert self.pool.digest(block) is None, "a block with a known content was written"
-            self.memory[slot] = plain.run(token)
+            self.put(slot, plain.run(token))
             plain.cells.append((len(plain.tokens), self.memory[slot]))
             plain.tokens.append(token)
 
@@ -159,6 +187,8 @@ class Engine(RuleBasedStateMachine):
             lambda: table.append([1]),
             lambda: table.evict(0, 0),
             lambda: table.truncate(0),
+            lambda: table.insert(0, []),
+            lambda: table.squeeze(0),
             table.slots,
             table.compact,
             table.publish,
@@ -192,8 +222,93 @@ class Engine(RuleBasedStateMachine):
         plain.pages = {
             page: (a, b)
             for page, (a, b) in plain.pages.items()
-            if not (a < stop and start < b and start < stop) or any(a <= position < b for position, _ in kept)
+            if not (gone and a < stop and start < b) or any(a <= position < b for position, _ in kept)
         }
+
+    @precondition(lambda self: self.plain)
+    @rule(choice=CHOICE, gap=CHOICE, skip=st.integers(-1, 3), tokens=st.lists(st.integers(2, 3), max_size=9), fit=st.booleans())
+    def insert(self, choice: int, gap: int, skip: int, tokens: list[int], fit: bool) -> None:
+        """Into one of its gaps; where `fit` is not set, perhaps also over what is cached or behind its end."""
+        table, plain = self.pick(choice)
+        start, stop = plain.gaps[gap % len(plain.gaps)] if plain.gaps else (gap % (len(plain.tokens) + 1), 0)
+        start = max(start, start + skip) if fit else start + skip
+        tokens = tokens[: max(0, stop - start)] if fit else tokens
+        stop = start + len(tokens)
+        before, blocks, size = state_of(self.tables), len(table.blocks), self.pool.size
+        free_before_it = not any(start <= position < stop for position, _ in plain.cells)
+        where = dict(zip(table.slots().logical, table.slots().physical, strict=True))
+        try:
+            slots = table.insert(start, tokens)
+        except InvalidRange:
+            assert not (0 <= start <= stop <= len(plain.tokens) and free_before_it)
+            assert state_of(self.tables) == before
+            return
+        except OutOfBlocks:
+            assert self.pool.free < -(-(len(tokens) + size - 1) // size), "there was room"
+            assert state_of(self.tables) == before
+            return
+        assert 0 <= start <= stop <= len(plain.tokens)
+        assert free_before_it
+        if not tokens:
+            assert state_of(self.tables) == before
+            return
+        assert len(table.blocks) - blocks <= -(-(len(tokens) + size - 1) // size)
+        now = dict(zip(table.slots().logical, table.slots().physical, strict=True))
+        moved = [position for position in where if now[position] != where[position]]
+        assert all(position >= stop for position in moved)
+        assert len({where[position] // size for position in moved}) <= 1
+        self.copy()
+        cells = [
+            (start + index, (plain.key, start + index, token, ("altered", next(self.inserted))))
+            for index, token in enumerate(tokens)
+        ]
+        for slot, (_, cell) in zip(slots, cells, strict=True):
+            self.put(slot, cell)
+        plain.cells = sorted(plain.cells + cells, key=lambda item: item[0])
+        plain.tokens[start:stop] = tokens
+        plain.folded = start if plain.folded is None else min(start, plain.folded)
+
+    @precondition(lambda self: self.plain)
+    @rule(
+        choice=CHOICE, at=CHOICE, size=st.integers(1, 12), skip=st.integers(0, 2), tokens=st.lists(st.integers(2, 3), min_size=1)
+    )
+    def fold(self, choice: int, at: int, size: int, skip: int, tokens: list[int]) -> None:
+        """What a fold does: a memento into the gap that its block leaves."""
+        _, plain = self.pick(choice)
+        start = at % (len(plain.tokens) + 1)
+        stop = min(start + size, len(plain.tokens))
+        self.evict(choice, start + 1, stop - start)
+        gaps = [index for index, (a, b) in enumerate(plain.gaps) if a <= start < b]
+        if gaps:
+            self.insert(choice, gaps[0], skip, tokens, True)
+
+    @precondition(lambda self: any(len(plain.cells) > 4 for plain in self.plain.values()))
+    @rule(choice=CHOICE, count=CHOICE, most=st.booleans())
+    def squeeze(self, choice: int, count: int, most: bool) -> None:
+        """The engine reads the first cached tokens and writes what it made of them where the table says."""
+        table, plain = self.pick(choice)
+        count = count % (len(plain.cells) + 2) if most else -(count % 2)
+        self.copy()
+        read = [self.memory[slot] for slot in table.slots().physical[: max(0, count)]]
+        before = state_of(self.tables)
+        own = sum(1 for block in table.blocks if self.pool.references[block] == 1)
+        wanted = -(-count // self.pool.size)
+        refused: type[KVError] | None = OutOfBlocks if wanted - own > self.pool.free else None
+        if not 0 <= count <= len(plain.cells):
+            refused = InvalidRange
+        if refused:
+            with pytest.raises(refused):
+                table.squeeze(count)
+            assert state_of(self.tables) == before
+            return
+        slots = table.squeeze(count)
+        assert len(table.blocks) == wanted
+        assert len(self.tables.copies) == 0
+        places = [position for position, _ in plain.cells[len(plain.cells) - count :]]
+        plain.cells = [(at, (plain.key, at, None, ("altered", hash(cell)))) for at, cell in zip(places, read, strict=True)]
+        for slot, (_, cell) in zip(slots, plain.cells, strict=True):
+            self.put(slot, cell)
+        plain.squeezed, plain.pages = True, {}
 
     @precondition(lambda self: self.plain)
     @rule(choice=CHOICE, back=st.integers(-1, 8))
@@ -211,7 +326,9 @@ class Engine(RuleBasedStateMachine):
         plain.cells = kept
         del plain.tokens[position:]
         plain.evicted = {at for at in plain.evicted if at < position}
+        plain.folded = plain.folded if plain.folded is not None and plain.folded < position else None
         plain.blended = plain.blended if plain.blended is not None and plain.blended < position else None
+        plain.squeezed = plain.squeezed and position > 0
         plain.pages = {page: (a, min(b, position)) for page, (a, b) in plain.pages.items() if a < position}
 
     @precondition(lambda self: self.plain)
@@ -273,13 +390,16 @@ class Engine(RuleBasedStateMachine):
         before = state_of(self.tables)
         others: Counter[int] = Counter(block for number in safe for block in self.tables[number].blocks)
         try:
+            chosen = [table.number for table in self.tables.victims(blocks, safe)]
+            assert state_of(self.tables) == before
             records = self.tables.reserve(blocks, safe)
         except OutOfBlocks:
             assert self.pool.capacity - len(others) < blocks, "there was something to preempt"
             assert state_of(self.tables) == before
             return
         assert self.pool.free >= blocks
-        assert not safe & {record.number for record in records}
+        assert [record.number for record in records] == chosen
+        assert not safe & set(chosen)
         for record in records:
             plain = self.plain.pop(record.number)
             assert list(record.tokens) == plain.tokens
@@ -289,13 +409,14 @@ class Engine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule()
     def resume(self) -> None:
-        """Computed again with its evictions at their places, it is what it was."""
-        record, old = self.waiting[-1]
-        if old.blended is not None:
-            return
-        self.waiting.pop()
+        """Computed again with its evictions at their places, it is what it was; or it says that it would not be."""
+        record, old = self.waiting.pop()
         table = self.tables.resume(record)
         plain = self.adopt(table, record.key, list(record.tokens))
+        assert record.recomputable == (old.altered.keys() <= {"evicted"})
+        if not record.recomputable:
+            assert len(table) <= min(since for why, since in old.altered.items() if why != "evicted")
+            return
         for at, start, stop in record.evictions:
             self.write(table, plain, record.tokens[len(plain.tokens) : at])
             if len(plain.tokens) < at:
@@ -310,16 +431,18 @@ class Engine(RuleBasedStateMachine):
 
     @invariant()
     def paged_is_as_contiguous(self) -> None:
-        self.copy()
+        memory = self.copied()
         for number, plain in self.plain.items():
             table = self.tables[number]
             physical, logical = table.slots()
             assert list(logical) == [position for position, _ in plain.cells]
-            assert [self.memory[slot] for slot in physical] == [cell for _, cell in plain.cells]
+            assert [memory[slot] for slot in physical] == [cell for _, cell in plain.cells]
             assert list(table.tokens) == plain.tokens
-            assert bool(table.altered) == plain.altered
+            assert table.altered == plain.altered
+            assert table.recomputable == (plain.altered.keys() <= {"evicted"})
             assert table.pages.items() == dict(sorted(plain.pages.items(), key=lambda item: item[1]))
-            assert {slot // self.pool.size for slot in physical} == set(table.blocks)
+            assert list(dict.fromkeys(slot // self.pool.size for slot in physical)) == list(table.blocks)
+            assert all(a < b for a, b in pairwise(physical) if a // self.pool.size == b // self.pool.size)
 
     @invariant()
     def owners_are_references_and_none_leaks(self) -> None:

@@ -20,7 +20,7 @@ from kilburn.kernel.reader import HitRateWarning, Reader, Recalled
 from kilburn.model import Tokens
 from kilburn.move import Drop, Move
 from kilburn.page import address_of, span_of
-from kilburn.policy import Cause
+from kilburn.policy import Cause, View
 from kilburn.wire.form import parse
 
 __all__ = ["HitRateWarning", "Process", "Recalled"]
@@ -149,6 +149,11 @@ class Process(Reader):
             return tuple(pages) if pinned else ()
 
         run(self._settling(change, Cause.FAULT), self._answer)
+
+    def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
+        """What a policy at the window is shown now: frozen, and good until the next change."""
+        with self.kernel.lock:
+            return self._planner.view(cause, wanted)
 
     def apply(self, *moves: Move) -> list[str]:
         """Carry out moves as a policy would, all or none; returns the addresses of derived pages.

@@ -17,7 +17,7 @@ from kilburn.errors import SpecError
 __all__ = ["locate", "names", "resolve"]
 
 
-VERBS = {"policies": "plan", "models": "stream", "stores": "commit"}
+VERBS = {"policies": "plan", "models": "stream", "stores": "commit", "kv.presses": "keep"}
 """What a class of each kind can do, so that its neighbours in the package are not taken for one."""
 
 

@@ -166,7 +166,11 @@ class AddressSpace:
     def note(
         self, act: Act, pages: Sequence[int] = (), *, policy: str = "kernel", cause: str = "", why: str = "", **data: Any
     ) -> None:
-        """Write an event into the batch. Observations may wait for the next commit; moves never do."""
+        """Write an event into the batch. Observations may wait for the next commit; moves never do.
+
+        At another boundary than the window's, `cached` of the data is the use of the level above it.
+        """
+        at = {"boundary": "kv", "tokens": int(data["cached"])} if act is Act.CACHE else {"tokens": self.use}
         event = Event(
             number=self.pending.next,
             act=act,
@@ -176,8 +180,8 @@ class AddressSpace:
             policy=policy,
             cause=cause,
             why=why,
-            tokens=self.use,
             data=data,
+            **at,
         )
         self.pending.events.append(event)
         self._note_use(event)

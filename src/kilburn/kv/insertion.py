@@ -73,17 +73,16 @@ def put(
     bases: list[int],
     slots: array[int],
     positions: array[int],
-    position: int,
-    count: int,
+    first: int,
+    fresh: array[int],
 ) -> array[int]:
-    """Insert `count` positions into a sequence that has none of them; returns their slots.
+    """Insert the `fresh` positions before the `first`-th of a sequence that has none of them; returns their slots.
 
     Raises:
         OutOfBlocks: nothing was inserted.
     """
     size, ramp = pool.size, pool.ramp
-    stop = position + count
-    first = bisect_left(positions, position)
+    count = len(fresh)
     at, front, more, back, moved = planned(pool, blocks, bases, slots, positions, first, count)
     taken = pool.take(more) if more else []
     if front:
@@ -99,10 +98,10 @@ def put(
         targets = placed[count:]
         copies.add(slots[first : first + moved], targets, blocks[at - 1 : at], {target // size for target in targets})
     slots[first : first + moved] = placed
-    positions[first:first] = ramp[position:stop] if stop <= len(ramp) else array("q", range(position, stop))
+    positions[first:first] = fresh
     blocks[at:at] = taken
     bases[at:at] = positions[first + len(front) : first + behind : size]
-    if at + more < len(bases) and (back or bases[at + more] < stop):
+    if at + more < len(bases) and (back or bases[at + more] <= fresh[-1]):
         # The gap may begin where that block did: from now on it begins with the first token it still holds.
         bases[at + more] = positions[first + behind]
     return placed[:count]

@@ -161,8 +161,8 @@ class Table:
 
         For a fold: a memento goes where its block was evicted. All others keep their positions, and their slots
         too, unless one block holds both sides of the gap: what stands behind it there may then be added to the
-        copies. The tokens replace those that were evicted, so the sequence is altered and not `recomputable`.
-        Within the range of a page that is partly left, they are that page's.
+        copies. The tokens replace those that were evicted, so the sequence is altered and not `recomputable`. They
+        belong to a page that is partly left around them.
 
         Raises:
             InvalidRange: one of these positions is cached, or not within the sequence; nothing was inserted.
@@ -172,15 +172,17 @@ class Table:
         fresh = array("i", tokens)
         stop = position + len(fresh)
         self._within(position, stop)
-        first = bisect_left(self._positions, position)
-        if first < len(self._positions) and self._positions[first] < stop:
+        positions, ramp = self._positions, self._pool.ramp
+        first = bisect_left(positions, position)
+        if first < len(positions) and positions[first] < stop:
             raise InvalidRange(
-                f"position {self._positions[first]} of sequence {self.number} is cached; nothing can be inserted over it",
+                f"position {positions[first]} of sequence {self.number} is cached; nothing can be inserted over it",
                 advice="evict it first, or insert less",
             )
         if not fresh:
             return array("q")
-        placed = put(self._pool, self._copies, self._blocks, self._bases, self._slots, self._positions, position, len(fresh))
+        logical = ramp[position:stop] if stop <= len(ramp) else array("q", range(position, stop))
+        placed = put(self._pool, self._copies, self._blocks, self._bases, self._slots, positions, first, logical)
         self._tokens[position:stop] = fresh
         self.alter("folded", position)
         return placed
@@ -305,8 +307,8 @@ class Table:
         """Make room for `count` entries that every head chose for itself; returns the physical slots to write, in order.
 
         The engine does the copies and reads what it selected before this, and writes all of these slots after it.
-        The last `count` cached positions remain as placeholders, in as few blocks as can be, of this sequence
-        alone. No page has a range any more, and the sequence is altered from its start.
+        The last `count` cached positions remain as placeholders, in as few blocks as can be, of its own. No page
+        has a range any more, and the sequence is altered from its start.
 
         Raises:
             InvalidRange: fewer are cached; nothing was dropped.
@@ -315,8 +317,7 @@ class Table:
         self._alive()
         if not 0 <= count <= len(self._slots):
             raise InvalidRange(f"{count} entries cannot remain of the {len(self)} that sequence {self.number} has cached")
-        pool, blocks = self._pool, self._blocks
-        size, ramp = pool.size, pool.ramp
+        pool, blocks, size, ramp = self._pool, self._blocks, self._pool.size, self._pool.ramp
         wanted = -(-count // size)
         own = [block for block in blocks if pool.references[block] == 1]
         # The last ones: of what was published, the head is worth more than the tail.
@@ -332,7 +333,7 @@ class Table:
         self._blocks, self._slots = targets, placed
         self._positions = self._positions[len(self._positions) - count :]
         self._bases = list(self._positions[::size])
-        self.pages.cut(0)
+        self.pages = Ranges()
         self.alter("compressed")
         return placed[:]
 

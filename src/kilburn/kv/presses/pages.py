@@ -1,8 +1,8 @@
-"""Ours: tokens are scored as SnapKV does, pooled to spans and pages, and corrected by what the hierarchy knows.
+"""Ours: what the last queries ask for beyond the usual, pooled to spans and pages, corrected by what the hierarchy knows.
 
 All heads keep the same tokens, because a block of the cache holds a slot of all layers and heads: what
-one head lets go is free only when all do. It refuses to drop what is nobody's to drop: pins, tokens of no page, the
-sinks and the window.
+one head lets go is free only when all do. It refuses to drop what is not its to drop: pins, tokens of no
+page, the sinks and the window.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ except ModuleNotFoundError as error:  # pragma: no cover - the tests install the
     raise MissingExtra("torch", "kv") from error
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kilburn.kv.observation import Observation
 
 __all__ = ["Pages"]
@@ -30,9 +32,11 @@ class _Span(NamedTuple):
     """Neighbouring tokens of one page. Compares by what goes first: the lowest is kept first."""
 
     worth: float
+    votes: float
     likely: float
     page: int
     score: float
+    plain: float
     start: int
     stop: int
 
@@ -54,7 +58,8 @@ class Pages:
         heads: how layers and heads make one score of theirs: "mean", "max", or "rms", which lies between.
         page: how tokens make the score of their span, and spans that of their page: "max" or "mean".
         contrast: how much of what all queries so far gave a token on average is taken off what the last
-            ones gave it, so that tokens that everybody looks at do not count as asked for.
+            ones gave it, head by head, so that tokens that everybody looks at do not count as asked for.
+            What is left is 0 for most pages; among those, attention as it is decides.
         stale: factor for pages that a later one superseded; 0 lets them go first.
         folded: factor for pages of which a memento or an excerpt is cached too.
         halflife: turns of expected distance until the next use that halve the worth of a page.
@@ -63,13 +68,13 @@ class Pages:
 
     window: int = 32
     sinks: int = 4
-    span: int = 8
-    weight: float = 0.5
+    span: int = 16
+    weight: float = 0.75
     kernel: int = 5
     pool: str = "avg"
     heads: str = "max"
     page: str = "max"
-    contrast: float = 0.0
+    contrast: float = 0.5
     stale: float = 0.25
     folded: float = 0.0
     halflife: float = 8.0
@@ -115,14 +120,14 @@ class Pages:
         room = afford(
             "pages", budget, sinks=sinks, in_the_window=window, pinned_or_of_no_page=count - open_tokens - sinks - window
         )
-        scores = self._scores(seen, free)
+        scores, plain = self._scores(seen, free)
         kept = [True] * count
         for _, start, stop in free:
             kept[start:stop] = [False] * (stop - start)
-        for span in sorted(self._spans(free, scores)):
+        for span in sorted(self._spans(free, scores, plain)):
             start, stop = span.start, span.stop
             if stop - start > room:
-                start = _best(scores, start, stop, room)
+                start = _best(scores, plain, start, stop, room)
                 stop = start + room
             kept[start:stop] = [True] * (stop - start)
             room -= stop - start
@@ -150,21 +155,23 @@ class Pages:
             if piece.page and not piece.pinned and start < stop:
                 yield piece, start, stop
 
-    def _scores(self, seen: Observation, free: list[tuple[Piece, int, int]]) -> list[float]:
-        """One score for each token, over all layers and heads; 0 for those that stay anyway."""
+    def _scores(self, seen: Observation, free: list[tuple[Piece, int, int]]) -> tuple[list[float], list[float]]:
+        """What was asked for of each token, with the contrast and without; 0 for those that stay anyway."""
         votes = given(seen, "recent", "pages")[:, :, -self.window :].mean(dim=2)
-        if self.contrast:
-            usual = given(seen, "attention", "pages") / given(seen, "queries", "pages").clamp(min=1)
-            import os
-            if os.environ.get("R"):
-                votes = votes * votes / (votes + self.contrast * usual).clamp(min=1e-30)
-            else:
-                votes = (votes - self.contrast * usual).clamp(min=0)
         # Sinks draw so much that their neighbours would look asked for once scores are pooled.
         stays = torch.ones(seen.count, dtype=torch.bool)
         for _, start, stop in free:
             stays[start:stop] = False
-        votes = smoothed(votes.masked_fill(stays.to(votes.device), 0.0), self.kernel, self.pool).flatten(0, 1)
+        stays = stays.to(votes.device)
+        plain = self._merged(votes.masked_fill(stays, 0.0))
+        if not self.contrast:
+            return plain, plain
+        usual = given(seen, "attention", "pages") / given(seen, "queries", "pages").clamp(min=1)
+        return self._merged((votes - self.contrast * usual).clamp_(min=0).masked_fill_(stays, 0.0)), plain
+
+    def _merged(self, votes: Tensor) -> list[float]:
+        """One score for each token, over all layers and heads."""
+        votes = smoothed(votes, self.kernel, self.pool).flatten(0, 1)
         if self.heads == "max":
             found = votes.amax(dim=0)
         elif self.heads == "mean":
@@ -174,17 +181,22 @@ class Pages:
         scores: list[float] = sound(found).tolist()
         return scores
 
-    def _spans(self, free: list[tuple[Piece, int, int]], scores: list[float]) -> Iterator[_Span]:
+    def _spans(self, free: list[tuple[Piece, int, int]], scores: list[float], plain: list[float]) -> Iterator[_Span]:
         """The spans of all pages that may go, not yet in order."""
-        pooled = max if self.page == "max" else _mean
         for order, (piece, start, stop) in enumerate(free):
             likely = self._likely(piece)
-            whole = pooled(scores[start:stop])
+            whole, usual = self._pooled(scores[start:stop]), self._pooled(plain[start:stop])
             for at in range(start, stop, self.span):
                 end = min(stop, at + self.span)
-                score = pooled(scores[at:end])
-                worth = likely * ((1 - self.weight) * score + self.weight * whole)
-                yield _Span(-worth, -likely, order, -score, at, end)
+                score, votes = self._pooled(scores[at:end]), self._pooled(plain[at:end])
+                worth = likely * self._weighed(score, whole)
+                yield _Span(-worth, -likely * self._weighed(votes, usual), -likely, order, -score, -votes, at, end)
+
+    def _pooled(self, scores: list[float]) -> float:
+        return max(scores) if self.page == "max" else sum(scores) / len(scores)
+
+    def _weighed(self, own: float, page: float) -> float:
+        return (1 - self.weight) * own + self.weight * page
 
     def _likely(self, piece: Piece) -> float:
         """What the hierarchy says of a page: 1 where it knows nothing against it."""
@@ -198,15 +210,9 @@ class Pages:
         return likely
 
 
-def _mean(scores: list[float]) -> float:
-    return sum(scores) / len(scores)
-
-
-def _best(scores: list[float], start: int, stop: int, length: int) -> int:
-    """Where the stretch of this length with the highest sum begins; the earlier of equals."""
-    best, at = sum(scores[start : start + length]), start
-    for first in range(start + 1, stop - length + 1):
-        total = sum(scores[first : first + length])
-        if total > best:
-            best, at = total, first
-    return at
+def _best(scores: list[float], plain: list[float], start: int, stop: int, length: int) -> int:
+    """Where the stretch of this length with the highest sum begins; by the plain scores, then the earlier, of equals."""
+    return max(
+        range(start, stop - length + 1),
+        key=lambda at: (sum(scores[at : at + length]), sum(plain[at : at + length]), -at),
+    )

@@ -1,0 +1,59 @@
+"""What tokens cost on this engine, measured: prices for policies that weigh them, in seconds.
+
+Takes a moment: it prefills and decodes some tokens. It refuses to guess for another machine.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kilburn.errors import SpecError
+from kilburn.kv.engine import Engine
+from kilburn.kv.sequence import Sequence
+from kilburn.prices import Prices
+
+__all__ = ["measured"]
+
+STEPS = 8
+
+
+def measured(engine: Engine, tokens: int = 512, reply: int = 100) -> Prices:
+    """Prices in seconds per million tokens, for `cost(prices=...)` and others.
+
+    A cached token is not free: each token of a reply looks at it. `cached` is that for a reply of
+    `reply` tokens.
+
+    Args:
+        tokens: of the prompt that is measured; the longer, the steadier the figure.
+
+    Raises:
+        SpecError: the engine holds fewer than three times as many. OutOfBlocks: others hold them.
+    """
+    if 3 * tokens > engine.pool.capacity * engine.pool.size or tokens < 2:
+        raise SpecError(f"measuring with {tokens} tokens takes an engine of {3 * tokens}", advice="measure with fewer")
+    sequence = engine.open([1, 2])
+    try:
+        # The first passes are slower: memory is touched for the first time.
+        engine.prefill(sequence, [5] * (tokens // 4))
+        engine.truncate(sequence, 2)
+        began = time.perf_counter()
+        engine.prefill(sequence, [3 + place % 7 for place in range(tokens)])
+        fresh = (time.perf_counter() - began) / tokens
+        short = _decoded(engine, sequence)
+        engine.prefill(sequence, [3 + place % 7 for place in range(tokens)])
+        long = _decoded(engine, sequence)
+    finally:
+        engine.free(sequence)
+    look = max(0.0, long - short) / tokens * reply
+    return Prices(input=fresh * 1e6, written=fresh * 1e6, cached=min(look, fresh) * 1e6, output=short * 1e6)
+
+
+def _decoded(engine: Engine, sequence: Sequence) -> float:
+    """Seconds for one token."""
+    engine.step([(sequence, [4])])
+    times = []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        engine.step([(sequence, [4])])
+        times.append(time.perf_counter() - began)
+    return sorted(times)[STEPS // 2]

@@ -1,0 +1,289 @@
+"""A process's window in an engine's cache: the window's moves drive what is cached.
+
+What the kernel evicts or folds in the window, `follow` makes an eviction of those tokens, or computes anew from
+there, whichever costs less; a KV budget of its own has a policy of its own; a branch shares everything up to
+where it began, and leaves nothing behind. It refuses to move pages in the window: it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import SpecError
+from kilburn.event import Act
+from kilburn.kernel.process import Process
+from kilburn.kv.engine import Engine
+from kilburn.kv.following import Following, Placed, Price, planned
+from kilburn.kv.generation import stream
+from kilburn.kv.observation import Piece
+from kilburn.kv.pressure import Pressure
+from kilburn.kv.sampling import GREEDY, Sampling
+from kilburn.kv.script import Line, Template
+from kilburn.policy import Cause
+
+__all__ = ["Followed", "Residence"]
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """What following the window took.
+
+    Args:
+        how: "same", "append", "edit" or "prefill".
+        prefilled: tokens that were computed.
+        saved: tokens that computing anew from the first difference would have taken beyond that.
+        evicted: tokens whose keys and values left, for the window's sake and for the budget's.
+        cached: tokens that are cached now.
+        exact: whether the cache is what the window's text alone would give.
+    """
+
+    how: str
+    prefilled: int
+    saved: int
+    evicted: int
+    cached: int
+    exact: bool
+
+
+class Residence:
+    """One process in one engine.
+
+    Args:
+        budget: tokens that may be cached for it; None for as many as the engine has.
+        policy: at the kv boundary, a spec or an object with `plan`.
+        price: what editing the cache costs against computing anew.
+        how: "auto" takes the cheaper way; "edit" and "prefill" always the one.
+        channel: whether a fold that takes the place of its sources is computed in sight of them, before they leave
+            (Memento), or only of what stays.
+
+    Raises:
+        SpecError: a budget that the engine cannot hold.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        process: Process,
+        *,
+        budget: int | None = None,
+        policy: Any = "lru",
+        price: Price | None = None,
+        how: str = "auto",
+        channel: bool = True,
+    ) -> None:
+        held = engine.pool.capacity * engine.pool.size
+        if budget is not None and budget > held:
+            raise SpecError(f"a KV budget of {budget} tokens in an engine of {held}", advice="open a larger engine")
+        self.engine, self.process = engine, process
+        self.pressure = Pressure(held if budget is None else budget, policy)
+        self.price, self.how, self.channel = price or Price(), how, channel
+        self.sequence = engine.open()
+        self.prefilled = 0
+        self._template = Template(engine.weights)
+        self._placed: list[Placed] = []
+        self._evicted = 0
+
+    def follow(self) -> Followed:
+        """Bring the cache to what the window shows now. After an error it holds a part of that, and can go on.
+
+        Raises:
+            BudgetTooSmall: pins, handles and the latest message do not fit the KV budget. OutOfBlocks: others hold
+            the engine's blocks.
+        """
+        wanted = self._template.lines(self.process)
+        plan = planned(self._placed, wanted, self.price, self.how)
+        before, self._evicted = self.prefilled, 0
+        adopted = self._adopt(plan)
+        if plan.how == "edit":
+            self._edit(plan)
+        if plan.cut is not None:
+            self._cut(plan.cut)
+        self._append(list(plan.append)[adopted:])
+        done = self.prefilled - before
+        made = Followed(
+            how=plan.how,
+            prefilled=done,
+            saved=max(0, int(plan.anew) - done) if plan.how == "edit" else 0,
+            evicted=self._evicted,
+            cached=len(self.sequence),
+            exact=not self.sequence.table.altered,
+        )
+        if plan.how in ("edit", "prefill"):
+            gone = [one.line.page for one in plan.evict if one.line.page]
+            self._note(gone, "kernel", "", how=plan.how, prefilled=done, evicted=self._evicted)
+        return made
+
+    def reply(self, limit: int = 256, sampling: Sampling = GREEDY) -> str:
+        """Follow the window, then let the model answer; the text, without the template's end.
+
+        What it generated stays cached until the window shows something else in its place.
+        """
+        return self.engine.weights.text(list(self.tokens(limit, sampling)))
+
+    def tokens(self, limit: int = 256, sampling: Sampling = GREEDY) -> Iterator[int]:
+        """The same token by token; the one that ends the reply is not among them."""
+        self.follow()
+        self._room(len(self._template.opening()) + limit)
+        self.engine.prefill(self.sequence, self._template.opening())
+        ends = self._template.stops | self.engine.weights.stops
+        for token in stream(self.engine, self.sequence, limit, sampling, stops=ends):
+            if token not in ends:
+                yield token
+
+    @contextmanager
+    def branch(self, process: Process) -> Iterator[Residence]:
+        """Another process that begins with what this window shows: it shares all blocks, until it writes.
+
+        At the end its own are freed, and this residence is where it was: at the branch point.
+        """
+        made = Residence.__new__(Residence)
+        made.__dict__.update(self.__dict__)
+        made.process, made.sequence = process, self.engine.fork(self.sequence)
+        made._placed, made.prefilled = list(self._placed), 0
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def facts(self) -> Mapping[int, Piece]:
+        """What the hierarchy knows of each cached page, for the page-aware press."""
+        view = self.process.view()
+        cached = self.sequence.table.pages.items()
+        folded = {source for page in view.pages if page.depth and page.id in cached for source in page.sources}
+        latest: dict[str, int] = {}
+        for page in view.pages:
+            if page.answers:
+                latest[view.page(page.answers).label] = page.id
+        made = {}
+        for page in view.pages:
+            stale = bool(page.answers) and latest[view.page(page.answers).label] != page.id
+            use = view.uses.get(page.id)
+            # What was read lately is read again soon: the distance to its last use stands for the one to its next.
+            distance = float(view.turn - use.turn) if use is not None else None
+            made[page.id] = Piece(page.id, 0, 0, page.id in view.pins, page.id in folded, stale, distance)
+        return made
+
+    def close(self) -> None:
+        """Free its sequence; idempotent."""
+        if self.sequence.is_live or self.sequence.record is not None:
+            self.engine.free(self.sequence)
+
+    def _adopt(self, plan: Following) -> int:
+        """Whole lines that the model generated itself and the window now shows: they are cached already."""
+        table = self.sequence.table
+        known = self._placed[-1].stop if self._placed else 0
+        if table.end == known:
+            return 0
+        count = 0
+        if plan.how == "append":
+            tokens = table.tokens
+            for line in plan.append:
+                stop = known + len(line.tokens)
+                if tuple(tokens[known:stop]) != line.tokens:
+                    break
+                self._place(line, known)
+                known, count = stop, count + 1
+            if count < len(plan.append):
+                # The reply without what closes its line: only that is missing.
+                line = plan.append[count]
+                same = 0
+                while same < min(len(line.tokens), table.end - known) and tokens[known + same] == line.tokens[same]:
+                    same += 1
+                if 0 < same < len(line.tokens):
+                    self.engine.truncate(self.sequence, known + same)
+                    self._room(len(line.tokens) - same)
+                    self._compute(line.tokens[same:])
+                    self._place(line, known)
+                    return count + 1
+        self.engine.truncate(self.sequence, known)
+        return count
+
+    def _edit(self, plan: Following) -> None:
+        """Put folds into the gaps in sight of what they stand for, then let that go, then put in all else."""
+        sources = {one.line.page for one in plan.evict}
+        pages = self.process.kernel.tier.pages
+        seeing: list[tuple[Line, int]] = []
+        blind: list[tuple[Line, int]] = []
+        for line, position in plan.insert:
+            page = pages.get(line.page)
+            sees = self.channel and page is not None and bool(page.depth) and not sources.isdisjoint(page.sources)
+            (seeing if sees else blind).append((line, position))
+        gone = {one.line.key for one in plan.evict}
+        self._placed = [one for one in self._placed if one.line.key not in gone]
+        try:
+            # The last first, so that no fold sees another that was put in just before it.
+            for line, position in reversed(seeing):
+                self._insert(line, position)
+        finally:
+            inserted = [(one.start, one.stop) for one in self._placed]
+            for one in plan.evict:
+                for start, stop in _without(one.start, one.stop, inserted):
+                    self._evicted += self.engine.evict(self.sequence, start, stop)
+        for line, position in blind:
+            self._insert(line, position)
+
+    def _insert(self, line: Line, position: int) -> None:
+        stop = position + len(line.tokens)
+        self._evicted += self.engine.evict(self.sequence, position, stop)
+        self._room(len(line.tokens))
+        self.engine.insert(self.sequence, position, line.tokens)
+        self.prefilled += len(line.tokens)
+        self._place(line, position)
+
+    def _cut(self, position: int) -> None:
+        self._placed = [one for one in self._placed if one.start < position]
+        self._evicted += self.engine.truncate(self.sequence, position)
+
+    def _append(self, lines: list[Line]) -> None:
+        for line in lines:
+            self._room(len(line.tokens))
+            start = self.sequence.end
+            self._compute(line.tokens)
+            self._place(line, start)
+
+    def _compute(self, tokens: tuple[int, ...]) -> None:
+        self.engine.prefill(self.sequence, tokens)
+        self.prefilled += len(tokens)
+
+    def _place(self, line: Line, start: int) -> None:
+        stop = start + len(line.tokens)
+        if line.page:
+            pages = self.sequence.table.pages
+            for page in pages.over(start, stop):
+                pages.remove(page)
+            if line.page in pages:
+                pages.remove(line.page)
+            self.sequence.table.label(line.page, start, stop)
+        self._placed.append(Placed(line, start, stop))
+        self._placed.sort(key=lambda one: one.start)
+
+    def _room(self, need: int) -> None:
+        """PRESSURE at the kv boundary: what the policy there lets go leaves the cache, and the ledger remembers."""
+        table = self.sequence.table
+        for relief in self.pressure.relief(self.process, table, need):
+            for page in relief.pages:
+                self._evicted += self.engine.evict(self.sequence, *table.pages[page])
+            if relief.pages or relief.refused:
+                self._note(relief.pages, relief.policy, relief.why or relief.refused, refused=bool(relief.refused))
+
+    def _note(self, pages: Any, policy: str, why: str, **data: Any) -> None:
+        kernel = self.process.kernel
+        if kernel.store.readonly:
+            return
+        with kernel.lock:
+            kernel.observe(
+                Act.CACHE, tuple(pages), policy=policy, cause=Cause.PRESSURE, why=why, cached=len(self.sequence), **data
+            )
+
+
+def _without(start: int, stop: int, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """A range less others that may lie in it."""
+    left = [(start, stop)]
+    for low, high in taken:
+        left = [
+            piece for begin, end in left for piece in ((begin, min(end, low)), (max(begin, high), end)) if piece[0] < piece[1]
+        ]
+    return left
