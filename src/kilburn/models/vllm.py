@@ -1,0 +1,368 @@
+"""vLLM's OpenAI endpoint, used so that its prefix cache is hit: stable prefixes, a salt per tenant, metrics.
+
+vLLM keeps the KV of full blocks of tokens and finds them by a hash of all tokens from the start, so one
+changed letter early in a prompt makes it read everything behind again. This model writes the same tools
+in the same way whatever order they come in, adds nothing of its own to a prompt, and says after each
+reply how much of the prompt before was kept. Requests of a tenant carry a salt that goes into those
+hashes (PagedAttention, arXiv 2309.06180; vLLM's design note "Automatic Prefix Caching"), so no tenant is
+served from another's cache, or learns from the time of a reply what is in it. It refuses to start a
+server, and to move or evict what is inside one: vLLM has no call for that.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Annotated, Any
+
+import msgspec
+
+from kilburn.errors import ModelError, Refused, SpecError
+from kilburn.model import Delta, Reply, Request
+from kilburn.models.assembly import arguments
+from kilburn.models.chat import Chat
+from kilburn.models.metrics import Metrics, read_metrics
+from kilburn.models.retry import Retry
+
+__all__ = ["SECRET", "Prefix", "Vllm", "salt_of"]
+
+log = logging.getLogger("kilburn")
+
+SECRET = "KILBURN_CACHE_SECRET"
+"""The environment variable with the secret that salts are made of."""
+
+_SECRET_LETTERS = 16
+_PATIENCE = 30.0
+"""Seconds to wait for metrics and for a prompt's tokens."""
+
+_ABSENT = {404, 405, 501}
+_SHAPING = (
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning_effort",
+    "tool_choice",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "mm_processor_kwargs",
+)
+"""Options of a request that change the prompt's tokens; all others only change the reply."""
+
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_DATA = ("default", "const", "enum", "examples", "required")
+
+
+class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a prompt is also the beginning of the prompt before it.
+
+    Args:
+        unit: "characters" of the request as JSON with sorted keys, or "tokens" as the server counts them.
+        previous: length of the prompt before; 0 for a first prompt.
+        length: of this prompt.
+        common: what the two share from the start.
+        change: the first place that differs ("options", "tools", "messages[3]"; "template" where only
+            the server's chat template writes the same messages otherwise), or None where nothing that
+            was sent before changed.
+        reusable: tokens, in full blocks, that the server need not read again if it still has them; at
+            least, since it also keeps what it generated. None where unknown.
+        cached: tokens that the server says it had; None before the reply. A server without
+            `--enable-prompt-tokens-details` says nothing, which reads as 0.
+    """
+
+    unit: str
+    previous: int
+    length: int
+    common: int
+    change: str | None = None
+    reusable: int | None = None
+    cached: int | None = None
+
+    @property
+    def lost(self) -> int:
+        """What was sent before and is of no more use: the prompt before, from the first difference on."""
+        return self.previous - self.common
+
+
+class Vllm(Chat):
+    """A model behind vLLM's server, for one process of one tenant; see `fork` for others.
+
+    Args:
+        model: its name there.
+        base_url: of the server, with or without "/v1".
+        api_key: of a server that was started with one; None takes VLLM_API_KEY, and never OPENAI_API_KEY.
+        tenant: whose requests these are. Only requests of the same tenant and secret share cached
+            prefixes; None shares with all who send no salt.
+        secret: what the salt is made of besides the tenant, at least 16 characters; None takes
+            KILBURN_CACHE_SECRET. Nobody who may send requests of an own should know it.
+        context: its window in tokens, or None where unknown.
+        retry: how failed calls are made again.
+
+    Raises:
+        MissingExtra: the extra `openai` is not installed.
+        SpecError: a tenant without a secret, or one that is too short.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str = "http://127.0.0.1:8000",
+        api_key: str | None = None,
+        *,
+        tenant: str | None = None,
+        secret: str | None = None,
+        context: int | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        self._root = base_url.rstrip("/").removesuffix("/v1")
+        self._salt = None if tenant is None else salt_of(tenant, os.environ.get(SECRET, "") if secret is None else secret)
+        self._track = _Track()
+        # Without a key the SDK would take OpenAI's from the environment, and hand it to this server.
+        key = api_key or os.environ.get("VLLM_API_KEY") or "none"
+        super().__init__(model, f"{self._root}/v1", key, context=context, retry=retry)
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """How the last prompt that was answered began like the one before it, in characters; None before the first."""
+        return self._track.prefix
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        """The reply as it comes; `prefix` is that of this prompt from its first piece on.
+
+        Raises:
+            Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
+        """
+        request = self._stable(request)
+        sections = _sections(request)
+        prefix = self._track.compare(sections)
+        begun = False
+        with closing(super().stream(request)) as pieces:  # type: ignore[type-var]
+            for piece in pieces:
+                if not begun:
+                    begun = True
+                    self._track.note(sections, prefix)
+                    _say(self.name, prefix)
+                if isinstance(piece, Reply) and piece.usage is not None:
+                    self._track.note(sections, msgspec.structs.replace(prefix, cached=piece.usage.cached))
+                yield piece
+
+    def preview(self, request: Request) -> Prefix:
+        """What sending this request now would keep of the last prompt, in tokens; nothing is generated.
+
+        The server renders and counts both prompts, so this is exact, but for `documents` and
+        `reasoning_effort`, which its tokenizer endpoint does not take.
+
+        Raises:
+            Refused: the server has no /tokenize, or will not take the request.
+            Unavailable: see `kilburn.errors`.
+        """
+        sections = _sections(self._stable(request))
+        before = self._track.sections
+        tokens, old = self._tokens(sections), self._tokens(before) if before else ()
+        common = _common(old, tokens)
+        change = _change(before, sections)
+        if change is None and common < len(old):
+            change = "template"
+        block = self._block()
+        # The last token of a prompt is always read, for what comes next.
+        reusable = None if block is None else min(common, len(tokens) - 1) // block * block
+        return Prefix(unit="tokens", previous=len(old), length=len(tokens), common=common, change=change, reusable=reusable)
+
+    def metrics(self) -> Metrics:
+        """What the server's /metrics says now.
+
+        Raises:
+            Refused: there is no such page, or nothing of vLLM's is on it.
+            Unavailable: nobody answers.
+        """
+        found = read_metrics(self._ask("/metrics"))
+        if not found.found:
+            raise Refused(f"{self._root}/metrics has nothing of vLLM's", advice="is this a vLLM, with its statistics on?")
+        return found
+
+    def fork(self) -> Vllm:
+        """The same model for another process, whose `prefix` goes on from this one's last prompt.
+
+        It shares the connections: closing one closes all.
+        """
+        child = copy.copy(self)
+        child._track = self._track.fork()
+        return child
+
+    def __enter__(self) -> Vllm:
+        return self
+
+    def _stable(self, request: Request) -> Request:
+        """The request with its tools in one order and its tenant's salt."""
+        options = request.options
+        if self._salt is not None:
+            if "cache_salt" in options:
+                raise Refused(f"{self.name}: a cache_salt in the options of a tenant", advice="leave it to the model")
+            options = {**options, "cache_salt": self._salt}
+        tools = sorted(
+            (msgspec.structs.replace(tool, parameters=_ordered(tool.parameters)) for tool in request.tools),
+            key=lambda tool: tool.name,
+        )
+        return msgspec.structs.replace(request, tools=tuple(tools), options=options)
+
+    def _block(self) -> int | None:
+        try:
+            return self.metrics().block
+        except Refused:
+            # A gateway may hide the metrics; the tokens are worth something without them.
+            return None
+
+    def _tokens(self, sections: _Sections) -> tuple[int, ...]:
+        """The tokens of a prompt, as the server renders it."""
+        options, tools, *messages = (msgspec.json.decode(text) for _, text in sections)
+        body = {"model": self.name, "messages": messages, **options, **({"tools": tools} if tools else {})}
+        body.pop("tool_choice", None)
+        said = self._ask("/tokenize", body)
+        try:
+            return msgspec.json.decode(said, type=_Tokenized).tokens
+        except msgspec.DecodeError as error:
+            raise Refused(f"{self._root}/tokenize sent no tokens: {error}", advice="is this a vLLM?") from error
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> str:
+        """The answer of an endpoint beside the API; a GET, or a POST of `body`."""
+        options = {"timeout": _PATIENCE}
+        url = self._root + path
+        try:
+            said: str = (
+                self._client.get(url, cast_to=str, options=options)
+                if body is None
+                else self._client.post(url, cast_to=str, body=body, options=options)
+            )
+        except self._sdk.APIError as error:
+            raise self._fault(error, False) from error
+        return said
+
+    def _fault(self, error: Any, passed: bool) -> ModelError:
+        path = error.request.url.path
+        if getattr(error, "status_code", None) in _ABSENT and path.endswith(("/metrics", "/tokenize")):
+            return Refused(f"{self._root} has no {path}", advice="is this a vLLM, with that endpoint on?")
+        return super()._fault(error, passed)
+
+
+_Sections = tuple[tuple[str, str], ...]
+"""A prompt as (name, JSON) in the order in which templates write it: options, tools, each message."""
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+
+
+class _Track:
+    """The last prompt of a process that was answered, and how it began."""
+
+    def __init__(self, sections: _Sections = (), prefix: Prefix | None = None) -> None:
+        self._lock = threading.Lock()
+        self._sections, self._prefix = sections, prefix
+
+    @property
+    def sections(self) -> _Sections:
+        with self._lock:
+            return self._sections
+
+    @property
+    def prefix(self) -> Prefix | None:
+        with self._lock:
+            return self._prefix
+
+    def note(self, sections: _Sections, prefix: Prefix) -> None:
+        with self._lock:
+            self._sections, self._prefix = sections, prefix
+
+    def fork(self) -> _Track:
+        with self._lock:
+            return _Track(self._sections, self._prefix)
+
+    def compare(self, sections: _Sections) -> Prefix:
+        before = self.sections
+        common = 0
+        for (_, old), (_, new) in zip(before, sections, strict=False):
+            if old != new:
+                common += _common(old, new)
+                break
+            common += len(new)
+        return Prefix(
+            unit="characters",
+            previous=sum(len(text) for _, text in before),
+            length=sum(len(text) for _, text in sections),
+            common=common,
+            change=_change(before, sections),
+        )
+
+
+def salt_of(tenant: str, secret: str) -> str:
+    """The `cache_salt` of a tenant: HMAC-SHA256 under the secret, in hex. Nobody can read or guess the tenant from it.
+
+    Raises:
+        SpecError: a secret of less than 16 characters.
+    """
+    if len(secret) < _SECRET_LETTERS:
+        raise SpecError(
+            f"a tenant's salt needs a secret of at least {_SECRET_LETTERS} characters", advice=f"set {SECRET}, or give secret"
+        )
+    return hmac.new(secret.encode(), b"kilburn.vllm\0" + tenant.encode(), hashlib.sha256).hexdigest()
+
+
+def _ordered(schema: Any, *, named: bool = False) -> Any:
+    """A JSON schema with its keywords sorted. Properties stay in their order: models write arguments in it."""
+    if isinstance(schema, list):
+        return [_ordered(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if named:
+        return {name: _ordered(inner) for name, inner in schema.items()}
+    return {key: schema[key] if key in _DATA else _ordered(schema[key], named=key in _NAMED) for key in sorted(schema)}
+
+
+def _sections(request: Request) -> _Sections:
+    options = {key: request.options[key] for key in _SHAPING if key in request.options}
+    given = [("options", options), ("tools", arguments(request).get("tools", []))]
+    given += [(f"messages[{index}]", message) for index, message in enumerate(request.messages)]
+    try:
+        # Tools are as they will be sent; the order of a message's keys never reaches the prompt.
+        return tuple(
+            (name, msgspec.json.encode(value, order=None if name == "tools" else "sorted").decode()) for name, value in given
+        )
+    except (TypeError, ValueError) as error:
+        raise Refused(f"a request that is no JSON: {error}", advice="send strings, numbers, lists and dicts") from error
+
+
+def _change(before: _Sections, after: _Sections) -> str | None:
+    """The first section of the prompt before that is not the same in this one; None where all are."""
+    for index, section in enumerate(before):
+        if index >= len(after) or after[index] != section:
+            return section[0]
+    return None
+
+
+def _common(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """How many items two sequences share from the start."""
+    low, high = 0, min(len(before), len(after))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if before[low:middle] == after[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _say(who: str, prefix: Prefix) -> None:
+    if prefix.change is not None:
+        log.info(
+            "%s: the prompt changed at %s: %d of the %d characters before it are read again or gone",
+            who,
+            prefix.change,
+            prefix.lost,
+            prefix.previous,
+        )
