@@ -3,6 +3,7 @@
 In a page, blocks run in order, in one folder that starts empty, sharing their names, with no
 network:
 
+- SmolLM2's weights are there, as after `kilburn models pull smollm2`.
 - `python` runs; an `output` block after it is what it prints.
 - `console` runs its lines that start with `$ `; what stands below a command is what it prints, and
   nothing there asks only for success. `# exits 2` behind a command states another exit status.
@@ -29,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kilburn.models.weights import pull
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [path for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md") if (path := ROOT / name).exists()] + sorted(
@@ -151,14 +154,27 @@ def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
     exec(code, names)
 
 
+@pytest.fixture(scope="session")
+def weights() -> Path:
+    """The folder of the weights, with SmolLM2 in it: fetched before the network is shut off."""
+    return pull("smollm2").parent
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], offline: None
+    page: Path,
+    weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    offline: None,
 ) -> None:
     blocks = [block for block in blocks_of(page) if not block.skipped]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / ".home"))
-    (tmp_path / ".home").mkdir()
+    models = tmp_path / ".home" / ".cache" / "kilburn" / "models"
+    models.parent.mkdir(parents=True)
+    models.symlink_to(weights)
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in blocks:

@@ -1,0 +1,176 @@
+"""One sequence in a context of llama.cpp: what it has cached where, and how it came to be.
+
+Pure bookkeeping, which `kilburn.kv.llama.engine` keeps in step with llama.cpp. It refuses what llama.cpp
+cannot do: to go on behind a gap, and to move one position over another.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence as Ordered
+
+from kilburn.errors import FreedSequence, InvalidRange
+from kilburn.kv.llama.cells import ALIGNED
+
+__all__ = ["Move", "Sequence"]
+
+Move = tuple[str, int, int, int, int]
+"""What was done ("evict", "truncate", "shift"), after how many tokens were taken, from, to, by how much."""
+
+
+class Sequence:
+    """What `Llama.open`, `fork` and `restore` return.
+
+    Attributes:
+        number: its name among the sequences that live in its context; a later one may get it again.
+        logits: of the token that comes next, or None where that is not known (nothing ran, or `truncate`).
+        tokens: those that are cached, in order.
+        positions: the position of each of them.
+        taken: all tokens that it took, those that were evicted included.
+        moves: what was done to it, so that two sequences of equal `taken` and `moves` are the same one.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.logits: array[float] | None = None
+        self.tokens, self.positions, self.taken = array("i"), array("i"), array("i")
+        self.moves: list[Move] = []
+        self.cells = array("q")
+        self.pure = 0
+        self.is_live = True
+        self._end = 0
+
+    def __len__(self) -> int:
+        """Tokens that are cached."""
+        return len(self.positions)
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.number}: {len(self)} tokens, next is {self.end}>" if self.is_live else "<Sequence: freed>"
+
+    @property
+    def end(self) -> int:
+        """The position that the next token gets."""
+        return self.positions[-1] + 1 if self.positions else self._end
+
+    @property
+    def exact(self) -> bool:
+        """Whether logits are, bit for bit, those that the same tokens give alone in a context, in the same calls.
+
+        Not after `evict` and `shift`, nor where its cells lie scattered or at an odd place, as those of a second fork: sums are
+        then rounded otherwise. After `truncate` to before the place where that began it is exact again.
+        """
+        return self.pure == len(self)
+
+    def copy(self, number: int) -> Sequence:
+        """The same past under another number. For the engine."""
+        made = Sequence(number)
+        made.logits = self.logits
+        made.tokens, made.positions, made.taken = self.tokens[:], self.positions[:], self.taken[:]
+        made.moves, made.cells, made.pure, made._end = self.moves[:], self.cells[:], self.pure, self.end
+        return made
+
+    def take(self, tokens: Ordered[int], cells: array[int]) -> None:
+        """Tokens ran behind the last one, and went to these cells. For the engine."""
+        if self.exact and len(cells):
+            begins = not self.end and cells[0] % ALIGNED == 0
+            if cells[0] >= 0 and (cells[0] == self.cells[-1] + 1 if self.cells else begins):
+                self.pure += len(cells)
+        self.positions.extend(range(self.end, self.end + len(cells)))
+        self.tokens.extend(tokens)
+        self.taken.extend(tokens)
+        self.cells.extend(cells)
+
+    def settle(self, tokens: Ordered[int], positions: Ordered[int], cells: array[int], *, exact: bool) -> None:
+        """What was saved is back, in these cells. For the engine."""
+        if exact:
+            self.take(tokens, cells)
+            return
+        self.tokens, self.positions, self.cells = array("i", tokens), array("i", positions), cells
+
+    def within(self, start: int, stop: int) -> range:
+        """Which of the cached tokens have these positions.
+
+        Raises:
+            InvalidRange: not a range within 0 and `end`.
+        """
+        self.alive()
+        if not 0 <= start <= stop <= self.end:
+            raise InvalidRange(f"positions {start} to {stop} are not within 0 to {self.end} of sequence {self.number}")
+        return range(bisect_left(self.positions, start), bisect_left(self.positions, stop))
+
+    def evictable(self, start: int, stop: int) -> range:
+        """As `within`, for what may be dropped without a gap before the next token.
+
+        Raises:
+            InvalidRange: the last cached token goes, and others stay.
+        """
+        part = self.within(start, stop)
+        if part.start < part.stop == len(self) and part.start:
+            last = self.positions[part.start - 1]
+            raise InvalidRange(
+                f"llama.cpp goes on at the position behind the last cached token: without {start} to {stop} that is {last + 1}",
+                advice=f"keep the last token, or truncate to {last + 1}",
+            )
+        return part
+
+    def cuttable(self, position: int) -> range:
+        """As `within`, for what is dropped by going back to a position.
+
+        Raises:
+            InvalidRange: what comes before that position was evicted, and something before that was not.
+        """
+        part = self.within(position, self.end)
+        if part.start and self.positions[part.start - 1] + 1 != position:
+            last = self.positions[part.start - 1]
+            raise InvalidRange(f"position {position - 1} of sequence {self.number} is gone", advice=f"truncate to {last + 1}")
+        return part
+
+    def movable(self, start: int, stop: int, delta: int) -> range:
+        """As `within`, for what moves by `delta`.
+
+        Raises:
+            InvalidRange: it would land below zero, or on or beyond a neighbour, or would leave a gap before the next token.
+        """
+        part = self.within(start, stop)
+        if not part:
+            return part
+        low, high = self.positions[part.start] + delta, self.positions[part.stop - 1] + delta
+        floor = self.positions[part.start - 1] if part.start else -1
+        roof = self.positions[part.stop] if part.stop < len(self) else 1 << 30
+        if not floor < low <= high < roof:
+            raise InvalidRange(f"{start} to {stop} moved by {delta} would not lie between {floor} and {roof}")
+        return part
+
+    def drop(self, part: range, move: Move | None) -> None:
+        """These cached tokens went, by a move or by going back. For the engine."""
+        end = self.end
+        start, stop = part.start, part.stop
+        del self.tokens[start:stop], self.positions[start:stop], self.cells[start:stop]
+        self.pure = min(self.pure, start)
+        self._end = end
+        if move is not None:
+            self.moves.append(move)
+
+    def back(self, part: range, position: int) -> None:
+        """Everything from a position on went. For the engine."""
+        if self.moves:
+            self.moves.append(("truncate", len(self.taken), position, position, 0))
+        else:
+            del self.taken[position:]
+        if part:
+            self.logits = None
+        self.drop(part, None)
+        self._end = position
+
+    def move(self, part: range, move: Move) -> None:
+        """These cached tokens have other positions now. For the engine."""
+        for index in part:
+            self.positions[index] += move[4]
+        self.pure = min(self.pure, part.start)
+        self.moves.append(move)
+
+    def alive(self) -> None:
+        """Nothing, or FreedSequence."""
+        if not self.is_live:
+            raise FreedSequence(f"sequence {self.number} was freed", advice="open it anew, or restore it")

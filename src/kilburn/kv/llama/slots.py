@@ -1,0 +1,152 @@
+"""Slots of llama.cpp's own server: a prompt's keys and values go to disk, and come back without being computed.
+
+Given a slot file that is cut short, llama.cpp ends the whole process; one whose bytes were changed it
+takes without a word. So every file has a checksum beside it here, and nothing is restored that is not
+what was saved. It refuses to know messages: tokens go in.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from kilburn.errors import InvalidRange, KVError, MissingExtra, Refused, SpillFailed, Unavailable
+from kilburn.kv.llama.states import Saved, States
+from kilburn.kv.prefixes import Key
+
+__all__ = ["Read", "Server", "Slots"]
+
+_HEADER = 256
+"""Bytes before the tokens in a slot file, at most."""
+
+
+class Server(Protocol):
+    """llama.cpp's server in this process, as `kilburn.models.llama.engine` gives it."""
+
+    context: int
+
+    @property
+    def slots(self) -> Path:
+        """The folder whose files it saves and restores."""
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
+        """The decoded answer of one endpoint."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """How a prompt was read.
+
+    Args:
+        computed: tokens that ran; at least the last one always does.
+        cached: tokens whose keys and values were there.
+        seconds: that it took.
+    """
+
+    computed: int
+    cached: int
+    seconds: float
+
+
+class Slots:
+    """The slot of a server, and its saved states.
+
+    Args:
+        server: whose slot; chats that go through the same server use the same one.
+        model: which weights, as a digest of their file.
+        folder: where states lie; made where it is missing.
+        tenant: whose states these are; another tenant's are a miss.
+
+    Raises:
+        MissingExtra: xllamacpp is not installed.
+    """
+
+    def __init__(self, server: Server, model: str, folder: str | Path, *, tenant: str = "") -> None:
+        try:
+            form = f"xllamacpp {version('xllamacpp')}"
+        except PackageNotFoundError as error:
+            raise MissingExtra("xllamacpp", "local") from error
+        self._server = server
+        self.states = States(Path(folder), Key(model, "f16", tenant), form)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The model's tokens of a text as a prompt has them: what looks like a control token is one.
+
+        Raises:
+            Unavailable: the server is gone.
+        """
+        body = {"content": text, "add_special": False, "parse_special": True}
+        found: list[int] = self._server.ask("POST", "/tokenize", body)["tokens"]
+        return found
+
+    def prefill(self, tokens: Ordered[int]) -> Read:
+        """Let the slot hold exactly these tokens; what it has of them already is not computed again.
+
+        Raises:
+            InvalidRange: no tokens. Overlong: more than its window. Refused, Unavailable: llama.cpp will not, or is gone.
+        """
+        if not tokens:
+            raise InvalidRange("a slot of no tokens", advice="give at least one")
+        body = {"prompt": list(tokens), "n_predict": 0, "cache_prompt": True, "id_slot": 0}
+        times = self._server.ask("POST", "/completion", body)["timings"]
+        return Read(times["prompt_n"], times["cache_n"], times["prompt_ms"] / 1000)
+
+    def save(self, tokens: Ordered[int]) -> Saved:
+        """Write the slot to disk, holding exactly these tokens: what it has not computed of them it does now.
+
+        Raises:
+            SpillFailed: the disk refused; the slot is as usable as before. KVError: another request took the slot meanwhile.
+            What `prefill` raises.
+        """
+        self.prefill(tokens)
+        name = self.states.name(tokens)
+        with self.states.writing(name) as place:
+            with self._link(place) as link:
+                try:
+                    told = self._server.ask("POST", "/slots/0?action=save", {"filename": link})
+                except Unavailable as error:
+                    raise SpillFailed(f"llama.cpp cannot write to {place.parent}", advice="is there space left?") from error
+            if place.stat().st_size != told["n_written"]:
+                raise SpillFailed(f"{place.parent} did not take the whole slot", advice="is there space left?")
+            with place.open("rb") as file:
+                head = file.read(_HEADER + 4 * len(tokens))
+            if told["n_saved"] != len(tokens) or array("i", tokens).tobytes() not in head:
+                raise KVError(
+                    "another request took the slot while it was saved", advice="save again, or wait for the other to end"
+                )
+            return self.states.commit(place, name, tokens)
+
+    def restore(self, name: str) -> int | None:
+        """Bring back what `save` wrote under this name; its tokens, or None: not there, not whole, not of this model or tenant.
+
+        A prompt that begins with these tokens is then not read again. What was in the slot is gone from it, also where
+        llama.cpp, for whatever reason, does not take the state, which is None too.
+        """
+        with self.states.reading(name) as found:
+            if found is None or len(found[0].tokens) > self._server.context:
+                return None
+            # The file that was checked, whatever is under its name by now.
+            with self._link(Path(f"/proc/self/fd/{found[1]}")) as link:
+                try:
+                    told = self._server.ask("POST", "/slots/0?action=restore", {"filename": link})
+                except (Refused, Unavailable):
+                    return None
+        restored: int = told["n_restored"]
+        return restored
+
+    @contextmanager
+    def _link(self, place: Path) -> Iterator[str]:
+        """llama.cpp takes a bare file name in its own folder: that of a link to the place."""
+        link = self._server.slots / secrets.token_hex(8)
+        link.symlink_to(place.absolute())
+        try:
+            yield link.name
+        finally:
+            link.unlink()

@@ -1,0 +1,173 @@
+"""Saved keys and values in a folder: the engine's own bytes, and beside them a record of what they are.
+
+Both files are named after the model, the tenant and the tokens. What is not whole, not of this version,
+or of another model or tenant is a miss, never an error, and never reaches the engine: it can all be
+computed again. The record is put in place last, and no file is ever half there under its name. It refuses
+to survive a loss of power: nothing is flushed to the disk on purpose, and the checksum tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kilburn.errors import SpillFailed
+from kilburn.kv.prefixes import Key
+
+__all__ = ["Record", "Saved", "States"]
+
+_VERSION = 1
+_STATE, _RECORD = ".kv", ".json"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What a saved state is.
+
+    Args:
+        form: which program's bytes, and of which version of it: another one may read them otherwise.
+        key: whose they are.
+        name: what both files are called.
+        tokens: those whose keys and values they are.
+        bytes: of the state.
+        sha256: of the state, hex.
+        about: what else the engine has to know, as JSON.
+        version: of this record.
+    """
+
+    form: str
+    key: Key
+    name: str
+    tokens: tuple[int, ...]
+    bytes: int
+    sha256: str
+    about: msgspec.Raw = msgspec.Raw(b"null")
+    version: int = _VERSION
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A state that is on disk.
+
+    Args:
+        name: what brings it back.
+        tokens: how many are in it.
+        bytes: that it takes on disk, its record left out.
+    """
+
+    name: str
+    tokens: int
+    bytes: int
+
+
+class States:
+    """The saved states of one model and one tenant.
+
+    Args:
+        folder: made where it is missing, for this user alone. Several models and tenants may share it.
+        key: whose states.
+        form: which program writes them, and its version.
+    """
+
+    def __init__(self, folder: Path, key: Key, form: str) -> None:
+        self.folder, self.key, self.form = folder, key, form
+
+    def name(self, tokens: Ordered[int], moves: Ordered[tuple[str, int, int, int, int]] = ()) -> str:
+        """What the state of these tokens, changed by these moves, is called: the same in every process."""
+        told = msgspec.json.encode(("kilburn.kv.llama", _VERSION, self.form, self.key, list(tokens), list(moves)))
+        return hashlib.sha256(told).hexdigest()[:40]
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """A path to write a state to, for `commit`; whatever is left there is removed.
+
+        Raises:
+            SpillFailed: the disk refused; nothing is under the name that was not there before.
+        """
+        place = self.folder / f".{name}.{secrets.token_hex(4)}"
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield place
+        except OSError as error:
+            raise SpillFailed(
+                f"cannot write to {self.folder}: {error.strerror or error}", advice="free some space there, or save elsewhere"
+            ) from error
+        finally:
+            for left in (place, place.with_name(place.name + _RECORD)):
+                # Mostly it is not there any more, or the folder never was.
+                with suppress(OSError):
+                    left.unlink()
+
+    def commit(self, place: Path, name: str, tokens: Ordered[int], about: object = None) -> Saved:
+        """Put what was written into place, under its name."""
+        os.chmod(place, 0o600)
+        with place.open("rb") as file:
+            size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        record = Record(
+            form=self.form,
+            key=self.key,
+            name=name,
+            tokens=tuple(tokens),
+            bytes=size,
+            sha256=sha256,
+            about=msgspec.Raw(msgspec.json.encode(about)),
+        )
+        beside = place.with_name(place.name + _RECORD)
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(record))
+        os.replace(place, self.folder / (name + _STATE))
+        os.replace(beside, self.folder / (name + _RECORD))
+        return Saved(name, len(tokens), size)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[tuple[Record, int] | None]:
+        """The record of a state, and its open file, whose bytes are those that were written; None is a miss."""
+        record = self._record(name)
+        if record is None:
+            yield None
+            return
+        try:
+            state = (self.folder / (name + _STATE)).open("rb")
+        except OSError:
+            yield None
+            return
+        with state:
+            yield (record, state.fileno()) if _is_whole(state.fileno(), record) else None
+
+    def forget(self, name: str) -> None:
+        """Remove a saved state, if it is there and of this model and tenant."""
+        if self._record(name) is not None:
+            for end in (_RECORD, _STATE):
+                (self.folder / (name + end)).unlink(missing_ok=True)
+
+    def _record(self, name: str) -> Record | None:
+        # A name is hexadecimal, so that none leads out of the folder.
+        if not name.isalnum():
+            return None
+        try:
+            record = msgspec.json.decode((self.folder / (name + _RECORD)).read_bytes(), type=Record)
+        except (OSError, msgspec.DecodeError):
+            return None
+        ours = (_VERSION, self.form, self.key, name)
+        return record if (record.version, record.form, record.key, record.name) == ours else None
+
+
+def _is_whole(state: int, record: Record) -> bool:
+    digest = hashlib.sha256()
+    try:
+        if os.fstat(state).st_size != record.bytes:
+            return False
+        offset = 0
+        while piece := os.pread(state, 1 << 20, offset):
+            digest.update(piece)
+            offset += len(piece)
+    except OSError:
+        return False
+    return digest.hexdigest() == record.sha256
