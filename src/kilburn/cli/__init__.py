@@ -7,6 +7,7 @@ over the public surface.
 from __future__ import annotations
 
 from kilburn.cli import (
+    channel,
     chat,
     demo,
     drift,
@@ -17,6 +18,7 @@ from kilburn.cli import (
     mementos,
     models,
     policies,
+    press,
     recall,
     receipts,
     replay,
@@ -27,6 +29,7 @@ from kilburn.cli import (
 from kilburn.cli.shell import app, main
 
 VERBS = (
+    channel,
     chat,
     demo,
     drift,
@@ -37,6 +40,7 @@ VERBS = (
     mementos,
     models,
     policies,
+    press,
     recall,
     receipts,
     replay,

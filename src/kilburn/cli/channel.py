@@ -1,0 +1,72 @@
+"""`eval channel`: what reaches an answer through a memento's keys and values. It refuses to measure anything itself.
+
+The measurement needs torch, which is loaded when the verb runs and not before.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kilburn.cli.evaluate import evals
+from kilburn.cli.screen import progress
+from kilburn.cli.shell import Json, say
+from kilburn.errors import MissingExtra, SpecError
+from kilburn.models.weights import find
+
+__all__ = ["channel"]
+
+
+@evals.command()
+def channel(
+    seed: Annotated[int, typer.Option(min=0, help="For the toy's weights, and for all data.")] = 0,
+    steps: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Of training: once for all three stages, or three times. 200, 200 and 500 by default."),
+    ] = None,
+    samples: Annotated[int, typer.Option(metavar="N", help="Questions that each figure is counted on.")] = 1000,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the trained toys there, as transformers reads them.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Train nothing; ask this model (smollm2, or a path) about notes that are evicted.")
+    ] = "",
+    threads: Annotated[int, typer.Option(min=1, help="Of torch; at this size more of them often wait for each other.")] = 1,
+    json: Json = False,
+) -> None:
+    """Train a toy whose mementos keep what their text does not say, and see what survives eviction and a restart.
+
+    Example:
+
+        kilburn eval channel --save toys
+        kilburn eval channel --model smollm2
+    """
+    _take(threads)
+    if model:
+        if steps or save is not None:
+            raise SpecError("--model trains nothing", advice="leave out --steps and --save")
+        weights = import_module("kilburn.kv.weights").load(model if Path(model).exists() else find(model))
+        with progress("asking") as done:
+            asked = import_module("kilburn.evals.evicted").ask(weights.model, weights.tokenizer, name=model, done=done)
+        sys.stdout.write((asked.to_json() if json else asked.table()) + "\n")
+        return
+    if steps is not None and len(steps) not in (1, 3):
+        raise SpecError(f"--steps was given {len(steps)} times", advice="give it once, or once for each of the three stages")
+    measurement = import_module("kilburn.evals.channel")
+    given = {"steps": tuple(steps * 3 if len(steps) == 1 else steps)} if steps else {}
+    setting = measurement.Setting(seed=seed, samples=samples, **given)
+    report = measurement.measure(setting, folder=save, heard=say)
+    if save is not None:
+        say(f"written: {save}")
+    sys.stdout.write((report.to_json() if json else report.table()) + "\n")
+
+
+def _take(threads: int) -> None:
+    try:
+        import_module("torch").set_num_threads(threads)
+    except ModuleNotFoundError as error:
+        raise MissingExtra("torch", "kv") from error
