@@ -1,0 +1,332 @@
+"""Memento for a cache: which tokens leave when a memento is complete, and which tokens are forced.
+
+Pure: token ids come in one at a time, and after each the reader says what is to be done. A block's keys and
+values go, the memento's stay, which were computed while the block could be seen: so they may hold what
+its words do not say. After Memento (Microsoft, microsoft/memento). It refuses to hold an engine
+(`kilburn.kv.reasoning` drives one), and to read text (`kilburn.policies.memento` does).
+
+    <|block_start|>reasoning<|block_end|><|summary_start|>memento<|summary_end|> ... </think>answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["OFF", "Block", "Drop", "Markers", "Memento", "Reader", "Turn", "Where"]
+
+OFF = -1
+"""`keep_last_n_blocks` of a run in which nothing leaves."""
+
+Range = tuple[int, int]
+
+
+class Where(StrEnum):
+    """What the next token belongs to."""
+
+    OUTSIDE = "outside"
+    BLOCK = "block"
+    BETWEEN = "between"
+    """Behind a block's end, before its memento."""
+    MEMENTO = "memento"
+    ANSWER = "answer"
+    """Behind the end of thinking: markers mean nothing any more."""
+
+
+@dataclass(frozen=True)
+class Markers:
+    """The tokens that open and close blocks and mementos: one each where a model was trained with them, else several.
+
+    Args:
+        think_end: what ends all thinking; empty where nothing does.
+
+    Raises:
+        ValueError: one is empty, or is part of another, so that they could not be told apart.
+    """
+
+    block_start: tuple[int, ...]
+    block_end: tuple[int, ...]
+    summary_start: tuple[int, ...]
+    summary_end: tuple[int, ...]
+    think_end: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        named = {name: tuple(getattr(self, name)) for name in _NAMES}
+        for name, tokens in named.items():
+            object.__setattr__(self, name, tokens)
+            if not tokens and name != "think_end":
+                raise ValueError(f"the marker {name} has no tokens")
+            for other, longer in named.items():
+                if tokens and other != name and _within(tokens, longer):
+                    raise ValueError(f"the marker {name} is part of {other}; give each tokens of its own")
+
+    @classmethod
+    def of(
+        cls,
+        encode: Callable[[str], Sequence[int]],
+        *,
+        block_start: str = "<|block_start|>",
+        block_end: str = "<|block_end|>",
+        summary_start: str = "<|summary_start|>",
+        summary_end: str = "<|summary_end|>",
+        think_end: str = "</think>",
+    ) -> Markers:
+        """From their texts, e.g. `Markers.of(weights.tokens)`; a `think_end` of "" is none.
+
+        Where a tokenizer has no special tokens for them, a model that writes one behind other text may write
+        other tokens than these, and it then goes unseen; what is forced is always exact.
+        """
+        texts = (block_start, block_end, summary_start, summary_end, think_end)
+        return cls(*(tuple(encode(text)) if text else () for text in texts))
+
+
+@dataclass(frozen=True)
+class Memento:
+    """How a run treats its blocks.
+
+    Args:
+        keep_last_n_blocks: newest blocks that stay whole; 0 for none, -1 for a run in which nothing leaves.
+        keep_last_block_for_answer: the newest block stays until the next one opens, so that an answer sees it.
+        delimiters: whether the markers stay; else those around a block and its memento leave with the block.
+        restart_mode: what would be evicted is left out of a new start instead: everything behind the prompt
+            is dropped, and what stays is computed anew, without the block. The control: same words, no channel.
+        max_block_tokens: a longer block is closed by force; 0 for no bound. The paper used 7,000 in training.
+        max_summary_tokens: a longer memento is closed by force; 0 for no bound.
+        force_start: whether a block is opened by force wherever none is open, for a model that does not do it.
+
+    Raises:
+        ValueError: a number that cannot be.
+    """
+
+    markers: Markers
+    keep_last_n_blocks: int = 0
+    keep_last_block_for_answer: bool = False
+    delimiters: bool = True
+    restart_mode: bool = False
+    max_block_tokens: int = 0
+    max_summary_tokens: int = 0
+    force_start: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keep_last_n_blocks < OFF:
+            raise ValueError(f"keep_last_n_blocks={self.keep_last_n_blocks}; give -1 for off, 0 for none, or a number")
+        for name in ("max_block_tokens", "max_summary_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}; give 0 for no bound, or a number")
+
+    def reader(self, start: int = 0) -> Reader:
+        """A reader of one generation that begins at this logical position."""
+        return Reader(self, start)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block whose memento is complete, in tokens counted from the start of the generation.
+
+    Args:
+        content: half-open, markers not included; `memento` likewise.
+        start: of all of it, markers included; `end` behind it.
+        forced_end: whether its end was forced, and `forced_summary` that of its memento.
+    """
+
+    content: Range
+    memento: Range
+    start: int
+    end: int
+    forced_end: bool = False
+    forced_summary: bool = False
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Generated tokens `start` to `stop` left when `at` tokens had been generated."""
+
+    at: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is to be done now, in this order; `NOTHING` most of the time.
+
+    Args:
+        evict: logical positions to drop from the cache.
+        restart: the tokens to compute behind the prompt, after all behind it was dropped; None for no restart.
+        force: the tokens that come next, whatever the model would say.
+    """
+
+    evict: tuple[Range, ...] = ()
+    restart: tuple[int, ...] | None = None
+    force: tuple[int, ...] = ()
+
+    @property
+    def drops(self) -> bool:
+        """Whether the cache changes."""
+        return bool(self.evict) or self.restart is not None
+
+
+NOTHING = Turn()
+
+
+class Reader:
+    """Reads one generation, token by token: `begin` first, then `feed` with each token, forced ones too.
+
+    A marker out of place (nested blocks, a memento without a block) is a fault: it is taken as plain tokens and
+    changes nothing. So is an empty memento, whose block then stays for good.
+
+    Attributes:
+        where: what the next token belongs to.
+        blocks: whose mementos are complete, in order.
+        drops: what left, in order.
+        faults: what was out of place, and behind how many tokens.
+        tokens: all that were generated, those that left included.
+    """
+
+    def __init__(self, memento: Memento, start: int = 0) -> None:
+        self.memento = memento
+        self.where = Where.OUTSIDE
+        self.blocks: list[Block] = []
+        self.drops: list[Drop] = []
+        self.faults: list[tuple[str, int]] = []
+        self.tokens: list[int] = []
+        self._start = start
+        # Blocks that are complete and whole, oldest first.
+        self._whole: list[Block] = []
+        # Behind the marker that opened what is open, and behind the last marker of any kind: a token is part of one only.
+        self._opened = self._read = 0
+        self._began = 0
+        self._content: Range = (0, 0)
+        self._forced_end = False
+        self._forcing = ""
+        self._pending: tuple[int, ...] = ()
+        self._done = 0
+        markers = memento.markers
+        self._marks = [(name, found, len(found)) for name in _NAMES if (found := getattr(markers, name))]
+
+    def begin(self) -> Turn:
+        """What is to be done before the first token."""
+        return self._open() if not self.tokens else NOTHING
+
+    def feed(self, token: int) -> Turn:
+        """Take the next token that was cached; returns what is to be done before the one after it."""
+        self.tokens.append(token)
+        if self.where is Where.ANSWER:
+            return NOTHING
+        if self._pending:
+            # What was forced is known to be a marker, even where it and the tokens before it could be read otherwise.
+            if token == self._pending[self._done]:
+                self._done += 1
+                if self._done < len(self._pending):
+                    return NOTHING
+                name, self._pending = self._forcing, ()
+                return self._turn(name, forced=True)
+            self._pending = ()
+        room = len(self.tokens) - self._read
+        for name, mark, count in self._marks:
+            if count <= room and mark[-1] == token and tuple(self.tokens[-count:]) == mark:
+                return self._turn(name)
+        return self._cap()
+
+    def _turn(self, name: str, forced: bool = False) -> Turn:
+        """A marker has ended: the way to the next place, or a fault."""
+        end = len(self.tokens)
+        at = end - len(getattr(self.memento.markers, name))
+        before, opened, self._read = self.where, self._opened, end
+        if name == "block_start" and before is Where.OUTSIDE:
+            self.where, self._began, self._opened = Where.BLOCK, at, end
+            return self._drop(self.memento.keep_last_n_blocks)
+        if name == "block_end" and before is Where.BLOCK:
+            self.where, self._content, self._forced_end = Where.BETWEEN, (opened, at), forced
+            return self._force("summary_start")
+        if name == "summary_start" and before is Where.BETWEEN:
+            self.where, self._opened = Where.MEMENTO, end
+            return NOTHING
+        if name == "summary_end" and before is Where.MEMENTO:
+            return self._close((opened, at), forced)
+        if name == "think_end":
+            self.where = Where.ANSWER
+            if before is Where.OUTSIDE:
+                return NOTHING
+        self._fault(name.replace("_", " ") + _PLACES[before], at)
+        return self._cap()
+
+    def _close(self, words: Range, forced: bool) -> Turn:
+        """A memento is complete."""
+        memento = self.memento
+        block = Block(self._content, words, self._began, len(self.tokens), self._forced_end, forced)
+        self.where = Where.OUTSIDE
+        self.blocks.append(block)
+        if words[0] == words[1]:
+            self._fault("an empty memento", words[0])
+        else:
+            self._whole.append(block)
+        keep = memento.keep_last_n_blocks
+        done = self._drop(max(keep, 1) if memento.keep_last_block_for_answer and keep != OFF else keep)
+        return Turn(done.evict, done.restart, self._open().force)
+
+    def _open(self) -> Turn:
+        return self._force("block_start") if self.memento.force_start else NOTHING
+
+    def _force(self, name: str, done: int = 0) -> Turn:
+        """Ask for a marker, of which so many tokens are there."""
+        self._forcing, self._done = name, 0
+        self._pending = getattr(self.memento.markers, name)[done:]
+        return Turn(force=self._pending)
+
+    def _cap(self) -> Turn:
+        """Close what is too long; where its end has begun already, only the rest of it is asked for."""
+        if self.where is Where.BLOCK:
+            name, most = "block_end", self.memento.max_block_tokens
+        elif self.where is Where.MEMENTO:
+            name, most = "summary_end", self.memento.max_summary_tokens
+        else:
+            return NOTHING
+        if not most or len(self.tokens) - self._opened < most:
+            return NOTHING
+        mark = getattr(self.memento.markers, name)
+        room = min(len(mark) - 1, len(self.tokens) - max(self._opened, self._read))
+        done = next((count for count in range(room, 0, -1) if tuple(self.tokens[-count:]) == mark[:count]), 0)
+        return self._force(name, done)
+
+    def _drop(self, keep: int) -> Turn:
+        """What leaves where so many blocks stay whole."""
+        if keep == OFF or len(self._whole) <= keep:
+            return NOTHING
+        leaving = self._whole[: len(self._whole) - keep]
+        del self._whole[: len(leaving)]
+        inner = [(block.content,) for block in leaving]
+        around = [((block.start, block.memento[0]), (block.memento[1], block.end)) for block in leaving]
+        ranges = [
+            (start, stop) for pair in (inner if self.memento.delimiters else around) for start, stop in pair if start < stop
+        ]
+        if not ranges:
+            return NOTHING
+        self.drops += [Drop(len(self.tokens), start, stop) for start, stop in ranges]
+        if not self.memento.restart_mode:
+            return Turn(evict=tuple((self._start + start, self._start + stop) for start, stop in ranges))
+        return Turn(restart=tuple(self.left))
+
+    @property
+    def left(self) -> list[int]:
+        """The generated tokens that did not leave."""
+        edges = [0, *(edge for drop in self.drops for edge in (drop.start, drop.stop)), len(self.tokens)]
+        return [token for start, stop in zip(edges[::2], edges[1::2], strict=True) for token in self.tokens[start:stop]]
+
+    def _fault(self, what: str, at: int) -> None:
+        self.faults.append((what, at))
+
+
+_NAMES = ("block_start", "block_end", "summary_start", "summary_end", "think_end")
+
+_PLACES = {
+    Where.OUTSIDE: " outside of a block",
+    Where.BLOCK: " inside a block",
+    Where.BETWEEN: " before a memento",
+    Where.MEMENTO: " inside a memento",
+}
+
+
+def _within(part: Sequence[int], whole: Sequence[int]) -> bool:
+    return any(tuple(whole[at : at + len(part)]) == tuple(part) for at in range(len(whole) - len(part) + 1))
