@@ -25,6 +25,10 @@ TINY = {
     "overlap": ["--quick"],
     "blocks": ["--quick"],
     "fold": ["--turns", "4", "--turns", "9"],
+    "decode": ["--tokens", "40", "--steps", "2"],
+    "residence": ["--runs", "1", "--window", "600", "--policy", "fifo"],
+    "memento": ["--tokens", "40", "--block", "8", "--memento", "4"],
+    "spill": ["--quick"],
     "objectives": ["--objectives", "2", "--objectives", "3", "--seeds", "1"],
 }
 

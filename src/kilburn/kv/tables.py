@@ -9,11 +9,12 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 
-from kilburn.errors import FreedSequence, OutOfBlocks
+from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks
 from kilburn.kv.blocks import Pool
 from kilburn.kv.copies import Copies
 from kilburn.kv.preemption import Preempted, preempted, victims
 from kilburn.kv.prefixes import Key, match
+from kilburn.kv.ranges import Ranges
 from kilburn.kv.table import Table
 
 __all__ = ["Tables"]
@@ -127,6 +128,34 @@ class Tables:
         borders += [since for why, since in record.altered.items() if why != "evicted"]
         exact = min(borders, default=len(record.tokens))
         return self._made(record.number, record.key, record.tokens[:exact])
+
+    def adopt(self, record: Preempted, positions: array[int]) -> Table:
+        """A sequence whose KV comes from elsewhere, under the number of its record, or a new one where that is 0.
+
+        `positions` are the logical ones that are cached, ascending. It gets blocks of its own, shares nothing, and
+        its slots are in order: write all of them before anything else.
+
+        Raises:
+            OutOfBlocks, InvalidRange: nothing was opened. ValueError: it is live.
+        """
+        if record.number in self._tables:
+            raise ValueError(f"sequence {record.number} is live")
+        if positions and not 0 <= positions[0] <= positions[-1] < len(record.tokens):
+            raise InvalidRange(f"positions {positions[0]} to {positions[-1]} of a sequence of {len(record.tokens)} tokens")
+        pages = Ranges()
+        for page, (start, stop) in record.pages.items():
+            pages.put(page, start, stop)
+        size, count = self.pool.size, len(positions)
+        made = Table(record.number or next(self._numbers), self.pool, self.copies, record.key)
+        made._blocks = self.pool.take(-(-count // size))
+        for block in made._blocks:
+            made._slots.extend(self.pool.ramp[block * size : block * size + size])
+        del made._slots[count:]
+        made._positions, made._bases = positions[:], list(positions[::size])
+        made._tokens, made._evictions = record.tokens[:], list(record.evictions)
+        made._altered, made.pages = dict(record.altered), pages
+        self._tables[made.number] = made
+        return made
 
     def _made(self, number: int, key: Key | None, prompt: array[int]) -> Table:
         made = Table(number, self.pool, self.copies, key)

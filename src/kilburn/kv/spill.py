@@ -1,0 +1,385 @@
+"""Keys and values that go to disk and come back bit for bit: of a sequence, or of one of its pages.
+
+A sequence comes back as it was, whatever was done to it: its gaps, pages and evictions, and the logits of
+what comes next. A page comes back into its own gap as it was, and elsewhere only approximately, which is
+then said. What another model, dtype or tenant wrote is a miss, and so is a file that changed. It refuses
+to decide what is spilled, and to compute anything.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from kilburn.errors import InvalidRange, KVError, MissingExtra, OutOfBlocks
+from kilburn.kv.engine import Engine
+from kilburn.kv.image import Draft, Miss, Part, Whole
+from kilburn.kv.lineage import context, difference
+from kilburn.kv.preemption import Preempted, preempted
+from kilburn.kv.prefixes import Key
+from kilburn.kv.rotation import rotate
+from kilburn.kv.sequence import Sequence
+from kilburn.kv.shelf import Shelf
+from kilburn.kv.storage import Span, span_of
+from kilburn.kv.table import Table
+from kilburn.kv.watch import Watch
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+__all__ = ["Miss", "Returned", "Spill", "Spilled", "preempt", "resume"]
+
+
+class Spilled(msgspec.Struct, frozen=True):
+    """What is on disk.
+
+    Args:
+        address: finds it again, in any process: the SHA-256 of all that the file says, hex.
+        bytes: of the file.
+        tokens: whose keys and values it holds.
+    """
+
+    address: str
+    bytes: int
+    tokens: int
+
+
+class Returned(msgspec.Struct, frozen=True):
+    """A page that is cached again.
+
+    Args:
+        page: its id.
+        start: its first logical position now.
+        stop: behind its last.
+        exact: whether the cache holds of it what it would hold, had it never left. Only ever said where tokens and
+            evictions prove it.
+        why: it is not exact, in words; empty where it is.
+    """
+
+    page: int
+    start: int
+    stop: int
+    exact: bool
+    why: str = ""
+
+
+class Spill:
+    """Saves sequences and pages of engines to a folder, and restores them.
+
+    Args:
+        folder: made where there is none.
+        limit_bytes: see `Shelf`: the least recently used files go first.
+
+    Attributes:
+        shelf: the files: pins, what they take, and `drop` for what is to be gone for good.
+
+    Raises:
+        SpillFailed: there can be no such folder.
+    """
+
+    def __init__(self, folder: str | Path, limit_bytes: int | None = None) -> None:
+        self.shelf = Shelf(folder, limit_bytes)
+
+    def save(self, engine: Engine, sequence: Sequence, *, pin: bool = False) -> Spilled:
+        """Write a sequence to disk; it stays in the cache as it is.
+
+        Raises:
+            SpillFailed: the disk or the limit does not allow it; nothing of it is left there. FreedSequence.
+        """
+        table, watch = sequence.table, sequence.watch
+        slots = table.slots()
+        header = Whole(
+            key=_key(engine),
+            tokens=table.tokens.tolist(),
+            cached=_runs(slots.logical),
+            evictions=list(table.evictions),
+            pages=table.pages.items(),
+            altered=table.altered,
+            shifts=sequence.shifts,
+            shared=table.key is not None,
+            watch=(watch.sums, watch.rows) if watch is not None else None,
+        )
+        drafts = [_kv(engine, slots.physical)]
+        if sequence.logits is not None:
+            drafts.append(_draft("logits", sequence.logits))
+        if watch is not None:
+            drafts += [_draft("received", watch.received), _draft("queries", watch.queries), _draft("recent", watch.recent)]
+        return self._put(header, drafts, len(slots.logical), pin)
+
+    def restore(self, engine: Engine, spilled: Spilled | str) -> Sequence | Miss:
+        """A new sequence that is what the saved one was, logits included; in any engine of the same weights.
+
+        Every byte is checked before a block is taken. Where blocks are missing, others are preempted.
+
+        Raises:
+            OutOfBlocks: nothing was restored.
+        """
+        found = self._found(engine, spilled)
+        if isinstance(found, Miss):
+            return found
+        header, tensors = found
+        if not isinstance(header, Whole):
+            return Miss("absent", "there is a page at this address, and no sequence")
+        made = Sequence(_adopted(engine, header, tensors, 0))
+        _equip(engine, made, header, tensors)
+        engine._sequences[made.number] = made
+        return made
+
+    def save_page(self, engine: Engine, sequence: Sequence, page: int, *, pin: bool = False) -> Spilled:
+        """Write the keys and values of a page's positions to disk; they stay in the cache as they are.
+
+        Raises:
+            InvalidRange: the page has no range, or part of it was evicted. SpillFailed, FreedSequence.
+        """
+        table, watch = sequence.table, sequence.watch
+        start, stop = table.pages[page]
+        first, last = table.count(0, start), table.count(0, stop)
+        if last - first < stop - start:
+            raise InvalidRange(f"{stop - start - last + first} positions of page {page} were evicted", advice="save it before")
+        told = all(since >= stop for why, since in table.altered.items() if why != "evicted")
+        header = Part(
+            key=_key(engine),
+            tokens=table.tokens[start:stop].tolist(),
+            page=page,
+            start=start,
+            context=context(table.tokens[:stop], table.evictions) if told else "",
+            shifts={place: by for place, by in sequence.shifts.items() if start <= place < stop},
+        )
+        drafts = [_kv(engine, table.slots(first).physical[: stop - start])]
+        if watch is not None:
+            drafts.append(_draft("received", watch.received[..., first:last]))
+            drafts.append(_draft("queries", watch.queries[first:last]))
+        return self._put(header, drafts, stop - start, pin)
+
+    def restore_page(
+        self, engine: Engine, sequence: Sequence, spilled: Spilled | str, position: int | None = None
+    ) -> Returned | Miss:
+        """Put a page's keys and values back, into a gap of a sequence or at its end; nothing is computed.
+
+        At its own position they are what they were, bit for bit. At another the keys are rotated there, and the page
+        is approximate: what it attended to when it was computed stays in it. Behind another past than its own
+        it is approximate too. To several pages that left the same sequence: the last first, for what was inserted
+        before a page is a reason not to call it exact.
+
+        Args:
+            position: where it shall begin; None for where it was.
+
+        Raises:
+            InvalidRange: something is cached there, or belongs to a page, or the sequence is shorter.
+            OutOfBlocks, FreedSequence: nothing was put back.
+        """
+        table = sequence.table
+        found = self._found(engine, spilled)
+        if isinstance(found, Miss):
+            return found
+        part, tensors = found
+        if not isinstance(part, Part):
+            return Miss("absent", "there is a sequence at this address, and no page")
+        start = part.start if position is None else position
+        stop = start + len(part.tokens)
+        held = table.pages.over(max(0, start), max(0, stop))
+        if part.page in table.pages or held:
+            taken = held[0] if held else part.page
+            raise InvalidRange(
+                f"page {part.page} cannot be put at {start}: page {taken} has {table.pages[taken]}",
+                advice="evict what is left of that first",
+            )
+        why = difference(part, table, start)
+        behind = start == table.end
+        slots = _placed(engine, sequence, start, part.tokens)
+        try:
+            _fill(engine, sequence, part, tensors, slots, start)
+        except BaseException:
+            table.evict(start, stop)
+            raise
+        if why:
+            table.alter("blended", start)
+        elif behind and table.key is not None and not table.altered:
+            table.publish()
+        if behind:
+            sequence.logits = None
+        table.label(part.page, start, stop)
+        return Returned(part.page, start, stop, not why, why)
+
+    def _put(self, header: Whole | Part, drafts: list[Draft], tokens: int, pin: bool) -> Spilled:
+        # What storage reads into may have been made by a step, and can be written only as a step does.
+        with torch.inference_mode():
+            address, size = self.shelf.put(header, drafts, pin=pin)
+        return Spilled(address, size, tokens)
+
+    def _found(self, engine: Engine, spilled: Spilled | str) -> tuple[Whole | Part, Mapping[str, Tensor]] | Miss:
+        address = spilled.address if isinstance(spilled, Spilled) else spilled
+        found = self.shelf.get(address, _key(engine))
+        if isinstance(found, Miss):
+            return found
+        header, tensors = found
+        shape, kv = engine.weights.shape, tensors.get("kv")
+        count = sum(stop - start for start, stop in header.cached) if isinstance(header, Whole) else len(header.tokens)
+        if kv is None or kv.shape != (shape.layers, 2, shape.heads, count, shape.dim) or kv.dtype != engine.weights.dtype:
+            return Miss("corrupt", f"{address} does not hold the keys and values that it says")
+        return found
+
+
+def preempt(engine: Engine, sequence: Sequence, spill: Spill) -> Spilled | None:
+    """Take a sequence's blocks away, whatever was done to it; `resume` brings it back.
+
+    Returns what was spilled (pinned until then), or None where the sequence can be computed again instead.
+
+    Raises:
+        SpillFailed: it keeps its blocks. FreedSequence.
+    """
+    table = sequence.table
+    if table.recomputable and sequence.watch is None:
+        engine.preempt(sequence)
+        return None
+    spilled = spill.save(engine, sequence, pin=True)
+    record = preempted(table)
+    engine.tables.free(table)
+    # The watch stays on the handle: that it has one is why it may not be computed again.
+    sequence.leave(record)
+    return spilled
+
+
+def resume(engine: Engine, sequence: Sequence, spill: Spill, spilled: Spilled | None) -> Miss | None:
+    """Bring back what `preempt` took, under the same handle; a file that nobody else waits for is removed then.
+
+    Returns a miss where the file is not what was written: the sequence stays preempted, and can only be freed.
+
+    Raises:
+        OutOfBlocks: it stays preempted. KVError: it is not this sequence's file.
+    """
+    record = sequence.record
+    if record is None or spilled is None:
+        engine.resume(sequence)
+        return None
+    found = spill._found(engine, spilled)
+    if isinstance(found, Miss):
+        return found
+    header, tensors = found
+    if not isinstance(header, Whole) or header.tokens != record.tokens.tolist() or tuple(header.evictions) != record.evictions:
+        raise KVError(f"{spilled.address} is not of sequence {sequence.number}", advice="give what preempt returned for it")
+    sequence.settle(_adopted(engine, header, tensors, record.number))
+    _equip(engine, sequence, header, tensors)
+    if not spill.shelf.unpin(spilled.address):
+        spill.shelf.drop(spilled.address)
+    return None
+
+
+def _key(engine: Engine) -> Key:
+    return engine.weights.key(engine.tenant)
+
+
+def _runs(positions: array[int]) -> list[tuple[int, int]]:
+    """Ascending positions as half-open runs."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for place in range(1, len(positions) + 1):
+        if place == len(positions) or positions[place] != positions[place - 1] + 1:
+            found.append((positions[start], positions[place - 1] + 1))
+            start = place
+    return found
+
+
+def _draft(name: str, tensor: Tensor) -> Draft:
+    return Draft(name, tensor.dtype, tuple(tensor.shape), [tensor])
+
+
+def _kv(engine: Engine, physical: array[int]) -> Draft:
+    """Keys and values of slots, layer by layer: never all of them in memory once more."""
+    shape, storage = engine.weights.shape, engine.storage
+    storage.perform(engine.tables.copies)
+    span = span_of(physical, engine.weights.device)
+
+    def pieces() -> Iterator[Tensor]:
+        for layer in range(shape.layers):
+            yield from storage.read(layer, span)
+
+    return Draft("kv", storage.dtype, (shape.layers, 2, shape.heads, len(physical), shape.dim), pieces())
+
+
+def _write(engine: Engine, span: Span, kv: Tensor, turn: Tensor | None = None) -> None:
+    """Put keys and values of a file into slots, the keys rotated on where that is asked for."""
+    weights, storage = engine.weights, engine.storage
+    storage.perform(engine.tables.copies)
+    for layer in range(weights.shape.layers):
+        keys, values = kv[layer].to(weights.device)
+        storage.write(layer, span, keys if turn is None else rotate(keys, turn, weights.inv_freq), values)
+
+
+def _adopted(engine: Engine, header: Whole, tensors: Mapping[str, Tensor], number: int) -> Table:
+    """A table with what a file holds, in blocks of its own."""
+    positions = array("q")
+    for start, stop in header.cached:
+        positions.extend(range(start, stop))
+    key = engine._key if header.shared else None
+    record = Preempted(number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered)
+    engine.reserve(-(-len(positions) // engine.pool.size), [])
+    table = engine.tables.adopt(record, positions)
+    try:
+        _write(engine, span_of(table.slots().physical, engine.weights.device), tensors["kv"])
+    except BaseException:
+        engine.tables.free(table)
+        raise
+    if table.key is not None and not table.altered:
+        table.publish()
+    return table
+
+
+def _equip(engine: Engine, sequence: Sequence, header: Whole, tensors: Mapping[str, Tensor]) -> None:
+    """What a sequence has beside its table."""
+    weights = engine.weights
+    logits = tensors.get("logits")
+    sequence.logits = logits.to(weights.device) if logits is not None else None
+    sequence.shifts = dict(header.shifts)
+    sequence.watch = None
+    if header.watch is not None:
+        sums, rows = header.watch
+        watch = sequence.watch = Watch(weights.shape, weights.device, sums=sums, rows=rows)
+        watch.restore(
+            (tensors["received"].to(weights.device), tensors["queries"].to(weights.device), tensors["recent"].to(weights.device))
+        )
+
+
+def _placed(engine: Engine, sequence: Sequence, start: int, tokens: list[int]) -> array[int]:
+    """Slots for tokens in a gap, or at the end."""
+    table = sequence.table
+    try:
+        return table.append(tokens) if start == table.end else table.insert(start, tokens)
+    except OutOfBlocks as error:
+        engine.reserve(error.needed, [sequence])
+    return table.append(tokens) if start == table.end else table.insert(start, tokens)
+
+
+def _fill(engine: Engine, sequence: Sequence, part: Part, tensors: Mapping[str, Tensor], slots: array[int], start: int) -> None:
+    """Write a page to slots that were taken for it, and note what the sequence has beside its table."""
+    device = engine.weights.device
+    count = len(part.tokens)
+    turn = None
+    if start != part.start:
+        by = start - part.start
+        turn = torch.tensor([by - part.shifts.get(place, 0) for place in range(part.start, part.start + count)], device=device)
+    _write(engine, span_of(slots, device), tensors["kv"], turn)
+    for place in range(start, start + count):
+        sequence.shifts.pop(place, None)
+    if turn is None:
+        sequence.shifts.update(part.shifts)
+    if sequence.watch is not None:
+        _note(sequence, sequence.watch, tensors, sequence.table.count(0, start), count)
+
+
+def _note(sequence: Sequence, watch: Watch, tensors: Mapping[str, Tensor], at: int, count: int) -> None:
+    """Make room for tokens that nobody runs: with the attention that they had received, or none."""
+    layers, heads = watch.received.shape[:2]
+    device = watch.received.device
+    received = tensors.get("received", torch.zeros((layers, heads, count))).to(device)
+    queries = tensors.get("queries", torch.ones(count, dtype=torch.int64)).to(device)
+    blank = torch.zeros((*watch.recent.shape[:3], count), device=device)
+    watch.received = torch.cat((watch.received[..., :at], received, watch.received[..., at:]), dim=-1)
+    watch.queries = torch.cat((watch.queries[:at], queries, watch.queries[at:]))
+    watch.recent = torch.cat((watch.recent[..., :at], blank, watch.recent[..., at:]), dim=-1)
