@@ -19,7 +19,8 @@ from kilburn.evals.curriculum import ALL, FULL, Shape, Stage, Task, build, save,
 from kilburn.evals.evicted import CASES, ask
 from kilburn.evals.shares import Share, wilson
 from kilburn.evals.slices import Slices
-from kilburn.kv.weights import load
+from kilburn.kv.engine import Engine
+from kilburn.kv.weights import load, weights_of
 
 TASK = Task(blocks=3)
 SMALL = Shape(layers=2, hidden=64, heads=4, kv_heads=2, inner=192)
@@ -68,6 +69,31 @@ def test_eviction_is_masking_and_a_restart_is_not(toy: LlamaForCausalLM) -> None
         measured = gap("toy", toy, TASK, batch, keep)
         assert measured.evict <= 1e-3
         assert measured.restart > 1
+
+
+def test_the_paged_engine_carries_the_channel_too(toy: LlamaForCausalLM) -> None:
+    """The same toy on Kilburn's own engine: blocks are evicted for real, and the answers are those of the mask."""
+    task = TASK
+    batch = task.draw(48, seeded(77))
+    ask = task.questions + 2
+    expected = answers(toy, task, batch, "mask")
+    before = toy.config._attn_implementation
+    engine = Engine(weights_of(toy), 256, size=4, share=False)
+    right = 0
+    for row, ids in enumerate(batch.ids[:, :ask].tolist()):
+        sequence = engine.open()
+        fed = 0
+        for (start, stop), at in task.leaving(ALL):
+            engine.prefill(sequence, ids[fed:at])
+            engine.evict(sequence, start, stop)
+            fed = at
+        engine.prefill(sequence, ids[fed:])
+        assert sequence.logits is not None
+        assert float((sequence.logits - expected[row]).abs().max()) <= 1e-3
+        right += int(sequence.logits[task.answer].argmax()) == int(expected[row][task.answer].argmax())
+        engine.free(sequence)
+    toy.set_attn_implementation(before)
+    assert right == 48
 
 
 def test_a_probe_finds_the_value_in_its_memento_and_not_before_it(toy: LlamaForCausalLM) -> None:
