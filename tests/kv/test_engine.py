@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -236,3 +239,138 @@ def test_sampling_takes_only_what_it_may(rows: list[list[int]], top_k: int, top_
             assert row[token] >= likely[top_k - 1]
         odds = torch.tensor(row, dtype=torch.float32).softmax(0)
         assert float(odds[torch.tensor(row) > row[token]].sum()) < top_p + 1e-6
+
+
+@contextmanager
+def failing(weights: Weights) -> Iterator[None]:
+    """The second layer of the model fails, as a device that runs out of memory would make it."""
+
+    def fail(module: torch.nn.Module, inputs: object) -> None:
+        raise RuntimeError("out of memory")
+
+    hook = weights.model.get_decoder().layers[1].register_forward_pre_hook(fail)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def test_a_failed_insertion_is_undone(tiny: Weights) -> None:
+    engine = Engine(tiny, 128, size=4)
+    sequence = engine.open(range(1, 31), needs={"attention"})
+    sequence.table.label(7, 5, 20)
+    engine.evict(sequence, 8, 14)
+    table, watch = sequence.table, sequence.watch
+    assert watch is not None
+    before = (table.tokens, table.evictions, table.altered, table.pages.items(), table.slots().logical, watch.state())
+    with failing(tiny), pytest.raises(RuntimeError):
+        engine.insert(sequence, 9, [3, 4])
+    assert (table.tokens, table.evictions, table.altered, table.pages.items(), table.slots().logical) == before[:5]
+    assert all(torch.equal(left, right) for left, right in zip(watch.state(), before[5], strict=True))
+    engine.prefill(sequence, [5])
+    assert sequence.logits is not None
+    assert gap(sequence.logits, masked_logits(tiny, [*range(1, 31), 5], [(30, 8, 14)])) <= 1e-3
+
+
+def test_a_failed_refresh_is_undone(tiny: Weights) -> None:
+    engine = Engine(tiny, 128, size=4)
+    sequence = engine.open(range(1, 31))
+    engine.evict(sequence, 8, 14)
+    engine.truncate(sequence, 25)
+    before = (sequence.table.tokens, sequence.table.evictions, sequence.table.slots().logical)
+    with failing(tiny), pytest.raises(RuntimeError):
+        engine.refresh(sequence)
+    assert (sequence.table.tokens, sequence.table.evictions, sequence.table.slots().logical) == before
+    engine.prefill(sequence, [5])
+    assert sequence.logits is not None
+    assert gap(sequence.logits, masked_logits(tiny, [*range(1, 26), 5], [(25, 8, 14)])) <= 1e-3
+
+
+def test_attention_is_noted_once_though_the_last_token_runs_again(tiny: Weights) -> None:
+    engine = Engine(tiny, 128)
+    sequence = engine.open(range(1, 31), needs={"attention", "recent"}, recent=4)
+    engine.prefill(sequence, [40])
+    engine.truncate(sequence, 30)
+    watch = sequence.watch
+    assert watch is not None
+    before = watch.state()
+    engine.refresh(sequence)
+    assert all(torch.equal(left, right) for left, right in zip(watch.state(), before, strict=True))
+
+
+def test_the_last_queries_are_noted_though_their_prefix_is_known(tiny: Weights) -> None:
+    prompt = [1 + place % 90 for place in range(64)]
+    noted = []
+    for share in (True, False):
+        engine = Engine(tiny, 256, share=share)
+        engine.open(prompt)
+        watch = engine.open(prompt, needs={"recent"}, recent=20).watch
+        assert watch is not None
+        noted.append(watch.recent)
+    assert float((noted[0] - noted[1]).abs().max()) <= 1e-4
+
+
+def test_what_was_compacted_comes_back_into_as_few_blocks(tiny: Weights) -> None:
+    engine = Engine(tiny, 16, size=4, share=False)
+    sequence = engine.open(range(1, 17))
+    for start in (0, 4, 8, 12):
+        engine.evict(sequence, start, start + 3)
+    sequence.table.compact()
+    engine.prefill(sequence, range(20, 32))
+    assert sequence.logits is not None
+    before = sequence.logits
+    engine.preempt(sequence)
+    engine.resume(sequence)
+    assert sequence.logits is before
+    engine.truncate(sequence, 26)
+    expected = masked_logits(tiny, [*range(1, 17), *range(20, 30), 5], [(16, at, at + 3) for at in (0, 4, 8, 12)])
+    engine.prefill(sequence, [5])
+    assert gap(sequence.logits, expected) <= 1e-3
+
+
+def test_unknown_logits_are_unknown_after_a_preemption_too(tiny: Weights) -> None:
+    """What is evicted after a roll-back is out of sight when the last token runs again, preempted in between or not."""
+    found = []
+    for preempted in (True, False):
+        engine = Engine(tiny, 128)
+        sequence = engine.open(range(1, 31))
+        engine.truncate(sequence, 20)
+        if preempted:
+            engine.preempt(sequence)
+            engine.resume(sequence)
+        engine.evict(sequence, 3, 9)
+        found.append(engine.refresh(sequence))
+    assert gap(*found) <= 1e-3
+
+
+def test_an_insertion_preempts_no_more_than_it_needs(tiny: Weights) -> None:
+    engine = Engine(tiny, 24, size=4, share=False)
+    sequence, old, new = engine.open(range(1, 17)), None, None
+    engine.evict(sequence, 4, 12)
+    old, new = engine.open(range(8)), engine.open(range(4))
+    engine.insert(sequence, 4, range(20, 28))
+    assert (old.is_live, new.is_live) == (True, False)
+
+
+def test_another_engines_sequence_is_refused(tiny: Weights) -> None:
+    mine, other = Engine(tiny, 64), Engine(tiny, 64)
+    own, sequence = mine.open([1, 2, 3]), other.open([4, 5, 6])
+    for act in (mine.free, mine.resume, lambda it: mine.step([(it, [1])]), lambda it: mine.prefill(it, [1])):
+        with pytest.raises(FreedSequence, match="not of this engine"):
+            act(sequence)
+    assert (len(own), len(sequence), mine.pool.free, other.pool.free) == (3, 3, 3, 3)
+
+
+def test_what_cannot_be_asked_for_is_said(tiny: Weights) -> None:
+    engine = Engine(tiny, 64)
+    with pytest.raises(SpecError):
+        Engine(tiny, 64, size=0)
+    with pytest.raises(SpecError):
+        engine.step([])
+    with pytest.raises(SpecError, match="outside"):
+        engine.open([2**40])
+    with pytest.raises(SpecError, match="needs"):
+        engine.open([1], needs={"atention"})
+    with pytest.raises(SpecError, match="recent=-1"):
+        engine.open([1], needs={"recent"}, recent=-1)
+    assert engine.pool.free == engine.pool.capacity

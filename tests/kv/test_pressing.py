@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilburn.errors import BudgetTooSmall, InvalidRange, SpecError
+from kilburn.errors import BudgetTooSmall, InvalidRange, KVError, SpecError
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import generate
-from kilburn.kv.observation import Press
+from kilburn.kv.observation import Observation, Press, Selection
 from kilburn.kv.presses import press as press_of
 from kilburn.kv.pressing import compress, held, observe
-from kilburn.kv.weights import Weights
+from kilburn.kv.rotation import rotate
+from kilburn.kv.weights import Weights, weights_of
 
+from .conftest import tiny_model
 from .oracle import gap, masked_logits, seen_logits
 
 PROMPT = [1 + (place * place) % 90 for place in range(80)]
@@ -158,3 +162,78 @@ def test_a_fold_goes_into_the_gap_and_sees_what_is_before_it(tiny: Weights) -> N
     assert gap(sequence.logits, expected) <= 1e-3
     with pytest.raises(InvalidRange, match="cached"):
         engine.insert(sequence, 38, [1, 2, 3])
+
+
+@dataclass(frozen=True)
+class Chooses:
+    """Somebody's own press."""
+
+    selection: Selection
+    needs: frozenset[str] = frozenset()
+    recent: int = 0
+
+    def keep(self, seen: Observation, budget: int) -> Selection:
+        return self.selection
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(torch.tensor([3, 2])),
+        Selection(torch.tensor([1, 1])),
+        Selection(torch.tensor([-1, 4])),
+        Selection(torch.tensor([4, 80])),
+        Selection(torch.tensor([0.0, 1.0])),
+        Selection(torch.zeros((1, 2, 4), dtype=torch.int64)),
+        Selection(torch.tensor([1, 2]), torch.tensor([1])),
+    ],
+)
+def test_what_is_no_selection_drops_nothing(tiny: Weights, selection: Selection) -> None:
+    engine = Engine(tiny, 128)
+    sequence = engine.open(PROMPT)
+    with pytest.raises(SpecError, match="chose no tokens of the 80"):
+        compress(engine, sequence, Chooses(selection), 2)
+    assert len(sequence) == 80
+
+
+def test_what_was_squeezed_is_not_rotated(tiny: Weights) -> None:
+    engine = Engine(tiny, 128)
+    sequence = engine.open(PROMPT)
+    compress(engine, sequence, press_of("keynorm"), 40)
+    with pytest.raises(KVError, match="squeezed"):
+        compress(engine, sequence, press_of("streaming(sinks=2)"), 20)
+    assert len(sequence) == 40
+    assert compress(engine, sequence, press_of("streaming(sinks=2, rotate=False)"), 20) == 20
+
+
+@pytest.mark.parametrize("spec", ["streaming(sinks=2)", "keynorm", "window"])
+def test_a_full_pool_can_be_pressed(tiny: Weights, spec: str) -> None:
+    engine = Engine(tiny, 80, size=4)
+    sequence = engine.open(PROMPT)
+    assert engine.pool.free == 0
+    compress(engine, sequence, press_of(spec), 20)
+    assert (len(sequence), engine.pool.free) == (20, 15)
+
+
+def test_squeezing_preempts_others_before_it_gives_up(tiny: Weights) -> None:
+    engine = Engine(tiny, 120, size=4, share=False)
+    sequence, other = engine.open(PROMPT), engine.open(range(1, 41))
+    twin = engine.fork(sequence)
+    assert compress(engine, twin, press_of("keynorm"), 20) == 60
+    assert (len(twin), sequence.is_live, other.is_live) == (20, True, False)
+
+
+def test_half_precision_does_not_wear_off_by_rotating() -> None:
+    """StreamingLLM turns its sinks at each compression: after many, they are still what one rotation would make of them."""
+    weights = weights_of(tiny_model().to(torch.bfloat16))
+    engine = Engine(weights, 512, share=False)
+    press = press_of("streaming(sinks=2)")
+    sequence = engine.open(PROMPT[:30])
+    keys = engine.storage.gather(torch.tensor(sequence.table.slots().physical[:2]))[0]
+    for token in range(150):
+        engine.prefill(sequence, [1 + token % 90])
+        compress(engine, sequence, press, 24)
+    assert sequence.shifts == {0: 156, 1: 156}
+    after = engine.storage.gather(torch.tensor(sequence.table.slots().physical[:2]))[0]
+    expected = rotate(keys.float(), torch.tensor([156, 156]), weights.inv_freq)
+    assert float((after.float() - expected).norm() / expected.norm()) < 0.01

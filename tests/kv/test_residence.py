@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.errors import BudgetTooSmall, LawBroken, SpecError
+from kilburn.effect import Note
+from kilburn.errors import BudgetTooSmall, LawBroken, OutOfBlocks, SpecError
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kv.costs import measured
@@ -316,3 +317,155 @@ def test_a_plan_never_puts_two_lines_in_one_place(sizes: list[int], leaving: set
     assert all(left[1] <= right[0] for left, right in pairwise(ranges))
     lines = sorted([*[one.line for one in stay], *[new for new, _ in plan.insert], *plan.append])
     assert lines == wanted
+
+
+def test_a_branch_reads_roles_of_its_own(engine: Engine, process: Process, tmp_path: Path) -> None:
+    """The same words under the same number, said by somebody else."""
+    residence = Residence(engine, process)
+    residence.follow()
+    with kilburn.open(tmp_path / "child.db", window=100_000, policy="fifo", tokenizer="chars/4") as other:
+        child = other.process("child")
+        for page in process.view().pages:
+            role = "assistant" if page.id == 3 else str(page.role)
+            child.append({"role": role, "content": process.recall(page.address)})
+        with residence.branch(child) as twin:
+            twin.follow()
+            assert cached(twin) == shown(twin, child)
+
+
+def test_what_is_forgotten_leaves_with_all_that_saw_it(engine: Engine, process: Process) -> None:
+    residence = Residence(engine, process, how="edit")
+    residence.follow()
+    process.apply(Evict(pages=(3,)))
+    assert not residence.follow().exact
+    process.forget("p3")
+    made = residence.follow()
+    assert (made.how, made.exact) == ("prefill", True)
+    fresh = engine.open(shown(residence, process))
+    assert cached(residence) == shown(residence, process)
+    assert fresh.logits is not None
+    assert residence.sequence.logits is not None
+    assert gap(fresh.logits, residence.sequence.logits) <= 1e-3
+    said = engine.weights.text(residence.sequence.table.tokens.tolist())
+    assert "room 1" not in said
+    assert "room 2" in said
+    assert residence.follow().how == "same"
+
+
+def test_whose_blocks_were_taken_begins_anew(speaker: Weights, process: Process) -> None:
+    engine = Engine(speaker, 512)
+    first, second = Residence(engine, process), Residence(engine, process)
+    first.follow()
+    assert second.follow().cached > 200
+    third = engine.open([5] * 300)
+    assert not second.sequence.is_live
+    engine.free(third)
+    made = second.follow()
+    assert made.exact
+    assert cached(second) == shown(second, process)
+    first.close()
+    second.close()
+    assert engine.used == 0
+
+
+def test_what_was_squeezed_is_computed_anew_where_the_window_changes(engine: Engine, process: Process) -> None:
+    residence = Residence(engine, process)
+    residence.follow()
+    compress(engine, residence.sequence, press_of("keynorm"), 100)
+    process.apply(Evict(pages=(4,)))
+    made = residence.follow()
+    assert (made.how, made.exact) == ("prefill", True)
+    assert cached(residence) == shown(residence, process)
+
+
+def test_a_fold_needs_no_room_beside_its_sources(speaker: Weights, process: Process) -> None:
+    class Fourth(Fifo):
+        def plan(self, view):  # type: ignore[no-untyped-def]
+            return [Evict(pages=(4,))]
+
+    engine = Engine(speaker, 4096)
+    full = Residence(engine, process).follow().cached
+    residence = Residence(engine, process, budget=full - 1, policy=Fourth(), how="edit")
+    for number in (1, 2, 5, 6, 7):
+        process.pin(f"p{number}")
+    residence.follow()
+    process.apply(Fold(pages=(3, 4), text="the door is green. " * 10))
+    made = residence.follow()
+    assert (made.how, made.cached <= full - 1) == ("edit", True)
+    assert cached(residence) == shown(residence, process)
+
+
+def test_the_holes_of_edits_are_closed_when_blocks_run_out(speaker: Weights, process: Process) -> None:
+    engine = Engine(speaker, 4096)
+    full = Residence(engine, process).follow().cached
+    tight = Engine(speaker, full, size=16)
+    residence = Residence(tight, process, how="edit")
+    residence.follow()
+    for page in (3, 5):
+        process.apply(Evict(pages=(page,)))
+        residence.follow()
+    room = tight.pool.capacity * 16 - len(residence.sequence)
+    process.append({"role": "user", "content": "on " * (room - 12)})
+    made = residence.follow()
+    assert made.how == "append"
+    assert made.cached > tight.pool.capacity * 16 - 16
+    assert cached(residence) == shown(residence, process)
+
+
+def test_a_policy_that_never_ends_is_refused(engine: Engine, process: Process) -> None:
+    class Insisting(Fifo):
+        def plan(self, view):  # type: ignore[no-untyped-def]
+            while True:
+                yield Note()
+
+    class Silent(Fifo):
+        def plan(self, view):  # type: ignore[no-untyped-def]
+            return None
+
+    for policy in (Insisting(), Silent()):
+        residence = Residence(engine, process, budget=150, policy=policy)
+        assert residence.follow().cached <= 150
+        residence.close()
+    refused = [event.why for event in process.events() if event.act is Act.CACHE and event.data.get("refused")]
+    assert refused
+    assert all("questions" in why for why in refused)
+
+
+def test_a_gap_of_an_earlier_edit_costs_nothing_again() -> None:
+    old = [Placed(line(number, 10), 20 * number, 20 * number + 10) for number in range(10)]
+    plan = planned(old, [one.line for one in old if one.line.page != 1], Price(edit=50, stale=0))
+    assert (plan.how, plan.edited) == ("edit", 50)
+
+
+def test_what_cannot_be_is_said_at_once(tiny: Weights, engine: Engine, process: Process) -> None:
+    with pytest.raises(SpecError, match="no tokenizer"):
+        Residence(Engine(tiny, 64), process)
+    with pytest.raises(SpecError, match="somehow"):
+        Residence(engine, process, how="somehow")
+    for budget in (float("nan"), 0, True):
+        with pytest.raises(SpecError, match="KV budget"):
+            Residence(engine, process, budget=budget)  # type: ignore[arg-type]
+    with pytest.raises(SpecError):
+        measured(engine, tokens=64, reply=-1)
+
+
+def test_measuring_preempts_nobody(speaker: Weights) -> None:
+    engine = Engine(speaker, 320)
+    sequence = engine.open([5] * 200)
+    with pytest.raises(OutOfBlocks):
+        measured(engine, tokens=64)
+    assert sequence.is_live
+    engine.free(sequence)
+    assert measured(engine, tokens=64).input > 0
+
+
+def test_a_page_that_is_pinned_later_comes_back(engine: Engine, process: Process) -> None:
+    residence = Residence(engine, process, budget=180, policy="fifo")
+    residence.follow()
+    assert 3 not in residence.sequence.table.pages
+    process.pin("p3")
+    made = residence.follow()
+    assert made.cached <= 180
+    start, stop = residence.sequence.table.pages[3]
+    assert residence.sequence.table.count(start, stop) == stop - start
+    assert residence.follow().how == "same"

@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["NAME", "Segment", "Step", "register"]
+__all__ = ["NAME", "Segment", "Step", "attach"]
 
 NAME = "kilburn_slots"
 
@@ -57,11 +57,14 @@ class Step:
     segments: Sequence[Segment]
 
 
-def register() -> None:
-    """Make it known to transformers; idempotent."""
+def attach(model: Any) -> None:
+    """Have a model of transformers call it; costs nothing where it does already."""
+    if model.config._attn_implementation == NAME:
+        return
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attend)
+    model.set_attn_implementation(NAME)
 
 
 def _attend(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from kilburn.errors import SpecError
+from kilburn.errors import OutOfBlocks, SpecError
 from kilburn.kv.engine import Engine
 from kilburn.kv.sequence import Sequence
 from kilburn.prices import Prices
@@ -27,10 +27,17 @@ def measured(engine: Engine, tokens: int = 512, reply: int = 100) -> Prices:
         tokens: of the prompt that is measured; the longer, the steadier the figure.
 
     Raises:
-        SpecError: the engine holds fewer than three times as many. OutOfBlocks: others hold them.
+        SpecError: the engine does not hold two and a bit times as many. OutOfBlocks: others hold them; none of
+            them is preempted for a measurement.
     """
-    if 3 * tokens > engine.pool.capacity * engine.pool.size or tokens < 2:
-        raise SpecError(f"measuring with {tokens} tokens takes an engine of {3 * tokens}", advice="measure with fewer")
+    pool = engine.pool
+    whole = 2 * tokens + 2 * (STEPS + 1) + 2
+    if tokens < 2 or reply < 0 or whole > pool.capacity * pool.size:
+        raise SpecError(f"measuring with {tokens} tokens, reply={reply}, takes an engine of {whole}", advice="measure with fewer")
+    if (blocks := -(-whole // pool.size)) > pool.free:
+        raise OutOfBlocks(
+            f"measuring takes {blocks} blocks and {pool.free} are free", needed=blocks, advice="free some sequences"
+        )
     sequence = engine.open([1, 2])
     try:
         # The first passes are slower: memory is touched for the first time.

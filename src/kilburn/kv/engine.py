@@ -11,10 +11,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered
+from contextlib import suppress
 
-from kilburn.errors import InvalidRange, KVError, MissingExtra, OutOfBlocks, SpecError
-from kilburn.kv.attention import NAME, Segment, Step, register
+from kilburn.errors import FreedSequence, InvalidRange, KVError, MissingExtra, OutOfBlocks, SpecError
+from kilburn.kv.attention import Segment, Step, attach
 from kilburn.kv.blocks import SIZE, Pool
+from kilburn.kv.past import Past
 from kilburn.kv.preemption import preempted
 from kilburn.kv.sequence import Sequence
 from kilburn.kv.storage import Storage, span_of
@@ -55,16 +57,15 @@ class Engine:
     def __init__(
         self, weights: Weights, tokens: int, *, size: int = SIZE, chunk: int = 512, tenant: str = "", share: bool = True
     ) -> None:
-        if tokens < 1 or chunk < 1:
-            raise SpecError(f"an engine with tokens={tokens}, chunk={chunk} can hold nothing", advice="give at least 1 of each")
-        self.weights, self.chunk = weights, chunk
+        if tokens < 1 or size < 1 or chunk < 1:
+            raise SpecError(f"an engine with {tokens=}, {size=}, {chunk=} can hold nothing", advice="give at least 1 of each")
+        self.weights, self.chunk, self.tenant = weights, chunk, tenant
         pool = Pool(-(-tokens // size), size)
         self.tables = Tables(pool)
         self.storage = Storage(weights.shape, pool.capacity * size, weights.dtype, weights.device)
         self._key = weights.key(tenant) if share else None
         self._sequences: dict[int, Sequence] = {}
-        register()
-        weights.model.set_attn_implementation(NAME)
+        attach(weights.model)
 
     @property
     def pool(self) -> Pool:
@@ -86,14 +87,18 @@ class Engine:
             recent: how many of the last queries are noted, where "recent" is needed.
 
         Raises:
-            OutOfBlocks: nothing was opened. SpecError: the prompt does not fit the model.
+            OutOfBlocks: nothing was opened. SpecError: the prompt does not fit the model, or nobody can note that.
         """
+        if isinstance(needs, str) or not set(needs) <= {"keys", "attention", "recent"} or recent < 0:
+            raise SpecError(f"needs={needs!r}, recent={recent}", advice="give some of keys, attention, recent")
+        self._check(prompt)
         sums, rows = "attention" in needs, recent if "recent" in needs else 0
-        table = self.tables.open(None if sums else self._key, prompt)
+        # The last queries run here even where all of the prompt is known: what they look at has to be noted.
+        known = prompt[: max(0, len(prompt) - rows + 1)] if rows else prompt
+        table = self.tables.open(None if sums else self._key, known)
         weights = self.weights
         watch = Watch(weights.shape, weights.device, sums=sums, rows=rows) if sums or rows else None
-        if watch is not None:
-            # What is shared ran before: nobody noted whom its queries looked at.
+        if watch is not None:  # what is shared ran before: nobody noted whom its queries looked at
             watch.make_room(0, len(table))
         made = self._sequences[table.number] = Sequence(table, watch)
         try:
@@ -110,7 +115,7 @@ class Engine:
             FreedSequence: there is nothing to fork.
         """
         made = Sequence(self.tables.fork(sequence.table), sequence.watch.copy() if sequence.watch is not None else None)
-        made.logits, made.shifts = sequence.logits, dict(sequence.shifts)
+        made.logits, made.shifts, made.first = sequence.logits, dict(sequence.shifts), dict(sequence.first)
         self._sequences[made.number] = made
         return made
 
@@ -120,6 +125,7 @@ class Engine:
         Raises:
             FreedSequence: it was freed before.
         """
+        self._own(sequence)
         if sequence.record is None:
             self.tables.free(sequence.table)
         sequence.leave()
@@ -156,9 +162,10 @@ class Engine:
                 sequence twice. FreedSequence. Nothing was taken.
         """
         sequences = [sequence for sequence, _ in feeds]
-        if len({id(sequence) for sequence in sequences}) < len(feeds) or not all(len(tokens) for _, tokens in feeds):
+        if not feeds or len({id(sequence) for sequence in sequences}) < len(feeds) or not all(len(tokens) for _, tokens in feeds):
             raise SpecError("a step takes each sequence once, with at least one token")
-        for _, tokens in feeds:
+        for sequence, tokens in feeds:
+            self._own(sequence)
             self._check(tokens)
         # Two that share their last block both count its copy, though one of them will find it its own: never too few.
         self.reserve(sum(sequence.table.need(len(tokens)) for sequence, tokens in feeds), sequences)
@@ -204,6 +211,7 @@ class Engine:
     ) -> Tensor:
         device = self.weights.device
         self.storage.perform(self.tables.copies)
+        attach(self.weights.model)
         with torch.inference_mode():
             out = self.weights.model(
                 input_ids=torch.tensor([tokens], device=device),
@@ -225,29 +233,29 @@ class Engine:
             InvalidRange: one of the positions is cached, or not within the sequence. OutOfBlocks, SpecError,
             FreedSequence: nothing was inserted.
         """
+        self._own(sequence)
         table, watch = sequence.table, sequence.watch
         self._check(tokens)
         if not len(tokens):
             return
+        before = Past(sequence)
         try:
             slots = table.insert(position, tokens)
         except OutOfBlocks as error:
-            self.reserve(self.pool.free + error.needed, [sequence])
+            self.reserve(error.needed, [sequence])
             slots = table.insert(position, tokens)
-        first = table.count(0, position)
-        state = watch.state() if watch is not None else None
-        if watch is not None:
-            watch.make_room(first, len(tokens))
-        for place in range(position, position + len(tokens)):
-            sequence.shifts.pop(place, None)
-        span = span_of(table.slots().physical[: first + len(tokens)], self.weights.device)
-        segment = Segment(0, len(tokens), span, watch)
         try:
+            first = table.count(0, position)
+            if watch is not None:
+                watch.make_room(first, len(tokens))
+            for place in range(position, position + len(tokens)):
+                sequence.shifts.pop(place, None)
+            span = span_of(table.slots().physical[: first + len(tokens)], self.weights.device)
+            segment = Segment(0, len(tokens), span, watch)
             self._forward(list(tokens), list(range(position, position + len(tokens))), slots, [segment], [len(tokens) - 1])
         except BaseException:
             table.evict(position, position + len(tokens))
-            if watch is not None and state is not None:
-                watch.restore(state)
+            before.restore(sequence)
             raise
 
     def evict(self, sequence: Sequence, start: int, stop: int) -> int:
@@ -301,12 +309,16 @@ class Engine:
         """Compute a preempted sequence again: its tokens in order, each eviction at its place.
 
         Raises:
-            OutOfBlocks: it stays preempted.
+            OutOfBlocks: it stays preempted. KVError: it was spilled, not preempted.
         """
+        self._own(sequence)
         record = sequence.record
         if record is None:
             _ = sequence.table
             return
+        if not record.recomputable or sequence.watch is not None:
+            raise KVError(f"tokens do not bring sequence {sequence.number} back", advice="kilburn.kv.spill.resume does")
+        logits = sequence.logits
         table = self.tables.resume(record)
         sequence.settle(table)
         try:
@@ -314,6 +326,9 @@ class Engine:
                 if eviction.at > table.end:
                     self.prefill(sequence, record.tokens[table.end : eviction.at])
                 self.evict(sequence, eviction.start, eviction.stop)
+                # It may have been compacted, and have to fit into as few blocks again.
+                with suppress(OutOfBlocks):
+                    table.compact()
             if table.end < len(record.tokens):
                 self.prefill(sequence, record.tokens[table.end :])
             for page, (start, stop) in record.pages.items():
@@ -322,6 +337,8 @@ class Engine:
             self.tables.free(table)
             sequence.leave(record)
             raise
+        finally:
+            sequence.logits = logits  # also None: what was evicted since changes what `refresh` would find
 
     def refresh(self, sequence: Sequence) -> Tensor:
         """The logits of what comes next; where they are not known, the last token runs again.
@@ -335,10 +352,21 @@ class Engine:
                 raise InvalidRange(f"the last token of sequence {sequence.number} is not cached", advice="append one")
             if self.pool.references[table.blocks[-1]] > 1:
                 self.reserve(1, [sequence])
-            tokens, pages = table.tokens[-1:], table.pages.copy()
+            before, tokens = Past(sequence), table.tokens[-1:]
+            self.storage.perform(self.tables.copies)
+            kept = self.storage.gather(span_of(table.slots(len(table) - 1).physical, self.weights.device))
             self.truncate(sequence, table.end - 1)
-            self.step([(sequence, tokens)])
-            table.pages = pages
+            try:
+                self.step([(sequence, tokens)])
+            except BaseException:
+                slots = table.append(tokens)
+                self.storage.perform(self.tables.copies)
+                self.storage.scatter(span_of(slots, self.weights.device), *kept)
+                before.restore(sequence)
+                raise
+            table.pages = before.pages
+            # What it looked at was noted when it ran first.
+            before.unwatch(sequence)
         assert sequence.logits is not None
         return sequence.logits
 
@@ -354,6 +382,12 @@ class Engine:
         safe |= {number for number, sequence in self._sequences.items() if sequence.is_live and not _computable(sequence)}
         for record in self.tables.reserve(blocks, safe):
             self._sequences[record.number].leave(record)
+
+    def _own(self, sequence: Sequence) -> None:
+        """Another engine's sequence has its slots in other memory: it would read and write what is not its own."""
+        if self._sequences.get(sequence.number) is not sequence:
+            _ = sequence.record or sequence.table
+            raise FreedSequence(f"sequence {sequence.number} is not of this engine", advice="use the engine that opened it")
 
     def _check(self, tokens: Ordered[int]) -> None:
         size = self.weights.model.config.vocab_size

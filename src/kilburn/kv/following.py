@@ -108,7 +108,7 @@ def _edited(placed: Sequence[Placed], wanted: Sequence[Line], price: Price) -> _
     waiting: list[Line] = []
     cut: int | None = None
     edges = 0
-    before = 0
+    before, last = 0, -1
     at = len(wanted)
     for index, line in enumerate(wanted):
         place = kept.get(index)
@@ -119,13 +119,14 @@ def _edited(placed: Sequence[Placed], wanted: Sequence[Line], price: Price) -> _
         if sum(len(one.tokens) for one in waiting) > room:
             cut, at = before, index - len(waiting)
             break
-        edges += placed[place].start > before
+        # A gap that an earlier edit left is none of this one's places.
+        edges += bool(waiting) or place > last + 1
         position = placed[place].start - sum(len(one.tokens) for one in waiting)
         for one in waiting:
             insert.append((one, position))
             position += len(one.tokens)
         waiting = []
-        before = placed[place].stop
+        before, last = placed[place].stop, place
     else:
         at = len(wanted) - len(waiting)
         # What left at the very end is simply cut off.

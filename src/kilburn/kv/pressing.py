@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from kilburn.errors import MissingExtra, OutOfBlocks, SpecError
+from kilburn.errors import KVError, MissingExtra, OutOfBlocks, SpecError
 from kilburn.kv.engine import Engine
 from kilburn.kv.observation import Observation, Piece, Press, Selection
 from kilburn.kv.rotation import rotate
@@ -75,10 +75,12 @@ def compress(engine: Engine, sequence: Sequence, press: Press, budget: int, fact
 
     Raises:
         BudgetTooSmall: what must stay does not fit. OutOfBlocks: others share so much that new blocks are
-            needed. SpecError: see `observe`. Nothing was dropped.
+            needed. SpecError: see `observe`, or what the press chose is no selection. KVError: it would rotate keys
+            that no longer stand for single positions. Nothing was dropped.
     """
     seen = observe(engine, sequence, press, facts)
     chosen = press.keep(seen, budget)
+    _check(engine, sequence, seen, chosen, press)
     before = seen.count
     if chosen.keep.dim() == 1:
         if len(chosen.keep) < before or chosen.shift is not None:
@@ -100,20 +102,40 @@ def held(
     return hold
 
 
+def _check(engine: Engine, sequence: Sequence, seen: Observation, chosen: Selection, press: Press) -> None:
+    """Presses may be anybody's: a selection that is none would drop other tokens than it says."""
+    keep, shift, shape = chosen.keep, chosen.shift, engine.weights.shape
+    sound = keep.dtype == torch.int64 and (keep.dim() == 1 or tuple(keep.shape[:-1]) == (shape.layers, shape.heads))
+    if sound and keep.numel():
+        sound = bool((keep[..., 0] >= 0).all()) and bool((keep[..., -1] < seen.count).all())
+        sound = sound and bool((keep[..., 1:] > keep[..., :-1]).all())
+    if not sound or (shift is not None and (keep.dim() != 1 or shift.shape != keep.shape)):
+        raise SpecError(
+            f"{type(press).__name__.lower()} chose no tokens of the {seen.count} that are cached",
+            advice="give indices that ascend, for all heads or [layers, heads, k], as int64; shifts as many",
+        )
+    if shift is not None and "compressed" in sequence.table.altered:
+        raise KVError(
+            f"sequence {sequence.number} was squeezed: its keys have no single positions to be rotated from",
+            advice="use a press that does not rotate, such as streaming(rotate=False)",
+        )
+
+
 def _drop(engine: Engine, sequence: Sequence, seen: Observation, chosen: Selection) -> None:
     turn = chosen.turn(seen)
     turned: list[tuple[int, int]] = []
     if turn is not None and chosen.shift is not None:
         places = seen.positions[chosen.keep].tolist()
         turned = [(place, by) for place, by in zip(places, turn.tolist(), strict=True) if by]
-    if turned:
-        # Rotated keys are written to slots of their own: what that takes has to be there before anything leaves.
+    if turned and any(engine.pool.references[block] > 1 for block in sequence.table.blocks):
+        # What others own too is rotated in slots of its own: what that takes has to be there before anything leaves.
         engine.reserve(-(-len(turned) // engine.pool.size) + 1, [sequence])
     _evict_all_but(sequence, chosen.keep)
     if turned and chosen.shift is not None:
         _turn(engine, sequence, turned)
         sequence.shifts = dict(zip(seen.positions[chosen.keep].tolist(), chosen.shift.tolist(), strict=True))
         sequence.shifts = {place: by for place, by in sequence.shifts.items() if by}
+        sequence.first = {place: key for place, key in sequence.first.items() if place in sequence.shifts}
     try:
         sequence.table.compact()
     except OutOfBlocks:
@@ -138,7 +160,13 @@ def _turn(engine: Engine, sequence: Sequence, turns: list[tuple[int, int]]) -> N
     table, storage, device = sequence.table, engine.storage, engine.weights.device
     storage.perform(engine.tables.copies)
     keys, values = storage.gather(_slots(sequence, turns, device))
-    by = torch.tensor([shift for _, shift in turns], device=device)
+    first, gone = sequence.first, {place: sequence.shifts.get(place, 0) for place, _ in turns}
+    for row, (place, _) in enumerate(turns):
+        if place not in first or place not in sequence.shifts:
+            first[place] = (gone[place], keys[:, :, row].clone())
+    # Always from the first keys: in bfloat16 a key that was rotated on step by step is soon another one.
+    keys = torch.stack([first[place][1] for place, _ in turns], dim=2)
+    by = torch.tensor([gone[place] + shift - first[place][0] for place, shift in turns], device=device)
     pages, tokens = table.pages.copy(), table.tokens
     for place, _ in turns:
         table.evict(place, place + 1)
@@ -158,7 +186,11 @@ def _squeeze(engine: Engine, sequence: Sequence, keep: Tensor) -> None:
     storage.perform(engine.tables.copies)
     keys, values = storage.gather(span_of(table.slots().physical, engine.weights.device))
     index = keep[..., None].expand(-1, -1, -1, keys.shape[-1])
-    slots = table.squeeze(keep.shape[-1])
+    try:
+        slots = table.squeeze(keep.shape[-1])
+    except OutOfBlocks as error:
+        engine.reserve(error.needed, [sequence])
+        slots = table.squeeze(keep.shape[-1])
     storage.scatter(span_of(slots, engine.weights.device), keys.gather(2, index), values.gather(2, index))
     if sequence.watch is not None:
         sequence.watch.select(keep)

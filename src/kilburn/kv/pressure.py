@@ -27,6 +27,9 @@ __all__ = ["Pressure", "Relief"]
 ROUNDS = 4
 """Times a policy is asked for one shortage, at most."""
 
+EFFECTS = 64
+"""Effects that a policy may yield for one plan: nobody answers them, so one that insists would never end."""
+
 
 class Relief(msgspec.Struct, frozen=True):
     """Pages whose keys and values shall leave, who says so, and why; `refused` is what a policy wanted in vain."""
@@ -49,8 +52,8 @@ class Pressure:
     """
 
     def __init__(self, tokens: int, policy: Any = "lru") -> None:
-        if tokens < 1:
-            raise SpecError(f"a KV budget of {tokens} tokens holds nothing", advice="give 1 or more")
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+            raise SpecError(f"a KV budget of {tokens} tokens holds nothing", advice="give a whole number, 1 or more")
         self.tokens = tokens
         self.name = policy if isinstance(policy, str) else type(policy).__name__.lower()
         self.policy: Policy = resolve("policies", policy)
@@ -92,7 +95,9 @@ class Pressure:
 
     def _asked(self, view: View) -> Relief:
         plan = self.policy.plan(view)
-        moves: Sequence[Move] = _run(plan) if isinstance(plan, Generator) else plan
+        moves: Sequence[Move] | None = _run(plan) if isinstance(plan, Generator) else plan or ()
+        if moves is None:
+            return Relief((), self.name, refused=f"more than {EFFECTS} questions: the cache waits for no model")
         held, there = view.held(), {page.id for page in view.pages}
         wanted: dict[int, None] = {}
         why = ""
@@ -122,12 +127,13 @@ class Pressure:
         return Relief(tuple(chosen), "kernel", "the policy left too much")
 
 
-def _run(plan: Generator[Effect, Answer, Sequence[Move]]) -> Sequence[Move]:
-    """A policy that asks is told that nobody is there: the cache waits for no model."""
+def _run(plan: Generator[Effect, Answer, Sequence[Move]]) -> Sequence[Move] | None:
+    """A policy that asks is told that nobody is there: the cache waits for no model; None for one that goes on asking."""
     try:
         effect = next(plan)
-        while True:
+        for _ in range(EFFECTS):
             effect = plan.send(Answer(outcome="done" if isinstance(effect, Note) else "none"))
+        return None
     except StopIteration as stop:
         moves: Sequence[Move] = stop.value or ()
         return moves

@@ -8,16 +8,16 @@ where it began, and leaves nothing behind. It refuses to move pages in the windo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 
-from kilburn.errors import SpecError
+from kilburn.errors import BudgetTooSmall, OutOfBlocks, SpecError
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kv.engine import Engine
-from kilburn.kv.following import Following, Placed, Price, planned
+from kilburn.kv.following import HOW, Following, Placed, Price, planned
 from kilburn.kv.generation import stream
 from kilburn.kv.observation import Piece
 from kilburn.kv.pressure import Pressure
@@ -60,7 +60,7 @@ class Residence:
             (Memento), or only of what stays.
 
     Raises:
-        SpecError: a budget that the engine cannot hold.
+        SpecError: a budget that the engine cannot hold, a way that is none, or weights without a tokenizer.
     """
 
     def __init__(
@@ -77,43 +77,62 @@ class Residence:
         held = engine.pool.capacity * engine.pool.size
         if budget is not None and budget > held:
             raise SpecError(f"a KV budget of {budget} tokens in an engine of {held}", advice="open a larger engine")
+        if how not in HOW:
+            raise SpecError(f"how={how!r} is none of {', '.join(HOW)}")
         self.engine, self.process = engine, process
         self.pressure = Pressure(held if budget is None else budget, policy)
         self.price, self.how, self.channel = price or Price(), how, channel
+        self._template = Template(engine.weights)
         self.sequence = engine.open()
         self.prefilled = 0
-        self._template = Template(engine.weights)
         self._placed: list[Placed] = []
+        # Page -> where it stood first: all from there on was computed in sight of it, though it left since.
+        self._stood: dict[int, int] = {}
         self._evicted = 0
 
     def follow(self) -> Followed:
         """Bring the cache to what the window shows now. After an error it holds a part of that, and can go on.
 
+        What was forgotten leaves with all that was computed in sight of it, whatever that costs. Where another
+        sequence was given its blocks, all is computed anew.
+
         Raises:
             BudgetTooSmall: pins, handles and the latest message do not fit the KV budget. OutOfBlocks: others hold
             the engine's blocks.
         """
+        self._revive()
         wanted = self._template.lines(self.process)
-        plan = planned(self._placed, wanted, self.price, self.how)
         before, self._evicted = self.prefilled, 0
+        purged = self._purge()
+        self._miss()
+        plan = planned(self._placed, wanted, self.price, self.how)
+        if plan.how in ("edit", "prefill") and "compressed" in self.sequence.table.altered:
+            # What each head chose stands for no line any more: nothing of it could be told apart.
+            self._cut(0)
+            purged, plan = True, planned(self._placed, wanted, self.price, self.how)
         adopted = self._adopt(plan)
         if plan.how == "edit":
-            self._edit(plan)
+            try:
+                self._edit(plan)
+            except OutOfBlocks:
+                # A gap may take a block more than the end does.
+                plan = planned(self._placed, wanted, self.price, "prefill")
         if plan.cut is not None:
             self._cut(plan.cut)
         self._append(list(plan.append)[adopted:])
         done = self.prefilled - before
+        how = "prefill" if purged and plan.how != "edit" else plan.how
         made = Followed(
-            how=plan.how,
+            how=how,
             prefilled=done,
             saved=max(0, int(plan.anew) - done) if plan.how == "edit" else 0,
             evicted=self._evicted,
             cached=len(self.sequence),
             exact=not self.sequence.table.altered,
         )
-        if plan.how in ("edit", "prefill"):
+        if how in ("edit", "prefill"):
             gone = [one.line.page for one in plan.evict if one.line.page]
-            self._note(gone, "kernel", "", how=plan.how, prefilled=done, evicted=self._evicted)
+            self._note(gone, "kernel", "", how=how, prefilled=done, evicted=self._evicted)
         return made
 
     def reply(self, limit: int = 256, sampling: Sampling = GREEDY) -> str:
@@ -139,10 +158,12 @@ class Residence:
 
         At the end its own are freed, and this residence is where it was: at the branch point.
         """
+        self._revive()
         made = Residence.__new__(Residence)
         made.__dict__.update(self.__dict__)
         made.process, made.sequence = process, self.engine.fork(self.sequence)
         made._placed, made.prefilled = list(self._placed), 0
+        made._stood = {one.line.page: one.start for one in self._placed if one.line.page}
         try:
             yield made
         finally:
@@ -170,6 +191,29 @@ class Residence:
         """Free its sequence; idempotent."""
         if self.sequence.is_live or self.sequence.record is not None:
             self.engine.free(self.sequence)
+
+    def _revive(self) -> None:
+        """Begin anew where its blocks were given to another."""
+        record = self.sequence.record
+        if record is not None and record.recomputable:
+            self.engine.free(self.sequence)
+            self.sequence = self.engine.open()
+            self._placed, self._stood = [], {}
+
+    def _purge(self) -> bool:
+        """Drop what was computed in sight of a page that is forgotten now: what derives from it goes with it."""
+        states = self.process.kernel.tier.states
+        stood = [start for page, start in self._stood.items() if page in states and states[page].at == "dropped"]
+        if not stood:
+            return False
+        cut = 0 if "compressed" in self.sequence.table.altered else min(stood)
+        self._cut(min([cut, *(one.start for one in self._placed if one.start < cut < one.stop)]))
+        return True
+
+    def _miss(self) -> None:
+        """What was pinned after its keys and values had left has to come back: its place is empty."""
+        table, pins = self.sequence.table, self.process.kernel.tier.pins
+        self._placed = [one for one in self._placed if one.line.page not in pins or table.count(one.start, one.stop)]
 
     def _adopt(self, plan: Following) -> int:
         """Whole lines that the model generated itself and the window now shows: they are cached already."""
@@ -216,13 +260,19 @@ class Residence:
         try:
             # The last first, so that no fold sees another that was put in just before it.
             for line, position in reversed(seeing):
-                self._insert(line, position)
+                try:
+                    self._insert(line, position)
+                except (BudgetTooSmall, OutOfBlocks):
+                    # There is no room for it beside what it stands for; once that is gone there may be.
+                    blind.append((line, position))
         finally:
             inserted = [(one.start, one.stop) for one in self._placed]
             for one in plan.evict:
                 for start, stop in _without(one.start, one.stop, inserted):
                     self._evicted += self.engine.evict(self.sequence, start, stop)
-        for line, position in blind:
+        if plan.cut is not None:
+            self._cut(plan.cut)
+        for line, position in sorted(blind):
             self._insert(line, position)
 
     def _insert(self, line: Line, position: int) -> None:
@@ -235,6 +285,7 @@ class Residence:
 
     def _cut(self, position: int) -> None:
         self._placed = [one for one in self._placed if one.start < position]
+        self._stood = {page: start for page, start in self._stood.items() if start < position}
         self._evicted += self.engine.truncate(self.sequence, position)
 
     def _append(self, lines: list[Line]) -> None:
@@ -250,10 +301,14 @@ class Residence:
 
     def _place(self, line: Line, start: int) -> None:
         stop = start + len(line.tokens)
+        # The handle of a result quotes it; that of a stretch that is out says numbers only.
+        page = line.page or (line.key[2] if line.key[2] in self.process.kernel.tier.stubs else 0)
+        if page:
+            self._stood[page] = min(start, self._stood.get(page, start))
         if line.page:
             pages = self.sequence.table.pages
-            for page in pages.over(start, stop):
-                pages.remove(page)
+            for other in pages.over(start, stop):
+                pages.remove(other)
             if line.page in pages:
                 pages.remove(line.page)
             self.sequence.table.label(line.page, start, stop)
@@ -268,6 +323,9 @@ class Residence:
                 self._evicted += self.engine.evict(self.sequence, *table.pages[page])
             if relief.pages or relief.refused:
                 self._note(relief.pages, relief.policy, relief.why or relief.refused, refused=bool(relief.refused))
+        if table.need(need) > self.engine.pool.free:
+            with suppress(OutOfBlocks):
+                table.compact()
 
     def _note(self, pages: Any, policy: str, why: str, **data: Any) -> None:
         kernel = self.process.kernel

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kilburn.errors import SpecError
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import items
 from kilburn.kv.weights import Weights
@@ -32,18 +33,27 @@ class Line(NamedTuple):
     tokens: tuple[int, ...]
 
 
+_Name = tuple[str, str, str, str | None]
+"""All that makes a page's line: a branch's pages may have the numbers of others."""
+
+
 class Template:
     """How lines become tokens: ChatML where the tokenizer has its markers, else `role: text` on lines.
 
     Args:
         weights: with a tokenizer.
+
+    Raises:
+        SpecError: they have none.
     """
 
     def __init__(self, weights: Weights) -> None:
+        if weights.tokenizer is None:
+            raise SpecError("these weights have no tokenizer", advice="a window is text: load a folder with a tokenizer")
         self._tokenizer = weights.tokenizer
         known = self._tokenizer.get_vocab()
         self._markers = (known["<|im_start|>"], known["<|im_end|>"]) if {"<|im_start|>", "<|im_end|>"} <= known.keys() else None
-        self._kept: dict[tuple[int, str], tuple[int, ...]] = {}
+        self._kept: dict[_Name, tuple[int, ...]] = {}
 
     @property
     def stops(self) -> frozenset[int]:
@@ -70,16 +80,16 @@ class Template:
         with kernel.lock:
             shown = items(kernel.tier)
             fresh = [page for _, page, instead in shown if page is not None and not instead]
-            kernel.contents.fetch(page.digest for page in fresh if (page.id, page.digest) not in self._kept)
+            kernel.contents.fetch(page.digest for page in fresh if _name(page) not in self._kept)
             made = []
-            kept: dict[tuple[int, str], tuple[int, ...]] = {}
+            kept: dict[_Name, tuple[int, ...]] = {}
             for key, page, instead in shown:
                 if page is None or instead:
                     if page is None or page.kind is Kind.RESULT:
                         role = Role.USER if page is None else page.role
                         made.append(Line(key, 0, self.line(role, instead)))
                     continue
-                name = (page.id, page.digest)
+                name = _name(page)
                 kept[name] = self._kept.get(name) or self.line(page.role, self._text(page, kernel.text(page.id)))
                 made.append(Line(key, page.id, kept[name]))
             self._kept = kept
@@ -91,3 +101,7 @@ class Template:
 
     def _plain(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+
+def _name(page: Page) -> _Name:
+    return page.digest, page.role, page.kind, page.name

@@ -27,6 +27,8 @@ class Sequence:
             token is not what ran last (after `truncate`).
         watch: the attention that was noted, where it was opened for a press that asks for it.
         shifts: by how many positions the keys at a logical position were rotated on since they were computed.
+        first: of each of those, the key as it was before the first rotation that was seen here, and its shift then;
+            shape [layers, heads, dim].
         record: what it is computed from again, while its blocks are another's (preemption).
     """
 
@@ -37,6 +39,7 @@ class Sequence:
         self.watch = watch
         self.record: Preempted | None = None
         self.shifts: dict[int, int] = {}
+        self.first: dict[int, tuple[int, Tensor]] = {}
 
     @property
     def table(self) -> Table:

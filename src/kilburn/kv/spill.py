@@ -367,6 +367,7 @@ def _fill(engine: Engine, sequence: Sequence, part: Part, tensors: Mapping[str, 
     _write(engine, span_of(slots, device), tensors["kv"], turn)
     for place in range(start, start + count):
         sequence.shifts.pop(place, None)
+        sequence.first.pop(place, None)
     if turn is None:
         sequence.shifts.update(part.shifts)
     if sequence.watch is not None:

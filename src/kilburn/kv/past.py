@@ -1,0 +1,33 @@
+"""What a sequence was before something that may fail, so that it can be that again.
+
+It remembers what is said of tokens, and the attention that was noted; keys and values are the engine's to
+put back. It refuses to hold blocks.
+"""
+
+from __future__ import annotations
+
+from kilburn.kv.sequence import Sequence
+
+__all__ = ["Past"]
+
+
+class Past:
+    """What a sequence was, so that it can be that again: all but its cached tokens."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        table, watch = sequence.table, sequence.watch
+        self.tokens, self.evictions, self.altered = table.tokens, table.evictions, table.altered
+        self.pages, self.shifts = table.pages.copy(), dict(sequence.shifts)
+        self.watched = watch.state() if watch is not None else None
+
+    def restore(self, sequence: Sequence) -> None:
+        """The same positions are cached again."""
+        table = sequence.table
+        table._tokens, table._evictions, table._altered = self.tokens, list(self.evictions), self.altered
+        table.pages, sequence.shifts = self.pages, self.shifts
+        self.unwatch(sequence)
+
+    def unwatch(self, sequence: Sequence) -> None:
+        """Forget what was noted since."""
+        if sequence.watch is not None and self.watched is not None:
+            sequence.watch.restore(self.watched)
