@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["Pages"]
 
 
+Ranged = tuple[Piece, int, int]
+"""A page that may go, and the range of it that may."""
+
+
 class _Span(NamedTuple):
     """Neighbouring tokens of one page. Compares by what goes first: the lowest is kept first."""
 
@@ -63,28 +67,33 @@ class Pages:
         stale: factor for pages that a later one superseded; 0 lets them go first.
         folded: factor for pages of which a memento or an excerpt is cached too.
         halflife: turns of expected distance until the next use that halve the worth of a page.
+        unasked: share of the room, once all that must stay is there, that goes to what nobody asked for yet: to tokens with
+            short keys (see `kilburn.kv.presses.keynorm`), each with its neighbours.
+        around: how many neighbours on each side of such a token.
         unit: tokens that stand for a page where the observation has no pages at all.
     """
 
     window: int = 32
     sinks: int = 4
     span: int = 16
-    weight: float = 0.75
+    weight: float = 0.5
     kernel: int = 5
     pool: str = "avg"
     heads: str = "max"
     page: str = "max"
-    contrast: float = 0.5
+    contrast: float = 0.75
     stale: float = 0.25
     folded: float = 0.0
     halflife: float = 8.0
+    unasked: float = 0.3
+    around: int = 12
     unit: int = 64
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("sinks", 0), ("span", 1), ("unit", 1)):
+        for name, least in (("window", 1), ("sinks", 0), ("span", 1), ("around", 0), ("unit", 1)):
             integer("pages", name, getattr(self, name), least)
         integer("pages", "kernel", self.kernel, 1, odd=True)
-        for name in ("weight", "contrast", "stale", "folded"):
+        for name in ("weight", "contrast", "stale", "folded", "unasked"):
             number("pages", name, getattr(self, name), 0.0, 1.0)
         number("pages", "halflife", self.halflife, 1e-3, float("inf"))
         oneof("pages", "pool", self.pool, ("avg", "max"))
@@ -93,8 +102,9 @@ class Pages:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Attention of the last queries; for a contrast also what was accumulated."""
-        return frozenset({"recent", "attention"} if self.contrast else {"recent"})
+        """Attention of the last queries; for a contrast also what was accumulated, for what was not asked for the keys."""
+        wanted = {"recent": True, "attention": self.contrast > 0, "keys": self.unasked > 0}
+        return frozenset(name for name, is_wanted in wanted.items() if is_wanted)
 
     @property
     def recent(self) -> int:
@@ -120,20 +130,43 @@ class Pages:
         room = afford(
             "pages", budget, sinks=sinks, in_the_window=window, pinned_or_of_no_page=count - open_tokens - sinks - window
         )
-        scores, plain = self._scores(seen, free)
         kept = [True] * count
         for _, start, stop in free:
             kept[start:stop] = [False] * (stop - start)
-        for span in sorted(self._spans(free, scores, plain)):
+        later = int(self.unasked * room)
+        self._keep_asked(kept, free, self._scores(seen, free), room - later)
+        if later:
+            self._keep_unasked(kept, free, self._shortness(seen, free), later)
+        return Selection(torch.tensor([index for index, stays in enumerate(kept) if stays], dtype=torch.int64, device=device))
+
+    def _keep_asked(self, kept: list[bool], free: list[Ranged], scores: tuple[list[float], list[float]], room: int) -> None:
+        """Mark the best spans as kept, of the last one as much as has room."""
+        for span in sorted(self._spans(free, *scores)):
+            if not room:
+                return
             start, stop = span.start, span.stop
             if stop - start > room:
-                start = _best(scores, plain, start, stop, room)
+                start = _best(*scores, start, stop, room)
                 stop = start + room
             kept[start:stop] = [True] * (stop - start)
             room -= stop - start
+
+    def _keep_unasked(self, kept: list[bool], free: list[Ranged], shortness: list[float], room: int) -> None:
+        """Mark tokens with short keys as kept, and those around them on their page, the nearest first, while there is room."""
+        ranked: list[tuple[float, float, int, int, int]] = []
+        for piece, start, stop in free:
+            likely = self._likely(piece)
+            ranked += [(-likely * shortness[index], -likely, index, start, stop) for index in range(start, stop)]
+        for _, _, index, start, stop in sorted(ranked):
+            if kept[index]:
+                continue
+            near = range(max(start, index - self.around), min(stop, index + self.around + 1))
+            fresh = sorted((other for other in near if not kept[other]), key=lambda other: abs(other - index))[:room]
+            for other in fresh:
+                kept[other] = True
+            room -= len(fresh)
             if not room:
-                break
-        return Selection(torch.tensor([index for index, stays in enumerate(kept) if stays], dtype=torch.int64, device=device))
+                return
 
     def _units(self, count: int) -> tuple[Piece, ...]:
         """Stretches that stand for pages where nobody says what the pages are."""
@@ -141,7 +174,7 @@ class Pages:
             Piece(number, start, min(count, start + self.unit)) for number, start in enumerate(range(0, count, self.unit), 1)
         )
 
-    def _free(self, pieces: tuple[Piece, ...], count: int) -> Iterator[tuple[Piece, int, int]]:
+    def _free(self, pieces: tuple[Piece, ...], count: int) -> Iterator[Ranged]:
         """The pages that may go, each with the range of it that is neither sink nor window."""
         behind = 0
         for piece in pieces:
@@ -155,7 +188,7 @@ class Pages:
             if piece.page and not piece.pinned and start < stop:
                 yield piece, start, stop
 
-    def _scores(self, seen: Observation, free: list[tuple[Piece, int, int]]) -> tuple[list[float], list[float]]:
+    def _scores(self, seen: Observation, free: list[Ranged]) -> tuple[list[float], list[float]]:
         """What was asked for of each token, with the contrast and without; 0 for those that stay anyway."""
         votes = given(seen, "recent", "pages")[:, :, -self.window :].mean(dim=2)
         # Sinks draw so much that their neighbours would look asked for once scores are pooled.
@@ -169,6 +202,19 @@ class Pages:
         usual = given(seen, "attention", "pages") / given(seen, "queries", "pages").clamp(min=1)
         return self._merged((votes - self.contrast * usual).clamp_(min=0).masked_fill_(stays, 0.0)), plain
 
+    def _shortness(self, seen: Observation, free: list[Ranged]) -> list[float]:
+        """How short each token's keys are, by standard deviations of each head, over all heads; from 0 to 1."""
+        norms = torch.linalg.vector_norm(given(seen, "keys", "pages").to(torch.float32), dim=-1)
+        open_tokens = torch.cat([torch.arange(start, stop) for _, start, stop in free]).to(norms.device)
+        own = norms[..., open_tokens]
+        deviation = own.std(dim=-1, keepdim=True, correction=0).clamp(min=1e-12)
+        short = sound((own.mean(dim=-1, keepdim=True) - own) / deviation).mean(dim=(0, 1))
+        short = (short - short.min()) / (short.max() - short.min()).clamp(min=1e-12)
+        found = torch.zeros(seen.count, device=norms.device)
+        found[open_tokens] = short
+        values: list[float] = found.tolist()
+        return values
+
     def _merged(self, votes: Tensor) -> list[float]:
         """One score for each token, over all layers and heads."""
         votes = smoothed(votes, self.kernel, self.pool).flatten(0, 1)
@@ -181,7 +227,7 @@ class Pages:
         scores: list[float] = sound(found).tolist()
         return scores
 
-    def _spans(self, free: list[tuple[Piece, int, int]], scores: list[float], plain: list[float]) -> Iterator[_Span]:
+    def _spans(self, free: list[Ranged], scores: list[float], plain: list[float]) -> Iterator[_Span]:
         """The spans of all pages that may go, not yet in order."""
         for order, (piece, start, stop) in enumerate(free):
             likely = self._likely(piece)

@@ -1,0 +1,99 @@
+"""`eval press`: what a model still knows when its cache holds a part of the context. It refuses to measure anything itself.
+
+The measurement needs torch, which is loaded when the verb runs and not before.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kilburn.cli.evaluate import evals
+from kilburn.cli.screen import progress
+from kilburn.cli.shell import Json, say
+from kilburn.errors import SpecError
+from kilburn.evals.budgets import draw
+from kilburn.evals.needles import library, passages_of
+from kilburn.evals.pareto import check_picture
+from kilburn.evals.trajectories import read
+from kilburn.models.weights import find
+
+__all__ = ["press"]
+
+
+def _listed(given: str, what: str) -> list[str]:
+    """The parts of a list with commas; those inside of brackets do not part."""
+    parts, depth = [""], 0
+    for letter in given:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    found = [part.strip() for part in parts if part.strip()]
+    if not found:
+        raise SpecError(f"--{what} names nothing", advice="separate names or numbers with commas")
+    return found
+
+
+def _share(given: str) -> float:
+    try:
+        return float(given.removesuffix("%")) / 100
+    except ValueError:
+        raise SpecError(f"{given!r} is no budget", advice="give percentages: 100,50,25,12.5") from None
+
+
+@evals.command()
+def press(
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trajectories, one a line, .gz too; Python's docstrings where left out.")
+    ] = None,
+    cases: Annotated[int, typer.Option(metavar="N", min=1, help="Contexts, with one question each.")] = 48,
+    seed: Annotated[int, typer.Option(help="For what contexts are made of.")] = 0,
+    budgets: Annotated[
+        str, typer.Option(metavar="LIST", help="Percentages of the tokens that stay, with commas between.")
+    ] = "100,50,25,12.5",
+    presses: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Presses, with commas; also summary, excerpts, untold (pages, told nothing). All by default.",
+        ),
+    ] = "",
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Of a context, about.")] = 1024,
+    model: Annotated[str, typer.Option(metavar="NAME", help="smollm2, a GGUF file, or a folder of transformers.")] = "smollm2",
+    threads: Annotated[int, typer.Option(min=0, help="Of torch; what it takes by itself where 0.")] = 0,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the curves; .svg, .png or .pdf.")] = None,
+    json: Json = False,
+) -> None:
+    """Press the cache of a real model to a budget: which questions it still answers, and how well it goes on.
+
+    Example:
+
+        kilburn eval press --cases 8
+        kilburn eval press --data runs.jsonl.gz --presses "window,snapkv(window=16),pages" --budgets 50,25 --plot press.svg
+    """
+    if plot is not None:
+        check_picture(plot)
+    measurement = import_module("kilburn.evals.press")
+    setting = measurement.Setting(
+        cases=cases,
+        seed=seed,
+        tokens=tokens,
+        budgets=[_share(each) for each in _listed(budgets, "budgets")],
+        presses=_listed(presses, "presses") if presses else measurement.PRESSES,
+    )
+    documents = library() if data is None else [found for run in read(data) if (found := passages_of(run))]
+    if threads:
+        import_module("torch").set_num_threads(threads)
+    weights = import_module("kilburn.kv.weights").load(model if Path(model).exists() else find(model))
+    with progress("pressing", total=cases) as done:
+        report = measurement.evaluate(weights, documents, setting, name=model, progress=done)
+    if plot is not None:
+        draw(plot, report)
+        say(f"written: {plot}")
+    sys.stdout.write((report.to_json() if json else report.table()) + "\n")
