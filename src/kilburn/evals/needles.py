@@ -70,9 +70,13 @@ _MODULES = (
 class Words(Protocol):
     """A tokenizer, as `kilburn.kv.weights.Weights` has it."""
 
-    def tokens(self, text: str) -> list[int]: ...
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text alone."""
+        ...
 
-    def text(self, tokens: list[int]) -> str: ...
+    def text(self, tokens: list[int]) -> str:
+        """The text of tokens."""
+        ...
 
 
 class Passage(NamedTuple):
