@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, SpecError
+from kilburn.kv.attention import PART
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import generate, stream
 from kilburn.kv.sampling import Sampling
@@ -117,6 +118,23 @@ def test_a_scattered_sequence_says_the_same_as_one_in_a_row(tiny: Weights) -> No
     assert blocks != list(range(blocks[0], blocks[0] + len(blocks)))
     assert found.logits is not None
     assert torch.equal(found.logits, expected)
+
+
+def test_a_long_sequence_decodes_the_same_wherever_its_blocks_lie(tiny: Weights) -> None:
+    """So many tokens that one looks at them in parts; in a row, scattered, and with a hole."""
+    prompt = [1 + (7 * place) % 90 for place in range(PART + 100)]
+    straight, scattered = Engine(tiny, 4096, share=False), Engine(tiny, 4096, share=False)
+    blocks = scattered.pool.take(scattered.pool.free)
+    scattered.pool.release(blocks[::2] + blocks[1::2])
+    one, two = straight.open(prompt), scattered.open(prompt)
+    for engine, sequence in ((straight, one), (scattered, two)):
+        engine.step([(sequence, [5])])
+        engine.evict(sequence, 8, 20)
+        engine.step([(sequence, [6])])
+    assert one.logits is not None
+    assert two.logits is not None
+    assert torch.equal(one.logits, two.logits)
+    assert gap(one.logits, masked_logits(tiny, [*prompt, 5, 6], [(PART + 101, 8, 20)])) <= 1e-3
 
 
 def test_a_known_prefix_is_shared_and_not_computed_again(tiny: Weights) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kilburn.errors import MissingExtra
-from kilburn.kv.storage import Span, Storage
+from kilburn.kv.storage import Span, Storage, length_of, part_of
 from kilburn.kv.watch import Watch
 
 try:
@@ -26,6 +26,9 @@ except ModuleNotFoundError as error:  # pragma: no cover - the tests install the
 __all__ = ["NAME", "Segment", "Step", "attach"]
 
 NAME = "kilburn_slots"
+
+PART = 1024
+"""Cached tokens that one decoded token looks at in one go: what is gathered of them stays in the processor's cache."""
 
 ROWS = 128
 """Queries whose attention is computed at a time where somebody watches."""
@@ -88,14 +91,20 @@ def _attend(
     out = torch.empty((1, query.shape[2], query.shape[1], query.shape[3]), dtype=query.dtype, device=query.device)
     scale = scaling if scaling is not None else query.shape[3] ** -0.5
     for segment in step.segments:
-        keys, values = storage.read(layer, segment.span)
         asked = query[:, :, segment.start : segment.stop]
-        if segment.watch is None:
-            made = _plain(asked, keys, values, scale)
+        if segment.watch is not None:
+            made = _watched(asked, *storage.read(layer, segment.span), scale, layer, segment.watch)
+        elif asked.shape[2] == 1 and _is_slow_to_gather(asked) and length_of(segment.span) > PART:
+            made = _in_parts(asked, storage, layer, segment.span, scale)
         else:
-            made = _watched(asked, keys, values, scale, layer, segment.watch)
+            made = _plain(asked, *storage.read(layer, segment.span), scale)
         out[:, segment.start : segment.stop] = made.transpose(1, 2)
     return out, None
+
+
+def _is_slow_to_gather(query: Tensor) -> bool:
+    """Whether parts pay: not on a GPU, and in half precision the products between would be rounded."""
+    return query.device.type == "cpu" and query.dtype == torch.float32
 
 
 def _plain(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -110,6 +119,18 @@ def _plain(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         return scaled_dot_product_attention(query, keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True)
     mask = torch.ones((count, length), dtype=torch.bool, device=query.device).tril(length - count)
     return scaled_dot_product_attention(query, keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def _in_parts(query: Tensor, storage: Storage, layer: int, span: Span, scale: float) -> Tensor:
+    """One decoded token over many cached ones, some at a time: the same sums wherever the slots lie."""
+    grouped = (query * scale).view(storage.shape.heads, -1, query.shape[3])
+    parts = [part_of(span, start, start + PART) for start in range(0, length_of(span), PART)]
+    scores = torch.cat([torch.matmul(grouped, storage.part(storage.keys[layer], part).transpose(1, 2)) for part in parts], dim=2)
+    weights = softmax(scores, dim=2)
+    made = torch.zeros_like(grouped)
+    for start, part in enumerate(parts):
+        made.baddbmm_(weights[:, :, start * PART : start * PART + PART], storage.part(storage.values[layer], part))
+    return made.view(query.shape)
 
 
 def _watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: int, watch: Watch) -> Tensor:

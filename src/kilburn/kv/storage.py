@@ -19,7 +19,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["Span", "Storage", "span_of"]
+__all__ = ["Span", "Storage", "length_of", "part_of", "span_of"]
 
 Span = slice | Tensor
 """Slots: a run of neighbours, or their numbers."""
@@ -35,6 +35,18 @@ def span_of(slots: array[int], device: torch.device) -> Span:
         if bool((numbers[1:] - numbers[:-1] == 1).all()):
             return slice(slots[0], slots[-1] + 1)
     return torch.tensor(slots, dtype=torch.int64, device=device)
+
+
+def length_of(span: Span) -> int:
+    """How many slots."""
+    return span.stop - span.start if isinstance(span, slice) else int(span.shape[0])
+
+
+def part_of(span: Span, start: int, stop: int) -> Span:
+    """Some of the slots, by index; fewer where it ends before `stop`."""
+    if isinstance(span, slice):
+        return slice(span.start + start, min(span.start + stop, span.stop))
+    return span[start:stop]
 
 
 class Storage:
@@ -54,6 +66,7 @@ class Storage:
         except RuntimeError as error:
             want = slots * shape.bytes(dtype) / 1e9
             raise SpecError(f"{slots} slots take {want:.1f} GB: {error}", advice="open the engine with fewer tokens") from error
+        self._few = torch.empty((shape.heads, 0, shape.dim), dtype=dtype, device=device)
         self._scratch = torch.empty((2, shape.heads, 0, shape.dim), dtype=dtype, device=device)
 
     def perform(self, copies: Copies) -> None:
@@ -88,6 +101,15 @@ class Storage:
         torch.index_select(self.keys[layer], 1, span, out=keys)
         torch.index_select(self.values[layer], 1, span, out=values)
         return keys, values
+
+    def part(self, kind: Tensor, span: Span) -> Tensor:
+        """Keys or values of one layer, shape [heads, slots, dim], of a few slots: [heads, n, dim], good until the next call."""
+        if isinstance(span, slice):
+            return kind[:, span]
+        count = int(span.shape[0])
+        if self._few.shape[1] < count:
+            self._few = torch.empty((self.shape.heads, count, self.shape.dim), dtype=self.dtype, device=self.device)
+        return torch.index_select(kind, 1, span, out=self._few[:, :count])
 
     def gather(self, span: Span) -> tuple[Tensor, Tensor]:
         """All layers' keys and values of slots as tensors of their own, shape [layers, heads, n, dim]."""
