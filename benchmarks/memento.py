@@ -139,12 +139,12 @@ def main() -> None:
         {
             "way": name,
             "blocks": len(end.blocks),
-            "peak_MB": end.peak / 1e6,
-            "end_MB": end.trace[-1].slots * end.unit / 1e6,
-            "of_full": end.peak / ends["full"].peak,
-            "peak_tokens": end.peak_cached,
-            "tokens_s": clocks[name].speed(),
-            "last_s": clocks[name].speed(0.75),
+            "peak MB": end.peak / 1e6,
+            "end MB": end.trace[-1].slots * end.unit / 1e6,
+            "x": end.peak / ends["full"].peak,
+            "peak tokens": end.peak_cached,
+            "tokens/s": clocks[name].speed(),
+            "tokens/s, last quarter": clocks[name].speed(0.75),
         }
         for name, end in ends.items()
     ]
