@@ -149,7 +149,7 @@ def test_a_known_prefix_is_shared_and_not_computed_again(tiny: Weights) -> None:
     assert second.logits is not None
     assert gap(first.logits, second.logits) <= 1e-3
     stranger = Engine(tiny, 512, tenant="other")
-    assert len(stranger.tables.open(stranger._key, prompt)) == 0
+    assert len(stranger.tables.open(stranger.key, prompt)) == 0
 
 
 def test_an_evicted_sequence_shares_no_prefix(tiny: Weights) -> None:
@@ -158,7 +158,7 @@ def test_an_evicted_sequence_shares_no_prefix(tiny: Weights) -> None:
     sequence = engine.open(prompt)
     engine.evict(sequence, 4, 20)
     engine.prefill(sequence, [9] * 40)
-    again = engine.tables.open(engine._key, [*prompt, *[9] * 40])
+    again = engine.tables.open(engine.key, [*prompt, *[9] * 40])
     assert len(again) == 32
 
 

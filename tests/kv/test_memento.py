@@ -471,11 +471,11 @@ def test_an_evicted_sequence_publishes_nothing(tiny: Weights) -> None:
     exact = 40 + run.drops[0].at
     with pytest.raises(PrefixRefused):
         sequence.table.publish()
-    found = engine.tables.open(engine._key, [*PROMPT, *tokens])
+    found = engine.tables.open(engine.key, [*PROMPT, *tokens])
     assert len(found) <= exact
     # Nor is anything found by the words that are left: they were never computed in that order.
     left = [*PROMPT, START, END, OPEN, *[11] * 6, CLOSE, *[12] * 60]
-    assert len(engine.tables.open(engine._key, left)) <= 40
+    assert len(engine.tables.open(engine.key, left)) <= 40
 
 
 def test_gaps_stay_open_where_forks_share_what_would_move(tiny: Weights) -> None:

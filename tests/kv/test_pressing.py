@@ -237,3 +237,18 @@ def test_half_precision_does_not_wear_off_by_rotating() -> None:
     after = engine.storage.gather(torch.tensor(sequence.table.slots().physical[:2]))[0]
     expected = rotate(keys.float(), torch.tensor([156, 156]), weights.inv_freq)
     assert float((after.float() - expected).norm() / expected.norm()) < 0.01
+
+
+def test_what_was_squeezed_has_no_single_tokens_to_evict(tiny: Weights) -> None:
+    engine = Engine(tiny, 512, share=False)
+    sequence = engine.open(PROMPT)
+    compress(engine, sequence, press_of("keynorm"), 30)
+    engine.prefill(sequence, [7, 8, 9])
+    twin = engine.fork(sequence)
+    for one in (sequence, twin):
+        with pytest.raises(InvalidRange, match="each head"):
+            engine.evict(one, 60, 70)
+        with pytest.raises(InvalidRange, match="each head"):
+            engine.insert(one, 3, [5])
+        assert len(one) == 33
+        assert engine.evict(one, 80, 81) == 1

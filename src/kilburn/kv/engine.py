@@ -45,8 +45,7 @@ class Engine:
         weights: what `kilburn.kv.weights.load` returns.
         tokens: that the pool holds, rounded up to whole blocks.
         size: tokens of a block.
-        chunk: tokens that are prefilled at a time, counted from the start of each call; another split moves the last
-            bits of logits.
+        chunk: tokens that are prefilled at a time; another split moves the last bits of logits.
         tenant: whose sequences these are; prefixes are shared within it only.
         share: whether prefixes are shared at all.
 
@@ -63,8 +62,8 @@ class Engine:
         pool = Pool(-(-tokens // size), size)
         self.tables = Tables(pool)
         self.storage = Storage(weights.shape, pool.capacity * size, weights.dtype, weights.device)
-        self._key = weights.key(tenant) if share else None
-        self._sequences: dict[int, Sequence] = {}
+        self.key = weights.key(tenant) if share else None  # under which prefixes are shared
+        self.sequences: dict[int, Sequence] = {}  # live and preempted, by number
         attach(weights.model)
 
     @property
@@ -95,12 +94,12 @@ class Engine:
         sums, rows = "attention" in needs, recent if "recent" in needs else 0
         # The last queries run here even where all of the prompt is known: what they look at has to be noted.
         known = prompt[: max(0, len(prompt) - rows + 1)] if rows else prompt
-        table = self.tables.open(None if sums else self._key, known)
+        table = self.tables.open(None if sums else self.key, known)
         weights = self.weights
         watch = Watch(weights.shape, weights.device, sums=sums, rows=rows) if sums or rows else None
         if watch is not None:  # what is shared ran before: nobody noted whom its queries looked at
             watch.make_room(0, len(table))
-        made = self._sequences[table.number] = Sequence(table, watch)
+        made = self.sequences[table.number] = Sequence(table, watch)
         try:
             self.prefill(made, prompt[len(table) :])
         except BaseException:
@@ -115,8 +114,9 @@ class Engine:
             FreedSequence: there is nothing to fork.
         """
         made = Sequence(self.tables.fork(sequence.table), sequence.watch.copy() if sequence.watch is not None else None)
-        made.logits, made.shifts, made.first = sequence.logits, dict(sequence.shifts), dict(sequence.first)
-        self._sequences[made.number] = made
+        made.logits, made.squeezed = sequence.logits, sequence.squeezed
+        made.shifts, made.first = dict(sequence.shifts), dict(sequence.first)
+        self.sequences[made.number] = made
         return made
 
     def free(self, sequence: Sequence) -> None:
@@ -129,7 +129,7 @@ class Engine:
         if sequence.record is None:
             self.tables.free(sequence.table)
         sequence.leave()
-        self._sequences.pop(sequence.number, None)
+        self.sequences.pop(sequence.number, None)
 
     def prefill(self, sequence: Sequence, tokens: Ordered[int]) -> None:
         """Take tokens at the end, a chunk at a time; `sequence.logits` is then of what follows.
@@ -234,7 +234,7 @@ class Engine:
             FreedSequence: nothing was inserted.
         """
         self._own(sequence)
-        table, watch = sequence.table, sequence.watch
+        table, watch = sequence.check(position), sequence.watch
         self._check(tokens)
         if not len(tokens):
             return
@@ -261,13 +261,12 @@ class Engine:
     def evict(self, sequence: Sequence, start: int, stop: int) -> int:
         """Drop the keys and values of logical positions (half-open); nothing else moves, nothing is computed.
 
-        What was computed while they were there stays: the implicit channel (Memento). Returns how many
-        were cached.
+        What was computed while they were there stays: the implicit channel (Memento). Returns how many were cached.
 
         Raises:
             InvalidRange, FreedSequence: nothing was dropped.
         """
-        table = sequence.table
+        table = sequence.check(start)
         if sequence.watch is None:
             return table.evict(start, stop)
         first = table.count(0, min(start, table.end)) if start >= 0 else 0
@@ -289,6 +288,7 @@ class Engine:
         if table.end < before:
             sequence.logits = None
             sequence.shifts = {place: by for place, by in sequence.shifts.items() if place < position}
+            sequence.squeezed = min(sequence.squeezed, position)
         if gone and sequence.watch is not None:
             sequence.watch.select(torch.arange(len(table), device=self.weights.device))
         return gone
@@ -379,13 +379,13 @@ class Engine:
         if blocks <= self.pool.free:
             return
         safe = {sequence.number for sequence in keep}
-        safe |= {number for number, sequence in self._sequences.items() if sequence.is_live and not _computable(sequence)}
+        safe |= {number for number, sequence in self.sequences.items() if sequence.is_live and not _computable(sequence)}
         for record in self.tables.reserve(blocks, safe):
-            self._sequences[record.number].leave(record)
+            self.sequences[record.number].leave(record)
 
     def _own(self, sequence: Sequence) -> None:
         """Another engine's sequence has its slots in other memory: it would read and write what is not its own."""
-        if self._sequences.get(sequence.number) is not sequence:
+        if self.sequences.get(sequence.number) is not sequence:
             _ = sequence.record or sequence.table
             raise FreedSequence(f"sequence {sequence.number} is not of this engine", advice="use the engine that opened it")
 

@@ -191,6 +191,7 @@ def _squeeze(engine: Engine, sequence: Sequence, keep: Tensor) -> None:
     except OutOfBlocks as error:
         engine.reserve(error.needed, [sequence])
         slots = table.squeeze(keep.shape[-1])
+    sequence.squeezed = table.end
     storage.scatter(span_of(slots, engine.weights.device), keys.gather(2, index), values.gather(2, index))
     if sequence.watch is not None:
         sequence.watch.select(keep)

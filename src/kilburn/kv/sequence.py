@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilburn.errors import FreedSequence
+from kilburn.errors import FreedSequence, InvalidRange
 from kilburn.kv.preemption import Preempted
 from kilburn.kv.table import Table
 
@@ -26,6 +26,7 @@ class Sequence:
         logits: of the token that comes next, shape [vocabulary]; None before the first token, and where the last
             token is not what ran last (after `truncate`).
         watch: the attention that was noted, where it was opened for a press that asks for it.
+        squeezed: the logical position before which what is cached stands for no single token any more.
         shifts: by how many positions the keys at a logical position were rotated on since they were computed.
         first: of each of those, the key as it was before the first rotation that was seen here, and its shift then;
             shape [layers, heads, dim].
@@ -38,6 +39,7 @@ class Sequence:
         self.logits: Tensor | None = None
         self.watch = watch
         self.record: Preempted | None = None
+        self.squeezed = 0
         self.shifts: dict[int, int] = {}
         self.first: dict[int, tuple[int, Tensor]] = {}
 
@@ -74,6 +76,19 @@ class Sequence:
     def leave(self, record: Preempted | None = None) -> None:
         """Its table was freed; with a record, to be resumed. For the engine."""
         self._table, self.record = None, record
+
+    def check(self, position: int) -> Table:
+        """Its table, where single tokens can be told apart from this logical position on.
+
+        Raises:
+            InvalidRange: they were squeezed, each head its own. FreedSequence.
+        """
+        if 0 <= position < self.squeezed:
+            raise InvalidRange(
+                f"before position {self.squeezed} each head of sequence {self.number} keeps other tokens",
+                advice="truncate to 0 and compute it anew, or use what came behind",
+            )
+        return self.table
 
     def settle(self, table: Table) -> None:
         """It has a table again. For the engine."""

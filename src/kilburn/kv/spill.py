@@ -128,7 +128,7 @@ class Spill:
             return Miss("absent", "there is a page at this address, and no sequence")
         made = Sequence(_adopted(engine, header, tensors, 0))
         _equip(engine, made, header, tensors)
-        engine._sequences[made.number] = made
+        engine.sequences[made.number] = made
         return made
 
     def save_page(self, engine: Engine, sequence: Sequence, page: int, *, pin: bool = False) -> Spilled:
@@ -317,7 +317,7 @@ def _adopted(engine: Engine, header: Whole, tensors: Mapping[str, Tensor], numbe
     positions = array("q")
     for start, stop in header.cached:
         positions.extend(range(start, stop))
-    key = engine._key if header.shared else None
+    key = engine.key if header.shared else None
     record = Preempted(number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered)
     engine.reserve(-(-len(positions) // engine.pool.size), [])
     table = engine.tables.adopt(record, positions)
@@ -337,6 +337,7 @@ def _equip(engine: Engine, sequence: Sequence, header: Whole, tensors: Mapping[s
     logits = tensors.get("logits")
     sequence.logits = logits.to(weights.device) if logits is not None else None
     sequence.shifts = dict(header.shifts)
+    sequence.squeezed = sequence.end if "compressed" in header.altered else 0
     sequence.watch = None
     if header.watch is not None:
         sums, rows = header.watch
