@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Act", "Event"]
+__all__ = ["Act", "Event", "plain", "writable"]
 
 
 class Act(StrEnum):
@@ -52,6 +52,12 @@ STATE = frozenset({Act.ADMIT, Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DRO
 """Acts that change state: replaying exactly these, in order, rebuilds it (law 8)."""
 
 
+_encode = msgspec.msgpack.Encoder().encode
+
+LARGEST = 2**53
+"""The largest whole number in an event's data: every reader of JSON has it exactly."""
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the ledger of one process.
 
@@ -80,3 +86,40 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     tokens: int = 0
     data: dict[str, Any] = {}
+
+
+def plain(text: str) -> str:
+    """A text that UTF-8 can hold: pairs of surrogates joined, lone ones replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def writable(event: Event) -> Event:
+    """The event as it can be written: what a policy or a model put into it may be anything.
+
+    Text that UTF-8 cannot hold is made plain, a whole number beyond 2^53 becomes that bound, and what JSON
+    does not know becomes its type's name.
+    """
+    try:
+        _encode(event)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        words = {name: plain(getattr(event, name)) for name in ("policy", "cause", "why")}
+        return msgspec.structs.replace(event, **words, data={plain(str(key)): _plain(value) for key, value in event.data.items()})
+    return event
+
+
+def _plain(value: object, depth: int = 8) -> object:
+    if isinstance(value, str):
+        return plain(value)
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        return max(-LARGEST, min(LARGEST, value))
+    if isinstance(value, list | tuple | dict) and not depth:
+        return type(value).__name__
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth - 1) for item in value]
+    if isinstance(value, dict):
+        return {plain(str(key)): _plain(item, depth - 1) for key, item in value.items()}
+    return type(value).__name__

@@ -381,7 +381,8 @@ def test_many_threads_and_a_forget_beside_the_questions(tmp_path: Any) -> None:
 
 
 def test_an_answer_handed_out_to_a_plan_that_then_asks_is_not_lost_to_another_thread() -> None:
-    """While a plan waits for a model, appends of others are batches of their own."""
+    """While a plan waits for a model, appends of others are batches of their own: they are handed the answer
+    that was handed to it, and it comes too late."""
     gate = Gate()
 
     class Further(Trio):
@@ -396,7 +397,7 @@ def test_an_answer_handed_out_to_a_plan_that_then_asks_is_not_lost_to_another_th
             return []
 
     policy = Further()
-    with opened(policy, "one", gate, "three") as store:
+    with opened(policy, "one", gate, "said to the other", "three") as store:
         process = store.process("a")
         process.append(*(words(number) for number in range(4)))
         settled(process)
@@ -409,7 +410,9 @@ def test_an_answer_handed_out_to_a_plan_that_then_asks_is_not_lost_to_another_th
         assert policy.started == ["started"]
         settled(process)
         process.append(words(7))
-        assert [answer.text for answer in policy.own] == ["one", "three"]
+        assert [answer.text for answer in policy.own] == ["one", "one", "three"]
+        late = [event for event in process.events() if event.act is Act.COMPACT and event.data["outcome"] == "late"]
+        assert len(late) == 1
 
 
 def test_async_appends_drive_the_same_questions() -> None:

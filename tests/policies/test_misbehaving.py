@@ -130,6 +130,8 @@ WAYS: dict[str, tuple[Any, str]] = {
     "claims a range that is not its own": ('{"range": [1, 1000000], "summary": "all is well"}', ""),
     "calls a tool": (CALL, "failed"),
     "says its prompt": (echo, ""),
+    "says half a character": ("The agent read src/m1.py, and then \ud83d it did \udc00 more.", ""),
+    "says a megabyte": ("The agent read src/m1.py and went on. " * 30_000, "truncated"),
     "says ten times too much": (lambda request: " ".join(f"word{n}" for n in range(10 * request.max_tokens)), ""),
     "repeats itself": ("the same words again. " * 200, ""),
     "raises": (boom, "failed"),

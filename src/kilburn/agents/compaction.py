@@ -8,14 +8,10 @@ for its result, as the provider does.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import msgspec
 
-from kilburn.effect import Answer, Ask
 from kilburn.errors import LawBroken, ModelError, Refused
 from kilburn.event import Act
-from kilburn.kernel.drive import answerer, run
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.model import Model, Request, ToolSpec, complete
@@ -64,21 +60,8 @@ def compact(
     _check_settled(process)
     kernel = process.kernel
     before = kernel.pending.next - 1
-    planner = Planner(kernel, Compact(instructions=instructions, keep=keep, to=to, idle=True), NAME)
-    run(_settling(process, planner), answerer(model))
+    process.compact(Compact(instructions=instructions, keep=keep, to=to, idle=True), NAME, model)
     return _outcome(process, before)
-
-
-def _settling(process: Process, planner: Planner) -> Generator[Ask, Answer, None]:
-    """One batch, as `Process` does it."""
-    kernel = process.kernel
-    with kernel.lock:
-        try:
-            yield from planner.settle(Cause.IDLE, ())
-            kernel.flush()
-        except BaseException:
-            kernel.undo()
-            raise
 
 
 def _check_settled(process: Process) -> None:

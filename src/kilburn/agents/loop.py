@@ -18,6 +18,7 @@ import msgspec
 from kilburn.agents.tool import Tool
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, PinsExceedWindow, SpecError, ToolError
+from kilburn.event import plain
 from kilburn.kernel import syscall
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
@@ -261,12 +262,14 @@ class Agent:
         raise AssertionError(f"model {self.model.name} ended its stream without a reply")
 
     def _with_fresh_calls(self, reply: Reply) -> Reply:
-        """Some engines count call ids from 0 in every reply; a process needs them unique."""
+        """Some engines count call ids from 0 in every reply, and a process needs them unique; or they cut a character in
+        two, and no store can hold half of one."""
         known = self.process.kernel.tier.calls
         turn = self.process.kernel.tier.turn + 1
         parts: list[Part] = []
         seen: set[str] = set()
         for index, part in enumerate(reply.message.parts):
+            part = msgspec.structs.replace(part, text=plain(part.text), name=plain(part.name) if part.name else part.name)
             if part.kind is Kind.CALL and (not part.call or part.call in known or part.call in seen):
                 part = msgspec.structs.replace(part, call=f"call_{turn}_{index}")
             seen.add(part.call or "")

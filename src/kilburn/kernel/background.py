@@ -10,6 +10,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+import msgspec
+
 from kilburn.effect import Answer, Ask, Deferred, Later
 from kilburn.errors import KilburnError
 from kilburn.kernel.kernel import Kernel
@@ -27,6 +29,10 @@ class _Errand:
         self.answer: Answer | None = None
 
 
+Aside = tuple[_Errand | None, _Errand | None]
+"""What a batch was handed, and what it asked."""
+
+
 class Background:
     """Asks at most one question at a time, beside the caller.
 
@@ -38,7 +44,9 @@ class Background:
     def __init__(self, kernel: Kernel, answer: Callable[[Ask], Answer] | None) -> None:
         self._kernel, self._answer = kernel, answer
         self._errand: _Errand | None = None
-        self._shown = self._fresh = False
+        # Of the batch that is being written: whose answer it was handed, and whether it asked the errand.
+        self._handed: _Errand | None = None
+        self._fresh = False
 
     @property
     def running(self) -> bool:
@@ -60,7 +68,8 @@ class Background:
         try:
             ask = later.compose(self._text)
             said = answer(ask)
-            errand.answer = said if later.review is None else later.review(self._text, ask, said)
+            reviewed = said if later.review is None else later.review(self._text, ask, said)
+            errand.answer = msgspec.convert(msgspec.structs.asdict(reviewed), Answer)
         except KilburnError as error:  # a page was forgotten, or the store closed, meanwhile
             errand.answer = Answer(outcome="failed", detail=f"{type(error).__name__}: {error}")
         except Exception as error:
@@ -79,11 +88,11 @@ class Background:
     def look(self) -> Deferred | None:
         """The question on its way, for a view; with its answer, once, as soon as there is one."""
         errand = self._errand
-        if errand is None or self._shown:
+        if errand is None:
             return None
         answer = errand.answer
         if answer is not None:
-            self._shown = True
+            self._handed, self._errand = errand, None
             if not self._is_current(errand):
                 answer = Answer(outcome="failed", detail="pages that it was about are not what they were")
         return Deferred(pages=errand.later.pages, turn=errand.turn, answer=answer, key=errand.later.key)
@@ -95,17 +104,16 @@ class Background:
 
     @property
     def purpose(self) -> str:
-        """What the question is for."""
-        return self._errand.later.purpose if self._errand is not None else ""
+        """What the question is for whose answer was just handed out, or that is on its way."""
+        errand = self._handed or self._errand
+        return errand.later.purpose if errand is not None else ""
 
     def commit(self) -> None:
         """What was handed out in this batch is done with; what was asked in it is on its way from now on.
 
         Not before: a thread that computes would hold up the commit.
         """
-        if self._shown:
-            self._errand = None
-        elif self._fresh and self._errand is not None and self._answer is not None:
+        if self._fresh and self._errand is not None and self._answer is not None:
             work = (self._errand, self._answer)
             try:
                 threading.Thread(target=self._work, args=work, name="kilburn-later", daemon=True).start()
@@ -113,17 +121,36 @@ class Background:
                 # No more threads here. The batch is written, so that nothing may be raised.
                 log.warning("a question in the background could not be asked: %s", error)
                 self._errand.answer = Answer(outcome="failed", detail="no thread could be started")
-        self._shown = self._fresh = False
+        self._handed, self._fresh = None, False
 
     def undo(self) -> None:
         """The batch did not happen: an answer can be handed out again, a question of this batch was never asked."""
         if self._fresh:
             self._errand = None
-        self._shown = self._fresh = False
+        if self._handed is not None:
+            self._errand = self._handed
+        self._handed, self._fresh = None, False
+
+    def set_aside(self) -> Aside:
+        """Take what this batch was handed or asked out of sight; returns it for `take_up`."""
+        aside = (self._handed, self._errand if self._fresh else None)
+        self.undo()
+        return aside
+
+    def take_up(self, aside: Aside) -> bool:
+        """Go on with what was set aside; False where another batch has it by now, or has asked a question of its own."""
+        handed, asked = aside
+        if (handed or asked) is not None and self._errand is not handed:
+            return False
+        if handed is not None:
+            self._handed, self._errand = handed, None
+        if asked is not None:
+            self._errand, self._fresh = asked, True
+        return True
 
     def abandon(self) -> str | None:
         """Let go of a question whose answer will come too late; returns what it was for, or None where there is none."""
         purpose = self.purpose if self.running else None
-        self._errand = None
-        self._shown = self._fresh = False
+        self._errand = self._handed = None
+        self._fresh = False
         return purpose

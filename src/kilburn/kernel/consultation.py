@@ -1,26 +1,41 @@
 """One consultation of a policy: its effects answered, its moves carried out or undone, its outcome noted.
 
-Whatever the policy and its model do, it ends in one typed outcome in the ledger, and in a state that
-the laws allow. It refuses to keep the budget: that is the planner's.
+Whatever the policy and its model do (raise, return nonsense, never end their effects), it ends in one
+typed outcome in the ledger, and in a state that the laws allow. While a model is waited for, the batch is
+set aside: everybody else sees the state before it. Keeping the budget is the planner's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import logging
+import time
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import msgspec
 
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Later, Note
-from kilburn.errors import KernelError, LawBroken
+from kilburn.errors import KernelError, LawBroken, SpecError
 from kilburn.event import Act
 from kilburn.kernel.background import Background
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.kernel import Kernel
 from kilburn.move import Move
-from kilburn.policy import Cause, Plan, View
+from kilburn.policy import Cause, Policy, View
 
 __all__ = ["Consultation"]
+
+log = logging.getLogger("kilburn")
+
+EFFECTS = 1000
+"""Effects that one plan may yield."""
+
+SECONDS = 30.0
+"""Seconds that one plan may compute between its effects, the time in which a model is waited for left out. A plan
+that never yields cannot be stopped."""
+
+MOVES = 10_000
+"""Moves that one plan may return."""
 
 SPARED = Answer(outcome="failed", detail="the model failed too often; it is asked again some turns later")
 
@@ -34,6 +49,10 @@ class _Course(msgspec.Struct):
     later: str = ""
     moves: int = 0
     broke: str = ""
+    why: str = ""
+    waits: bool = True
+    overtaken: bool = False
+    waited: float = 0.0
 
 
 class Consultation:
@@ -42,27 +61,51 @@ class Consultation:
     Args:
         name: the policy's name, for the ledger.
         depth: how deep its folds may be.
-        rehearse: raises where what is about to become durable could not be made to fit.
     """
 
-    def __init__(self, kernel: Kernel, name: str, depth: int, background: Background, rehearse: Callable[[], None]) -> None:
+    def __init__(self, kernel: Kernel, name: str, depth: int, background: Background) -> None:
         self.kernel, self.name, self.depth, self.background = kernel, name, depth, background
-        self._rehearse = rehearse
         self._breaker = Breaker()
 
-    def hold(self, plan: Plan, view: View) -> Generator[Ask, Answer, None]:
-        """Carry out a plan, or leave everything as it was."""
-        course = _Course(view.cause)
+    def hold(self, policy: Policy, view: View, *, waits: bool = True) -> Generator[Ask, Answer, bool]:
+        """Carry out what a policy plans, or leave everything as it was.
+
+        Args:
+            waits: whether a model may be waited for; otherwise each `Ask` is answered "none" at once.
+
+        Returns:
+            False where others changed the process while a model was waited for. The batch is gone then,
+            with all that was done before in it.
+        """
+        course = _Course(view.cause, waits=waits)
         if view.deferred is not None and view.deferred.answer is not None:
             self._breaker.note(view.deferred.answer.outcome, view.turn)
             self._note_answer(course, view.deferred.answer, f"{self.background.purpose}, in the background")
-        moves: Sequence[Move] = (yield from self._answers(plan, course)) if isinstance(plan, Generator) else plan
+        moves = yield from self._moves(policy, view, course)
+        if course.overtaken:
+            self._note(course, "late", 0)
+            return False
         before = self.kernel.use
         if moves:
             self._carry(moves, course)
         outcome = self._outcome(course, view, before)
         if outcome:
             self._note(course, outcome, before - self.kernel.use)
+        return True
+
+    def _moves(self, policy: Policy, view: View, course: _Course) -> Generator[Ask, Answer, Sequence[Move]]:
+        """What a policy wants; nothing where it fails, whatever it raises or returns."""
+        try:
+            plan = policy.plan(view)
+            moves = (yield from self._answers(plan, course)) if isinstance(plan, Generator) else plan
+            if not isinstance(moves, list | tuple) or len(moves) > MOVES:
+                raise SpecError(f"a plan gave {_named(moves)}", advice=f"return a list of at most {MOVES} moves")
+        except Exception as error:
+            # A policy is somebody else's code. What it raised may quote a page, which the ledger must not hold.
+            log.exception("policy %s failed", self.name)
+            course.broke, course.why = "failed", f"the policy failed: {type(error).__name__}"
+            return ()
+        return moves
 
     def _carry(self, moves: Sequence[Move], course: _Course) -> None:
         point = self.kernel.savepoint()
@@ -97,24 +140,35 @@ class Consultation:
         data: dict[str, Any] = {**figures, "outcome": outcome, "freed": freed, "moves": course.moves}
         if course.asked:
             data["asked"] = course.asked
-        why = "; ".join(note.why for note in course.notes if note.why)
+        why = "; ".join(reason for reason in [course.why, *(note.why for note in course.notes)] if reason)
         self.kernel.note(Act.COMPACT, policy=self.name, cause=course.cause, why=why[:300], **data)
 
     def _answers(
         self, plan: Generator[Effect, Answer, Sequence[Move]], course: _Course
     ) -> Generator[Ask, Answer, Sequence[Move]]:
+        began = time.monotonic()
         try:
-            effect = next(plan)
-            while True:
+            effect = _checked(next(plan))
+            for _ in range(EFFECTS):
                 if isinstance(effect, Ask):
-                    effect = plan.send((yield from self._ask(effect, course)))
+                    answer = yield from self._ask(effect, course)
+                    if course.overtaken:
+                        return ()
                 else:
-                    effect = plan.send(self._at_once(effect, course))
+                    answer = self._at_once(effect, course)
+                if time.monotonic() - began - course.waited > SECONDS:
+                    raise SpecError(f"a plan took more than {SECONDS:g} seconds", advice="plan less at a time")
+                effect = _checked(plan.send(answer))
+            raise SpecError(f"a plan yielded more than {EFFECTS} effects", advice="return its moves")
         except StopIteration as stop:
-            moves: Sequence[Move] = stop.value or ()
+            moves: Sequence[Move] = stop.value if stop.value is not None else ()
             return moves
         finally:
-            plan.close()
+            try:
+                plan.close()
+            except Exception:
+                # What ends this consultation says more than a plan that does not want to end.
+                log.exception("a plan of policy %s could not be closed", self.name)
 
     def _at_once(self, effect: Find | Later | Note, course: _Course) -> Answer:
         """Answer what needs nobody outside."""
@@ -130,20 +184,35 @@ class Consultation:
         return answer
 
     def _ask(self, ask: Ask, course: _Course) -> Generator[Ask, Answer, Answer]:
-        """Yield the question to whoever drives us; what was admitted is durable before the model speaks."""
+        """Yield the question to whoever drives us; nobody sees the batch before it is settled.
+
+        Where the wait is cancelled, nothing of the batch has happened.
+        """
         kernel = self.kernel
+        if not course.waits:
+            return Answer(outcome="none")
         if self._breaker.is_open(kernel.tier.turn):
             course.asked.append("failed")
             return SPARED
-        self._rehearse()
-        kernel.flush()
-        # Other threads have their own batches while this one waits: what belongs to it is settled before.
-        self.background.commit()
+        before, began = kernel.changes, time.monotonic()
+        batch, errand = kernel.set_aside(), self.background.set_aside()
+        # Until the batch is back, whatever happens means that it is gone.
+        course.overtaken = True
         kernel.lock.release()
+        answered = False
         try:
             answer = yield ask
+            answered = True
         finally:
             kernel.lock.acquire()
+            if not answered:
+                kernel.give_up(batch)
+        course.waited += time.monotonic() - began
+        if kernel.changes == before and self.background.take_up(errand):
+            kernel.take_up(batch)
+            course.overtaken = False
+        else:
+            kernel.give_up(batch)
         self._breaker.note(answer.outcome, kernel.tier.turn)
         self._note_answer(course, answer, ask.purpose)
         return answer
@@ -168,3 +237,26 @@ class Consultation:
             for passage in wanted[: find.limit]
         )
         return Answer(outcome="done" if hits else "empty", hits=hits)
+
+
+def _checked(effect: object) -> Effect:
+    """An effect whose fields are what they say.
+
+    Raises:
+        SpecError: no effect at all, or an odd value in one.
+    """
+    try:
+        if isinstance(effect, Later):
+            fields = (effect.pages, effect.purpose, effect.key)
+            msgspec.convert(fields, tuple[tuple[int, ...], str, str])
+            if callable(effect.compose) and (effect.review is None or callable(effect.review)):
+                return effect
+        elif isinstance(effect, Ask | Find | Note):
+            return msgspec.convert(msgspec.structs.asdict(effect), type(effect))
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise SpecError(f"a plan yielded an odd {_named(effect)}: {error}", advice="see kilburn.effect") from None
+    raise SpecError(f"a plan yielded {_named(effect)}", advice="yield Ask, Find, Later or Note")
+
+
+def _named(value: object) -> str:
+    return f"a {type(value).__name__}"

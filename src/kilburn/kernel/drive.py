@@ -14,11 +14,18 @@ from typing import TypeVar
 
 from kilburn.effect import Answer, Ask
 from kilburn.errors import ModelError, Refused
+from kilburn.event import plain
 from kilburn.model import Model, Reply, Request, complete
 
 __all__ = ["answerer", "arun", "run"]
 
 log = logging.getLogger("kilburn")
+
+PATIENCE = 3600.0
+"""Seconds that a question may ask for at most."""
+
+SPACIOUS = 64
+"""Characters of a reply for each token that was asked for: what is beyond them is cut off."""
 
 Result = TypeVar("Result")
 Answerer = Callable[[Ask], Answer]
@@ -66,10 +73,11 @@ def answerer(model: Model | None) -> Answerer:
         worker = threading.Thread(target=lambda: said.append(_ask(model, ask)), name="kilburn-ask", daemon=True)
         worker.start()
         # The model has the same time-out and says more when it keeps it; this is for one that does not.
-        worker.join(min(ask.timeout + min(1.0, ask.timeout / 4), threading.TIMEOUT_MAX))
+        timeout = ask.timeout if 0 < ask.timeout < PATIENCE else PATIENCE
+        worker.join(timeout + min(1.0, timeout / 4))
         if said:
             return said[0]
-        why = f"no answer within {ask.timeout:g} s" if worker.is_alive() else "its thread ended without an answer"
+        why = f"no answer within {timeout:g} s" if worker.is_alive() else "its thread ended without an answer"
         return Answer(outcome="failed", detail=why)
 
     return answer
@@ -77,7 +85,7 @@ def answerer(model: Model | None) -> Answerer:
 
 def _ask(model: Model, ask: Ask) -> Answer:
     try:
-        return _judge(complete(model, _request(model, ask)))
+        return _judge(complete(model, _request(model, ask)), SPACIOUS * max(1024, ask.max_tokens))
     except ModelError as error:
         # As below: a provider's words may quote the prompt. The advice is ours.
         log.info("model %s: %s", model.name, error)
@@ -103,11 +111,13 @@ def _request(model: Model, ask: Ask) -> Request:
     )
 
 
-def _judge(reply: Reply) -> Answer:
+def _judge(reply: Reply, most: int) -> Answer:
     if reply.finish == "refused":
         return Answer(outcome="refused", detail="the model declined")
     if reply.calls:
         return Answer(outcome="failed", detail="the model called a tool instead of answering")
-    if not reply.text.strip():
+    text = plain(reply.text[:most])
+    if not text.strip():
         return Answer(outcome="empty")
-    return Answer(outcome="truncated" if reply.finish == "length" else "done", text=reply.text)
+    cut = reply.finish == "length" or len(reply.text) > most
+    return Answer(outcome="truncated" if cut else "done", text=text)

@@ -15,7 +15,7 @@ from kilburn.errors import Forgotten, LawBroken, PinsExceedWindow, UnknownAddres
 from kilburn.event import Act
 from kilburn.kernel.admission import pages_of, pins_on_arrival, text_cost
 from kilburn.kernel.folding import derived_page
-from kilburn.kernel.laws import Change, check_drop, check_evict, check_fold, check_load, check_retire, closure_of_drop
+from kilburn.kernel.laws import Change, as_move, check_drop, check_evict, check_fold, check_load, check_retire, closure_of_drop
 from kilburn.kernel.render import PENDING
 from kilburn.kernel.space import AddressSpace
 from kilburn.kernel.tier import OUT
@@ -91,9 +91,10 @@ class Kernel(AddressSpace):
         """Carry out one move inside the current batch; returns the id of a derived page, or None.
 
         Raises:
-            LawBroken, KernelError: the move is illegal; the caller undoes to its savepoint.
+            LawBroken, KernelError: the move is illegal, or none; the caller undoes to its savepoint.
         """
         made: int | None = None
+        move = as_move(move)
         match move:
             case Load():
                 change, act = check_load(self.tier, move), Act.LOAD

@@ -14,10 +14,10 @@ import msgspec
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
 from kilburn.kernel.tier import Tier
 from kilburn.message import Kind
-from kilburn.move import Evict, Fold, Load, Retire
+from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, address_of
 
-__all__ = ["Change", "check_drop", "check_evict", "check_fold", "check_load", "check_retire", "closure_of_drop"]
+__all__ = ["Change", "as_move", "check_drop", "check_evict", "check_fold", "check_load", "check_retire", "closure_of_drop"]
 
 DERIVED = (Kind.FOLD, Kind.EXCERPT)
 
@@ -32,6 +32,25 @@ class Change(msgspec.Struct, kw_only=True):
     cited: bool = False
     depth: int = 0
     place: tuple[int, int] | None = None
+
+
+def as_move(value: object) -> Move:
+    """The move that a value is, its fields checked.
+
+    Raises:
+        KernelError: no move at all, fields of other types, or words that no store can hold.
+    """
+    if not isinstance(value, Move):
+        raise KernelError(f"a {type(value).__name__} is no move", advice="give Load, Evict, Fold, Retire or Drop")
+    try:
+        move = msgspec.convert(msgspec.structs.asdict(value), type(value))
+        if isinstance(move, Fold) and move.text is not None:
+            move.text.encode("utf-8")
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
+        raise KernelError(
+            f"an odd {type(value).__name__}: {error}", advice="name pages by their ids, give text without lone surrogates"
+        ) from None
+    return move
 
 
 def known(tier: Tier, pages: Sequence[int]) -> list[Page]:

@@ -15,6 +15,7 @@ from kilburn.errors import StoreCorrupt
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.tier import OUT, Tier
 from kilburn.page import Page
+from kilburn.tokens.calibrated import is_count
 
 __all__ = ["Ledger", "Stats", "apply", "replay"]
 
@@ -122,7 +123,7 @@ class Ledger:
             case Act.REFUSE:
                 stats.refused_moves += 1
             case Act.USAGE:
-                stats.tokens_reported += int(event.data.get("prompt", 0))
+                stats.tokens_reported += event.data["prompt"] if is_count(event.data.get("prompt")) else 0
             case _:
                 pass
 
@@ -142,7 +143,7 @@ class Ledger:
         stats.tokens_reprefilled += int(event.data["again"])
         stats.peak = max(stats.peak, tokens)
         stats.overflow += tokens > window
-        self._filled += tokens / window
+        self._filled += tokens / window if window > 0 else 1.0
 
     def report(self, *, use: int, window: int) -> Stats:
         """The figures as of now."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kilburn.budget import Budget
 from kilburn.event import STATE, Act, Event
 from kilburn.message import Kind
 from kilburn.page import Page
@@ -48,6 +49,7 @@ class Pending:
         self.texts: dict[str, str] = {}
         self.touched: set[int] = set()
         self.unindex: set[int] = set()
+        self.budget: Budget | None = None
 
     @property
     def next(self) -> int:
@@ -67,6 +69,23 @@ class Pending:
         for event in observed:
             self.events.append(msgspec.structs.replace(event, number=self.next))
         return gone
+
+    def take(self) -> Pending:
+        """Take the whole batch out; an empty one stays."""
+        taken = Pending()
+        taken.events, taken.new, taken.texts = self.events, self.new, self.texts
+        taken.touched, taken.unindex, taken.budget = self.touched, self.unindex, self.budget
+        self.clear()
+        return taken
+
+    def put(self, taken: Pending) -> None:
+        """Put a batch that was taken out behind what has been gathered since."""
+        for event in taken.events:
+            self.events.append(msgspec.structs.replace(event, number=self.next))
+        self.new += taken.new
+        self.texts |= taken.texts
+        self.touched |= taken.touched
+        self.unindex |= taken.unindex
 
     def batch(self, states: Mapping[int, State]) -> Batch:
         """The transaction, with the states of all pages that were touched."""

@@ -40,27 +40,44 @@ class Planner:
     def __init__(self, kernel: Kernel, policy: Policy, name: str, answer: Callable[[Ask], Answer] | None = None) -> None:
         self.kernel, self.policy, self.name = kernel, policy, name
         self.background = Background(kernel, answer)
-        self._consultation = Consultation(kernel, name, int(getattr(policy, "max_depth", 1)), self.background, self._rehearse)
+        self._consultation = Consultation(kernel, name, _depth_of(policy), self.background)
         self._handle = text_cost(kernel.counter, handle_of((1000, 2000, 1001, 1_000_000)))
 
-    def settle(self, cause: Cause, wanted: tuple[int, ...]) -> Generator[Ask, Answer, None]:
-        """Bring the window under its capacity, and let the policy use the occasion.
+    def settle(
+        self, cause: Cause, change: Callable[[], tuple[int, ...]], *, waits: bool = True
+    ) -> Generator[Ask, Answer, tuple[int, ...]]:
+        """Make a change, bring the window under its capacity, and let the policy use the occasion.
+
+        Args:
+            change: begins the batch; says which pages it is about. It is made again where others changed
+                the process while a model was waited for.
+            waits: whether a model may be waited for.
+
+        Returns:
+            The pages that the change is about.
 
         Raises:
-            PinsExceedWindow: nothing unpinned is left to move.
+            PinsExceedWindow: nothing unpinned is left to move. Whatever `change` raises.
         """
         kernel = self.kernel
-        self._page_system(wanted)
-        self._page_oversized(wanted)
-        if not kernel.tier.waiting():
-            yield from self._consult(cause, wanted)
+        wanted = self._begin(change)
+        if not kernel.tier.waiting() and not (yield from self._consult(cause, wanted, waits=waits)):
+            wanted = self._begin(change)
         rounds, before = 0, -1
         while kernel.excess and rounds < ROUNDS and kernel.use != before:
             before = kernel.use
-            yield from self._consult(Cause.PRESSURE, wanted)
+            if not (yield from self._consult(Cause.PRESSURE, wanted, waits=waits)):
+                wanted, before = self._begin(change), -1
             rounds += 1
         if kernel.excess:
             self._fall_back()
+        return wanted
+
+    def _begin(self, change: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        wanted = change()
+        self._page_system(wanted)
+        self._page_oversized(wanted)
+        return wanted
 
     def bring(self, pages: Sequence[int]) -> None:
         """Bring pages into the window whole, before they are pinned."""
@@ -118,26 +135,15 @@ class Planner:
         tier = self.kernel.tier
         return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != "dropped" else ""
 
-    def _consult(self, cause: Cause, wanted: tuple[int, ...]) -> Generator[Ask, Answer, None]:
+    def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
         view = self.view(cause, wanted, self.background.look())
-        yield from self._consultation.hold(self.policy.plan(view), view)
+        return (yield from self._consultation.hold(self.policy, view, waits=waits))
 
     def abandon(self) -> None:
         """The session ends: an answer that is still awaited comes too late, and the ledger says so."""
         purpose = self.background.abandon()
         if purpose is not None:
             self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome="late", freed=0, moves=0)
-
-    def _rehearse(self) -> None:
-        """Make sure that what is about to become durable can be made to fit, whatever the model says.
-
-        Raises:
-            PinsExceedWindow: it cannot; nothing was written.
-        """
-        if self.kernel.excess:
-            point = self.kernel.savepoint()
-            self._fall_back()
-            self.kernel.undo(point)
 
     def _page_system(self, wanted: tuple[int, ...]) -> None:
         """Of a leading system prompt that is too long to pin, head and tail are pinned instead (law 3)."""
@@ -249,6 +255,12 @@ class Planner:
                 standing = kernel.tier.stands(kernel.tier.pages[number].answers)
                 if standing is not None:
                     self._evict(kernel.tier.pages[standing])
+
+
+def _depth_of(policy: Policy) -> int:
+    """How deep a policy's folds may be."""
+    depth = getattr(policy, "max_depth", 1)
+    return depth if isinstance(depth, int) and depth >= 1 else 1
 
 
 def _head_and_tail(text: str, size: int) -> tuple[Span, ...]:

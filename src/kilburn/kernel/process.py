@@ -13,14 +13,16 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask
 from kilburn.errors import KernelError
 from kilburn.event import Act
-from kilburn.kernel.drive import arun, run
+from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.reader import HitRateWarning, Reader, Recalled
-from kilburn.model import Tokens
+from kilburn.kernel.render import Prompt
+from kilburn.model import Model, Tokens
 from kilburn.move import Drop, Move
 from kilburn.page import address_of, span_of
-from kilburn.policy import Cause, View
+from kilburn.policy import Cause, Policy, View
+from kilburn.tokens.calibrated import is_count, is_plausible
 from kilburn.wire.form import parse
 
 __all__ = ["HitRateWarning", "Process", "Recalled"]
@@ -38,19 +40,26 @@ class Process(Reader):
         self._answer = answer
 
     def append(self, *messages: Any) -> str:
-        """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s; durable on return.
+        """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
+
+        When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was
+        admitted, and trying again admits them once. While the policy waits for a model's words, everybody
+        else sees the process as it was before. (A Ctrl-C that comes while the commit itself runs may find
+        the messages admitted.)
 
         Returns:
             The address of the new pages: `p17`, or a range `p17-p19` where a message has several parts.
 
         Raises:
             WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreError.
-            After any of them nothing was admitted.
         """
         return run(self._append(messages), self._answer)
 
     async def aappend(self, *messages: Any) -> str:
-        """`append` for async callers: a model that a policy asks runs in a worker thread."""
+        """`append` for async callers: a model that a policy asks runs in a worker thread.
+
+        Where the call is cancelled, nothing was admitted.
+        """
         return await arun(self._append(messages), self._answer)
 
     def _append(self, messages: tuple[Any, ...]) -> Generator[Ask, Answer, str]:
@@ -69,20 +78,26 @@ class Process(Reader):
         """Tell the policy that nothing happens: a good moment for work that may wait."""
         run(self._settling(tuple, Cause.IDLE), self._answer)
 
-    def _settling(self, change: Callable[[], tuple[int, ...]], cause: Cause) -> Generator[Ask, Answer, tuple[int, ...]]:
+    def compact(self, policy: Policy, name: str, model: Model | None = None) -> None:
+        """Consult another policy once, now, under a name of its own; how it went is in the ledger."""
+        planner = Planner(self.kernel, policy, name)
+        run(self._settling(tuple, Cause.IDLE, planner=planner), answerer(model))
+
+    def _settling(
+        self, change: Callable[[], tuple[int, ...]], cause: Cause, *, planner: Planner | None = None, waits: bool = True
+    ) -> Generator[Ask, Answer, tuple[int, ...]]:
         """One batch: a change, then whatever the policy makes of it; `change` says which pages it is about."""
-        kernel = self.kernel
+        kernel, planner = self.kernel, planner or self._planner
         kernel.lock.acquire()
         try:
-            wanted = change()
-            yield from self._planner.settle(cause, wanted)
+            wanted = yield from planner.settle(cause, change, waits=waits)
             kernel.flush()
         except BaseException:
             kernel.undo()
-            self._planner.background.undo()
+            planner.background.undo()
             raise
         else:
-            self._planner.background.commit()
+            planner.background.commit()
         finally:
             kernel.lock.release()
         return wanted
@@ -98,28 +113,47 @@ class Process(Reader):
         Raises:
             PinsExceedWindow: the pins do not fit it; the old budget stays.
         """
-        kernel = self.kernel
-        before = kernel.budget
-        kernel.budget = budget
-        try:
-            run(self._settling(self._checked_pins, Cause.PRESSURE), self._answer)
-        except BaseException:
-            kernel.budget = before
-            raise
 
-    def _checked_pins(self) -> tuple[int, ...]:
-        self.kernel.check_pins()
-        return ()
+        def change() -> tuple[int, ...]:
+            self.kernel.rebudget(budget)
+            self.kernel.check_pins()
+            return ()
+
+        run(self._settling(change, Cause.PRESSURE), self._answer)
 
     def observe(self, usage: Tokens, counted: int) -> None:
         """Tell what a provider says a prompt cost that was counted here as `counted` tokens.
 
-        Where our count was too low, the window shrinks accordingly; the ledger remembers.
+        Where our count was too low, the window shrinks accordingly, at once: no model is waited for. Numbers
+        that cannot be true change nothing; the ledger says that they came.
         """
-        with self.kernel.lock:
-            self.kernel.observe(Act.USAGE, counted=counted, prompt=usage.prompt, cached=usage.cached, reply=usage.reply)
-        if self.kernel.excess:
-            self.idle()
+        kernel = self.kernel
+        with kernel.lock:
+            numbers = (counted, usage.prompt, usage.cached, usage.reply)
+            if not (all(map(is_count, numbers)) and is_plausible(counted, usage.prompt)):
+                kernel.observe(Act.NOTE, why="a provider's count of a prompt cannot be true")
+                return
+            kernel.observe(Act.USAGE, counted=counted, prompt=usage.prompt, cached=usage.cached, reply=usage.reply)
+            if kernel.excess:
+                run(self._settling(tuple, Cause.PRESSURE, waits=False), self._answer)
+
+    def render(self, format: str = "chat") -> Prompt:
+        """The prompt: what is in the window, as messages for OpenAI ("chat") or Anthropic ("messages").
+
+        A list of dicts; for "messages" the system prompt stands beside it, in `.system`. Never over
+        the window; grows only at its end until something is edited.
+
+        Raises:
+            PinsExceedWindow: the store was opened for reading, with a window that its pins exceed.
+        """
+        kernel = self.kernel
+        with kernel.lock:
+            if kernel.store.readonly and kernel.excess:
+                # Opened with a smaller window than it was written with: made to fit here, and written nowhere.
+                self._planner.enforce()
+                kernel.pending.clear()
+                kernel.tier.begin()
+            return super().render(format)
 
     def pin(self, address: str) -> None:
         """Keep pages in the window, byte-identical, until they are unpinned; pages below come back first.
@@ -140,9 +174,8 @@ class Process(Reader):
         self._mark(address, importance=importance)
 
     def _mark(self, address: str, *, pinned: bool | None = None, importance: float | None = None) -> None:
-        pages = self.kernel.resolve(address)
-
         def change() -> tuple[int, ...]:
+            pages = self.kernel.resolve(address)
             if pinned:
                 self._planner.bring(pages)
             self.kernel.mark(pages, pinned=pinned, importance=importance)

@@ -13,7 +13,7 @@ from typing import Any
 
 from kilburn.budget import Budget, Counter
 from kilburn.errors import Forgotten, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
-from kilburn.event import Act, Event
+from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.admission import cost_of, text_cost
 from kilburn.kernel.contents import Contents
 from kilburn.kernel.folding import arguments_of
@@ -25,7 +25,7 @@ from kilburn.message import Kind
 from kilburn.page import Page, address_of
 from kilburn.policy import Use
 from kilburn.store import ProcessInfo, Store
-from kilburn.tokens.calibrated import Calibrated
+from kilburn.tokens.calibrated import Calibrated, is_count
 from kilburn.wire.messages import OPENING
 
 __all__ = ["AddressSpace"]
@@ -55,6 +55,7 @@ class AddressSpace:
         self.pending = Pending()
         self._ruler = ""
         self.stale = False
+        self.changes = 0
         self._restore()
 
     @property
@@ -68,8 +69,15 @@ class AddressSpace:
 
     @property
     def capacity(self) -> int:
-        """Counted tokens that the window holds: its budget, corrected by what providers reported."""
-        return self.budget.capacity if self._fixed else self.calibrated.room(self.budget.capacity)
+        """Counted tokens that the window holds: its budget, corrected by what providers reported.
+
+        The correction leaves the pins and an eighth of the budget: a session can always go on.
+        """
+        whole = self.budget.capacity
+        room = whole if self._fixed else self.calibrated.room(whole)
+        if room >= whole:
+            return room
+        return max(room, min(whole, sum(self.tier.cost(page) for page in self.tier.pins) + whole // 8))
 
     @property
     def excess(self) -> int:
@@ -115,6 +123,38 @@ class AddressSpace:
         for page in self.pending.undo(point):
             self.uses.pop(page.id, None)
 
+    def set_aside(self) -> Pending:
+        """Take the batch out of sight while a model is waited for: everybody else sees the state before it."""
+        self.tier.rollback()
+        batch = self.pending.take()
+        for page in batch.new:
+            self.uses.pop(page.id, None)
+        return batch
+
+    def take_up(self, batch: Pending) -> None:
+        """Go on with a batch that was set aside; the state must be the one that it was set aside from."""
+        if batch.budget is not None:
+            self.rebudget(batch.budget)
+        pages = {page.id: page for page in batch.new}
+        for digest, text in batch.texts.items():
+            self.contents.keep(digest, text)
+        for event in batch.events:
+            apply(event, pages, self.tier)
+            if event.act is Act.ADMIT:
+                self._note_use(event)
+        self.pending.put(batch)
+
+    def give_up(self, batch: Pending) -> None:
+        """Let go of a batch that was set aside; what was only observed stays noted."""
+        observed = Pending()
+        observed.events = [event for event in batch.events if event.act not in STATE]
+        self.pending.put(observed)
+
+    def rebudget(self, budget: Budget) -> None:
+        """Take another budget, as a part of the batch."""
+        before, self.budget, self.pending.budget = self.budget, budget, budget
+        self.tier.on_rollback(lambda: setattr(self, "budget", before))
+
     def flush(self) -> None:
         """Write the batch: one transaction."""
         pending = self.pending
@@ -130,6 +170,7 @@ class AddressSpace:
             for event in pending.events:
                 self.ledger.note(event, self.tier)
             pending.clear()
+        self.changes += self.tier.mark() > 0
         self.tier.begin()
 
     def _restore(self) -> None:
@@ -171,17 +212,19 @@ class AddressSpace:
         At another boundary than the window's, `cached` of the data is the use of the level above it.
         """
         at = {"boundary": "kv", "tokens": int(data["cached"])} if act is Act.CACHE else {"tokens": self.use}
-        event = Event(
-            number=self.pending.next,
-            act=act,
-            time=self.clock(),
-            turn=self.tier.turn,
-            pages=tuple(pages),
-            policy=policy,
-            cause=cause,
-            why=why,
-            data=data,
-            **at,
+        event = writable(
+            Event(
+                number=self.pending.next,
+                act=act,
+                time=self.clock(),
+                turn=self.tier.turn,
+                pages=tuple(pages),
+                policy=policy,
+                cause=cause,
+                why=why,
+                data=data,
+                **at,
+            )
         )
         self.pending.events.append(event)
         self._note_use(event)
@@ -208,4 +251,6 @@ class AddressSpace:
         elif event.act is Act.NOTE:
             self._ruler = event.data.get("tokenizer", self._ruler)
         elif event.act is Act.USAGE:
-            self.calibrated.observe(int(event.data["counted"]), int(event.data["prompt"]))
+            counted, prompt = event.data.get("counted"), event.data.get("prompt")
+            if is_count(counted) and is_count(prompt):  # another version may have written anything
+                self.calibrated.observe(counted, prompt)

@@ -89,6 +89,10 @@ class Tier(Layout):
         """Start a batch: forget the journal."""
         self._journal.clear()
 
+    def on_rollback(self, undo: Callable[[], object]) -> None:
+        """Note what undoes a change beside the tier's own, as a part of the batch."""
+        self._journal.append(undo)
+
     def mark(self) -> int:
         """A point in the batch that `rollback` can return to."""
         return len(self._journal)

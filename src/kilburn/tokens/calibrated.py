@@ -9,14 +9,32 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from kilburn.budget import Counter
 from kilburn.errors import SpecError
 
-__all__ = ["Calibrated"]
+__all__ = ["Calibrated", "is_count", "is_plausible"]
 
 KEEP = 32
 LEAST = 256
+
+LOWEST, HIGHEST = 0.25, 8.0
+"""Ratios of reported to counted tokens that are believed. The worst that was measured are 0.6 for prose under the careful
+counters, and 4.8 for text that was made to mislead one."""
+
+LARGEST = 2**40
+"""Tokens that a report may name."""
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is a number of tokens: whole, 0 or more, and no more than any prompt ever had."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def is_plausible(counted: int, reported: int) -> bool:
+    """Whether a prompt counted here as `counted` tokens can have cost `reported`; small ones are not judged."""
+    return min(counted, reported) < LEAST or LOWEST <= reported / counted <= HIGHEST
 
 
 class Calibrated:
@@ -58,9 +76,10 @@ class Calibrated:
         """A prompt counted here as `estimated` tokens cost `actual`; the factor from now on.
 
         Both must be of the whole prompt, tool schemas included. Prompts below 256 tokens, by either
-        number, say more about envelopes than about text and are passed over.
+        number, say more about envelopes than about text and are passed over, and so are numbers that cannot be
+        true (`is_plausible`): one wrong report must not close the window.
         """
-        if min(estimated, actual) < LEAST:
+        if min(estimated, actual) < LEAST or not is_plausible(estimated, actual):
             return self.factor
         self._ratios.append(actual / estimated)
         target = max(self._ratios) * (1 + self.margin)

@@ -1,0 +1,461 @@
+"""An append that raised admitted nothing, one that returned admitted everything, and nobody ever sees a window over its
+budget: whatever the model, the policy or the caller does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kilburn
+from kernel.talk import user
+from kilburn.budget import Budget
+from kilburn.effect import Answer, Ask, Effect, Find, Later, Note
+from kilburn.errors import KernelError
+from kilburn.event import Act
+from kilburn.kernel.process import Process
+from kilburn.model import Reply, Request, Tokens
+from kilburn.move import Evict, Fold, Load
+from kilburn.policy import Policy, View
+from kilburn.testing import Scripted, check_laws
+
+WINDOW = 1000
+GUARD = 60.0
+"""Seconds after which a test that hangs is given up."""
+
+
+def words(number: int, many: int = 100) -> dict[str, Any]:
+    return user(f"message {number}: " + f"word{number} " * many)
+
+
+def opened(path: Any, policy: Any, model: Any = None, window: int = WINDOW) -> kilburn.Hierarchy:
+    return kilburn.open(path, window=window, policy=policy, tokenizer="chars/4", model=model)
+
+
+class Asks:
+    """Asks `times` questions where the window is over its capacity, and then evicts what it may."""
+
+    def __init__(self, times: int = 1) -> None:
+        self.times = times
+
+    def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Any]]:
+        if not view.excess:
+            return []
+        for number in range(self.times):
+            yield Ask(prompt=f"question {number}", timeout=GUARD)
+        older = [page for page in view.pages if page.message != view.turn]
+        return [Evict(view.free(older, view.excess + 200))]
+
+
+class Gate:
+    """A model that says when it was asked, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, request: Request) -> str:
+        self.asked.set()
+        assert self.go_on.wait(GUARD)
+        return "words"
+
+
+RENDER = """
+import sys, kilburn
+with kilburn.open(sys.argv[1], window=1000, policy="fifo", tokenizer="chars/4", readonly=True) as store:
+    process = store.process("a")
+    print(process.render().tokens, len(process.messages()))
+"""
+
+
+def test_nobody_sees_a_window_over_its_budget_while_a_model_is_waited_for(tmp_path: Path) -> None:
+    gate = Gate()
+    path = str(tmp_path / "a.db")
+    with opened(path, Asks(), Scripted([gate])) as store:
+        process = store.process("a")
+        given = [words(number) for number in range(7)]
+        for message in given[:-1]:
+            process.append(message)
+        before = process.render()
+        worker = threading.Thread(target=process.append, args=(given[-1],))
+        worker.start()
+        assert gate.asked.wait(GUARD)
+        assert process.render() == before
+        assert process.render().tokens <= WINDOW
+        assert process.messages() == given[:-1]
+        seen = subprocess.run([sys.executable, "-c", RENDER, path], capture_output=True, text=True, timeout=GUARD, check=True)
+        tokens, messages = map(int, seen.stdout.split())
+        assert (tokens <= WINDOW, messages) == (True, len(given) - 1)
+        gate.go_on.set()
+        worker.join(GUARD)
+        assert process.messages() == given
+        assert process.render().tokens <= WINDOW
+        check_laws(process, given)
+
+
+def fill(process: Process, policy_starts: int = 6) -> list[dict[str, Any]]:
+    given = [words(number) for number in range(policy_starts)]
+    for message in given:
+        process.append(message)
+    return given
+
+
+@pytest.mark.parametrize("wait", range(4))
+def test_a_cancelled_append_admitted_nothing_and_can_be_tried_again(tmp_path: Path, wait: int) -> None:
+    """Cancelled at each of the plan's questions in turn."""
+
+    async def drive(process: Process, model: Scripted, gate: Gate) -> None:
+        task = asyncio.create_task(process.aappend(words(6)))
+        await asyncio.to_thread(gate.asked.wait, GUARD)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.go_on.set()
+
+    path = tmp_path / "a.db"
+    gate = Gate()
+    model = Scripted([*["words"] * wait, gate, *["words"] * 50])
+    with opened(path, Asks(4), model) as store:
+        process = store.process("a")
+        given = fill(process)
+        before = (process.render(), process.pages(), process.kernel.tier.use)
+        asyncio.run(drive(process, model, gate))
+        assert (process.render(), process.pages(), process.kernel.tier.use) == before
+        assert process.messages() == given
+        process.append(words(6))
+        assert process.messages() == [*given, words(6)]
+        check_laws(process, [*given, words(6)])
+    with opened(path, "fifo") as store:
+        assert store.process("a").messages() == [*given, words(6)]
+
+
+def test_an_interrupt_while_a_model_is_waited_for_admits_nothing() -> None:
+    def interrupt(request: Request) -> str:
+        signal.raise_signal(signal.SIGINT)
+        threading.Event().wait(0.2)  # the main thread takes the signal at its next step
+        return "words"
+
+    with opened(":memory:", Asks(), Scripted([interrupt])) as store:
+        process = store.process("a")
+        given = fill(process)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                process.append(words(6))
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert process.messages() == given
+        assert process.render().tokens <= WINDOW
+        process.append(words(6))
+        check_laws(process, [*given, words(6)])
+
+
+def test_a_plan_that_will_not_be_closed_does_not_hide_the_interrupt() -> None:
+    gate = Gate()
+
+    async def drive(process: Process) -> None:
+        task = asyncio.create_task(process.aappend(words(0)))
+        await asyncio.to_thread(gate.asked.wait, GUARD)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.go_on.set()
+
+    with opened(":memory:", Plain(stubborn), Scripted([gate, "words"])) as store:
+        process = store.process("a")
+        asyncio.run(drive(process))
+        assert process.messages() == []
+        process.append(words(1))
+        check_laws(process, [words(1)])
+
+
+def test_what_others_did_meanwhile_stays_and_the_words_come_too_late() -> None:
+    gate = Gate()
+    with opened(":memory:", Asks(), Scripted([gate, *["words"] * 50])) as store:
+        process = store.process("a")
+        given = fill(process)
+        worker = threading.Thread(target=process.append, args=(words(6),))
+        worker.start()
+        assert gate.asked.wait(GUARD)
+        process.append(user("from another thread"))
+        process.forget("p2")
+        gate.go_on.set()
+        worker.join(GUARD)
+        texts = [message["content"] for message in process.messages()]
+        assert texts == [given[0]["content"], *(message["content"] for message in given[2:]), texts[-2], texts[-1]]
+        assert texts[-2:] == ["from another thread", words(6)["content"]]
+        assert "late" in [event.data["outcome"] for event in process.events() if event.act is Act.COMPACT]
+        check_laws(process)
+
+
+def test_many_threads_append_beside_a_slow_model_and_each_message_is_there_once() -> None:
+    def slow(request: Request) -> str:
+        threading.Event().wait(0.002)
+        return "words"
+
+    with opened(":memory:", Asks(2), Scripted([slow] * 5000)) as store:
+        process = store.process("a")
+        errors: list[BaseException] = []
+        over: list[int] = []
+
+        def write(which: int) -> None:
+            try:
+                for number in range(12):
+                    process.append(words(100 * which + number, 30))
+                    over.append(process.render().tokens)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=write, args=(which,)) for which in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(GUARD)
+        assert errors == []
+        assert max(over) <= WINDOW
+        texts = [message["content"] for message in process.messages()]
+        assert sorted(texts) == sorted(words(100 * which + number, 30)["content"] for which in range(4) for number in range(12))
+        check_laws(process)
+
+
+def test_a_resize_shows_its_budget_only_when_it_is_done() -> None:
+    gate = Gate()
+    with opened(":memory:", Asks(), Scripted([gate])) as store:
+        process = store.process("a")
+        fill(process)
+        worker = threading.Thread(target=process.resize, args=(Budget(400),))
+        worker.start()
+        assert gate.asked.wait(GUARD)
+        assert process.kernel.capacity == WINDOW
+        assert process.render().tokens <= process.kernel.capacity
+        gate.go_on.set()
+        worker.join(GUARD)
+        assert process.kernel.capacity == 400
+        assert process.render().tokens <= 400
+
+
+# Policies that misbehave
+
+
+class Plain:
+    """Wants one thing, whatever it is shown."""
+
+    def __init__(self, plan: Callable[[View], Any]) -> None:
+        self._plan = plan
+
+    def plan(self, view: View) -> Any:
+        return self._plan(view)
+
+
+def effects(*values: Any, moves: Any = ()) -> Callable[[View], Generator[Any, Any, Any]]:
+    def plan(view: View) -> Generator[Any, Any, Any]:
+        yield from values
+        return moves
+
+    return plan
+
+
+def endless(view: View) -> Iterator[Any]:
+    while True:
+        yield Note(outcome="empty")
+
+
+def boom(view: View) -> Any:
+    raise RuntimeError("quotes " + view.text(view.pages[0].id))
+
+
+def late_boom(view: View) -> Iterator[Any]:
+    yield Ask(prompt="well?")
+    raise RuntimeError("after the words")
+
+
+def stubborn(view: View) -> Iterator[Any]:
+    try:
+        yield Ask(prompt="well?")
+    finally:
+        yield Note(outcome="empty")
+
+
+MISBEHAVING: dict[str, tuple[Callable[[View], Any], str]] = {
+    "raises": (boom, "failed"),
+    "raises after the words": (late_boom, "failed"),
+    "stops the iteration": (lambda view: next(iter(())), "failed"),
+    "returns a number": (lambda view: 5, "failed"),
+    "returns None": (lambda view: None, "failed"),
+    "returns a text": (lambda view: "p1", "failed"),
+    "gives a number as a move": (lambda view: [17], "illegal"),
+    "gives an address as a page": (lambda view: [Evict(("p1",))], "illegal"),  # type: ignore[arg-type]
+    "gives no pages": (lambda view: [Evict(())], "illegal"),
+    "gives pages as a number": (lambda view: [Load(5)], "illegal"),  # type: ignore[arg-type]
+    "gives true as a page": (lambda view: [Evict((True,))], "illegal"),
+    "writes what no store can hold": (lambda view: [Fold((2, 3), text="a \ud800 b")], "illegal"),
+    "keeps spans that are texts": (lambda view: [Fold((2,), keep=(("0", "5"),))], "illegal"),  # type: ignore[arg-type]
+    "wants a million moves": (lambda view: [Evict((2,))] * 1_000_000, "failed"),
+    "yields for ever": (endless, "failed"),
+    "yields a number": (effects(7), "failed"),
+    "asks a number": (effects(Ask(prompt=5)), "failed"),  # type: ignore[arg-type]
+    "asks with odd limits": (effects(Ask(prompt="x", max_tokens="many")), "failed"),  # type: ignore[arg-type]
+    "searches for nothing": (effects(Find(query=None)), "failed"),  # type: ignore[arg-type]
+    "asks in the background about texts": (effects(Later(pages=("p1",), compose=str)), "failed"),  # type: ignore[arg-type, call-overload]
+    "asks in the background with no question": (effects(Later(pages=(1,), compose=None)), "failed"),  # type: ignore[arg-type]
+    "notes figures that are none": (effects(Note(outcome="done", figures={"a": "b"})), "failed"),  # type: ignore[dict-item]
+    "returns a number after its effects": (effects(Note(), moves=5), "failed"),
+    "will not be closed": (stubborn, "empty"),
+}
+
+
+@pytest.mark.parametrize("way", MISBEHAVING)
+def test_whatever_a_policy_does_is_an_outcome_and_a_fallback(tmp_path: Path, way: str) -> None:
+    plan, outcome = MISBEHAVING[way]
+    policy: Policy = Plain(plan)
+    path = tmp_path / "a.db"
+    with opened(path, policy, Scripted(["words"] * 100)) as store:
+        process = store.process("a")
+        given = [words(number) for number in range(10)]
+        for message in given:
+            process.append(message)
+            assert process.render().tokens <= WINDOW
+        check_laws(process, given)
+        told = [event for event in process.events() if event.act is Act.COMPACT]
+        assert {event.data["outcome"] for event in told} == {outcome}
+        assert not any("word0" in json.dumps(event.data) + event.why for event in process.events())
+    with opened(path, "fifo") as store:
+        assert store.process("a").messages() == given
+
+
+def test_words_that_no_store_can_hold_are_written_plainly(tmp_path: Path) -> None:
+    """A lone surrogate in a note or a purpose used to survive the undo, so that nothing could be appended any more."""
+    path = tmp_path / "a.db"
+    odd = "odd \udfff"
+    plan = effects(Ask(prompt="x", purpose=odd), Note(outcome=odd, why=odd, figures={odd: 2**70}))
+    with opened(path, Plain(plan), Scripted(["words"] * 100)) as store:
+        process = store.process("a")
+        given = [words(number) for number in range(3)]
+        for message in given:
+            process.append(message)
+        assert any("odd \ufffd" in event.why for event in process.events())
+        check_laws(process, given)
+    with opened(path, "fifo") as store:
+        assert store.process("a").messages() == given
+
+
+@pytest.mark.parametrize("moves", [("p1",), (None,), (5,), (Evict(("p1",)),), (Fold((1,), text="\udc00"),)])  # type: ignore[arg-type]
+def test_what_is_no_move_is_a_typed_error(moves: tuple[Any, ...]) -> None:
+    with opened(":memory:", "fifo") as store:
+        process = store.process("a")
+        given = fill(process, 3)
+        with pytest.raises(KernelError, match=r"no move|odd"):
+            process.apply(*moves)
+        check_laws(process, given)
+
+
+# What providers report
+
+ODD = [10_000_000, 3_000_000, 2**70, -5, True, 1.5, float("nan"), "many", None]
+
+
+@pytest.mark.parametrize("prompt", ODD, ids=str)
+def test_a_wrong_report_changes_nothing(tmp_path: Path, prompt: Any) -> None:
+    path = tmp_path / "a.db"
+    with kilburn.open(path, window=3000, policy="fifo", tokenizer="auto") as store:
+        process = store.process("a")
+        given = fill(process, 9)
+        counted = process.render().tokens
+        assert counted >= 256
+        capacity = process.kernel.capacity
+        process.observe(Tokens(prompt=prompt), counted)
+        process.observe(Tokens(prompt=2 * counted, cached=prompt), counted)
+        assert process.kernel.capacity == capacity or prompt in (10_000_000, 3_000_000)
+        process.append(words(99))
+    with kilburn.open(path, window=3000, policy="fifo", tokenizer="auto") as store:
+        process = store.process("a")
+        process.append(words(100))
+        assert process.messages() == [*given, words(99), words(100)]
+        assert process.stats().overflow == 0
+        check_laws(process, [*given, words(99), words(100)])
+
+
+def test_the_largest_report_that_is_believed_leaves_the_pins_and_some_room(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with kilburn.open(path, window=3000, policy="hybrid", tokenizer="auto") as store:
+        process = store.process("a")
+        process.append({"role": "system", "content": "rule " * 1200})
+        given = fill(process, 9)
+        prompt = process.render()
+        process.observe(Tokens(prompt=8 * prompt.tokens), prompt.tokens)
+        assert prompt.tokens < 3000
+        assert process.render().tokens <= process.kernel.capacity < 3000
+        process.append(words(10))
+        process.pin("p3")
+    with kilburn.open(path, window=3000, policy="hybrid", tokenizer="auto") as store:
+        process = store.process("a")
+        process.append(words(11))
+        assert process.messages()[1:] == [*given, words(10), words(11)]
+        check_laws(process)
+
+
+def test_a_report_over_the_budget_is_settled_at_once_and_no_model_is_waited_for() -> None:
+    model = Scripted([], tokenizer="auto")
+    with kilburn.open(":memory:", window=3000, policy=Asks(), model=model) as store:
+        process = store.process("a")
+        fill(process, 10)
+        prompt = process.render()
+        process.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
+        assert process.kernel.use <= process.kernel.capacity < 3000
+        assert model.requests == []
+        causes = [event.cause for event in process.events() if event.act is Act.EVICT]
+        assert set(causes) == {"pressure"}
+
+
+@pytest.mark.parametrize("window", [500, 3000])
+def test_a_store_opened_for_reading_renders_within_its_own_window(tmp_path: Path, window: int) -> None:
+    path = tmp_path / "a.db"
+    with opened(path, "fifo", window=5000) as store:
+        process = store.process("a")
+        given = fill(process, 24)
+        assert process.render().tokens > 3000
+    for _ in range(2):
+        with kilburn.open(str(path), window=window, tokenizer="chars/4", readonly=True) as store:
+            process = store.process("a")
+            assert process.render().tokens <= window
+            assert process.render("messages").tokens <= window
+            assert process.messages() == given
+            assert process.recall("p3") == given[2]["content"]
+
+
+def test_a_reply_is_taken_as_plain_text() -> None:
+    odd = "words with a lone \ud83d and a pair \ud83d\ude00"
+    heard: list[str] = []
+
+    class Hears:
+        def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Any]]:
+            heard.append((yield Ask(prompt="well?")).text)
+            return []
+
+    with opened(":memory:", Hears(), Scripted([odd, "x" * 10_000_000])) as store:
+        process = store.process("a")
+        process.append(words(1))
+        process.append(words(2))
+        outcomes = [event.data["outcome"] for event in process.events() if event.act is Act.ASK]
+    assert heard[0] == "words with a lone \ufffd and a pair \U0001f600"
+    assert len(heard[1]) < 100_000
+    assert outcomes == ["done", "truncated"]
+
+
+def test_a_model_whose_reply_is_none_has_failed() -> None:
+    class Odd(Scripted):
+        def stream(self, request: Request) -> Iterator[Any]:
+            yield Reply(message=5)  # type: ignore[arg-type]
+
+    with opened(":memory:", Asks(), Odd()) as store:
+        process = store.process("a")
+        given = fill(process, 10)
+        assert {event.data["outcome"] for event in process.events() if event.act is Act.ASK} == {"failed"}
+        check_laws(process, given)
