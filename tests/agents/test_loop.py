@@ -296,6 +296,13 @@ def test_engines_that_count_call_ids_from_zero() -> None:
     check_laws(process)
 
 
+def test_half_a_character_in_a_reply_does_not_end_the_run() -> None:
+    process = opened()
+    agent = Agent(Scripted(["It works \ud83d."]), [], process)
+    assert agent.run("does it?").text == "It works \ufffd."
+    assert process.messages()[-1]["content"] == "It works \ufffd."
+
+
 def test_fresh_ids_do_not_collide_with_ids_that_look_like_them() -> None:
     """A model may well use `call_3_0` itself."""
     guesses = [calls((f"call_{turn}_{index}", "double", {"number": 1})) for turn in range(1, 12) for index in range(2)]

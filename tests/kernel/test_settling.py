@@ -21,11 +21,13 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Find, Later, Note
 from kilburn.errors import KernelError
 from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.model import Reply, Request, Tokens
 from kilburn.move import Evict, Fold, Load
 from kilburn.policy import Policy, View
-from kilburn.testing import Scripted, check_laws
+from kilburn.store import Batch
+from kilburn.testing import Memory, Scripted, check_laws
 
 WINDOW = 1000
 GUARD = 60.0
@@ -155,6 +157,36 @@ def test_an_interrupt_while_a_model_is_waited_for_admits_nothing() -> None:
         assert process.render().tokens <= WINDOW
         process.append(words(6))
         check_laws(process, [*given, words(6)])
+
+
+class Interrupted(Memory):
+    """A store in which a Ctrl-C comes before or after the work of a commit."""
+
+    when = ""
+
+    def commit(self, process: int, batch: Batch) -> None:
+        when, self.when = self.when, ""
+        if when == "before":
+            raise KeyboardInterrupt
+        super().commit(process, batch)
+        if when == "after":
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupted_commit_leaves_a_session_that_goes_on(when: str) -> None:
+    """It admitted the message or not; either way the process and its store agree."""
+    store = Interrupted()
+    with Hierarchy(store, Budget(WINDOW), "fifo", tokenizer="chars/4") as levels:
+        process = levels.process("a")
+        given = fill(process)
+        store.when = when
+        with pytest.raises(KeyboardInterrupt):
+            process.append(words(6))
+        given += [words(6)] if when == "after" else []
+        assert process.messages() == given
+        process.append(words(7))
+        check_laws(process, [*given, words(7)])
 
 
 def test_a_plan_that_will_not_be_closed_does_not_hide_the_interrupt() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
 from kilburn.kernel.tier import Tier
 from kilburn.message import Kind
-from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
+from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, address_of
 
 __all__ = ["Change", "as_move", "check_drop", "check_evict", "check_fold", "check_load", "check_retire", "closure_of_drop"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kilburn.budget import Budget, Counter
-from kilburn.errors import Forgotten, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.admission import cost_of, text_cost
 from kilburn.kernel.contents import Contents
@@ -158,6 +158,7 @@ class AddressSpace:
     def flush(self) -> None:
         """Write the batch: one transaction."""
         pending = self.pending
+        interrupt: BaseException | None = None
         if pending.events:
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
@@ -166,12 +167,25 @@ class AddressSpace:
             except StoreStale:
                 self.stale = True
                 raise
+            except StoreError:
+                raise
+            except BaseException as error:
+                # A Ctrl-C may come when the commit is done; only the store knows.
+                if not self._is_written():
+                    raise
+                interrupt = error
             pending.head += len(pending.events)
             for event in pending.events:
                 self.ledger.note(event, self.tier)
             pending.clear()
         self.changes += self.tier.mark() > 0
         self.tier.begin()
+        if interrupt is not None:
+            raise interrupt
+
+    def _is_written(self) -> bool:
+        info = self.store.process(self.info.name, time=0.0, create=False)
+        return info is not None and info.head == self.pending.head + len(self.pending.events)
 
     def _restore(self) -> None:
         """Rebuild tier and ledger by replaying the log (law 8)."""
