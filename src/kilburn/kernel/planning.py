@@ -101,7 +101,7 @@ class Planner:
             wanted=wanted,
             turn=tier.turn,
             now=kernel.clock(),
-            pins=frozenset(tier.pins.union(tier.held())),
+            pins=self._fixed(),
             open=self._open(PATIENCE),
             stubs=frozenset(tier.stubs),
             marks=MappingProxyType(tier.marks),
@@ -117,6 +117,12 @@ class Planner:
             gone=tier.gone.__contains__,
             task_page=tier.task,
         )
+
+    def _fixed(self) -> frozenset[int]:
+        """What no policy may move: pins, the user's latest message, and what excerpts among them stand for."""
+        tier = self.kernel.tier
+        pins = tier.pins.union(tier.held())
+        return frozenset(pins.union(*(tier.cover.of(page) for page in pins if page < 0)))
 
     def _open(self, patience: int) -> frozenset[int]:
         """What stands for calls whose results may still come."""

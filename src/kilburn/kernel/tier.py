@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable
 
 from kilburn.kernel.layout import GONE, OUT, VISIBLE, Layout
-from kilburn.message import Kind, Role
+from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, tombstone_of
 from kilburn.store import State
 
@@ -46,7 +46,7 @@ class Tier(Layout):
         if page.id > 0:
             if page.role in (Role.USER, Role.ASSISTANT) and page.message > self.turn:
                 self.said += 1
-            if page.role is Role.USER and page.kind is Kind.TEXT:
+            if page.role is Role.USER and page.kind is Kind.TEXT and page.trust >= Trust.USER:
                 same = bool(self.request) and self.pages[self.task].message == page.message
                 self.request = (*self.request, page.id) if same else (page.id,)
             self.last = max(self.last, page.id)
