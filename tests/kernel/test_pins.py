@@ -110,12 +110,14 @@ def test_too_many_pins_are_refused_and_change_nothing() -> None:
     check_laws(process)
 
 
-def test_a_system_prompt_larger_than_the_window_is_refused() -> None:
+def test_a_second_system_prompt_that_has_no_room_goes_below() -> None:
     process = opened(100)
     process.append({"role": "system", "content": "s" * 300})
+    process.append({"role": "system", "content": "t" * 300})
+    assert "[p2 out:" in json.dumps(process.render())
+    assert process.recall("p2") == "t" * 300
     with pytest.raises(PinsExceedWindow):
-        process.append({"role": "system", "content": "s" * 300})
-    assert len(process.messages()) == 1
+        process.pin("p2")
     check_laws(process)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import kilburn
-from kernel.talk import user
+from kernel.talk import assistant, user
 from kilburn.effect import Note
 from kilburn.errors import Unavailable
 from kilburn.event import Act
@@ -77,7 +77,7 @@ def test_what_changed_nothing_says_why() -> None:
         with kilburn.open(":memory:", window=4000, policy=policy, tokenizer="chars/4") as store:
             process = store.process("a")
             process.append(user("one"))
-            process.append(user("two"))
+            process.append(assistant("two"))
             last = process.receipts()[-1]
             assert (last.outcome, last.left, last.freed) == (outcome, (), 0)
             assert all(state.at == "in" for _, state in process.pages())

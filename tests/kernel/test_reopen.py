@@ -223,7 +223,7 @@ def test_a_full_store_leaves_every_operation_undone() -> None:
     store = Full()
     process = Hierarchy(store, Budget(400), "fifo", tokenizer="chars/4").process("a")
     for number in range(20):
-        process.append(user(f"{number} " + "w" * 100))
+        process.append(assistant(f"{number} " + "w" * 100))
     process.stats()
     before = (process.render(), process.pages(), process.kernel.use)
     store.full = True

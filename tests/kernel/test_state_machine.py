@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, KilburnError, PinsExceedWindow, StoreFull
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.layout import GONE
 from kilburn.models.scripted import Scripted
-from kilburn.move import Evict, Fold, Load, Move, Retire
+from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.policy import View
 from kilburn.store import Batch
 from kilburn.stores.sqlite import Sqlite
@@ -194,6 +195,32 @@ class Laws(RuleBasedStateMachine):
             self.appended = None
             if call in self.open and tier.pages[number].kind == "call":
                 self.open.remove(call)
+
+    @rule(window=st.sampled_from([60, 150, 500, 2000]))
+    def resize(self, window: int) -> None:
+        before = (dict(self.process.kernel.tier.states), self.process.kernel.use)
+        try:
+            self.process.resize(Budget(window))
+            self.window = window
+        except PinsExceedWindow:
+            assert (dict(self.process.kernel.tier.states), self.process.kernel.use) == before
+
+    @rule(first=st.integers(0, 50), step=st.integers(2, 3), retire=st.booleans())
+    def thin_out(self, first: int, step: int, retire: bool) -> None:
+        """Pages here and there are gone: forgotten, or retired."""
+        tier = self.process.kernel.tier
+        calls = {tier.pages[page].answers or page for page in range(1, tier.last + 1)} & tier.open.keys()
+        chosen = [
+            page
+            for page in range(first % max(1, tier.last) + 1, tier.last + 1, step)
+            if tier.at(page) not in GONE and page not in tier.pins and page not in calls
+        ]
+        for page in chosen:
+            try:
+                self.process.apply((Retire if retire else Drop)((page,)))
+            except KernelError:
+                continue
+            self.appended = self.appended if retire else None
 
     @rule()
     def reopen(self) -> None:

@@ -16,6 +16,7 @@ from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.page import Page
 from kilburn.policies.agentfold import INSTRUCTIONS, Agentfold
 from kilburn.testing import Scripted, check_laws, check_policy
@@ -156,7 +157,8 @@ def test_a_directive_counts_once_in_plain_text_sessions() -> None:
         for number in range(1, 4):
             directive = compress(number - 1, number - 1) if number > 1 else ""
             process.append({"role": "assistant", "content": f"{directive}thought {number}"})
-            process.append({"role": "user", "content": OBSERVED})
+            observed = Part(kind=Kind.TEXT, text=OBSERVED)
+            process.append(Message(role=Role.USER, parts=(observed,), trust=Trust.TOOL))
         assert outcomes(process) == ["done", "done"]
         assert len(folds(process)) == 2
 

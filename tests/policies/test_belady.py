@@ -81,7 +81,7 @@ def test_a_message_that_is_too_long_for_the_window_keeps_the_line_that_will_be_n
     with kilburn.open(":memory:", window=500, policy=policy, tokenizer="chars/4") as store:
         process = store.process("a")
         process.append({"role": "user", "content": "task"})
-        process.append({"role": "user", "content": text})
+        process.append({"role": "assistant", "content": text})
         process.append({"role": "assistant", "content": "hm"})
         process.append({"role": "assistant", "content": "so"})
         assert "line 201 of a very long output" in shown(process)

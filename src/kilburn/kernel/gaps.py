@@ -1,21 +1,26 @@
 """The stretches of the transcript that are out of the window, as an interval set.
 
-What leaves the window leaves a handle; neighbours share one, so that the handles of ten thousand
-evicted pages cost a few tokens and not a window. This is bookkeeping over page ids and token
-counts; it never sees a text but the handle's own.
+What leaves the window leaves a handle; all that is out between two things that still stand in the
+prompt shares one, so that the handles of ten thousand evicted pages cost a few tokens and not a
+window. A stretch spans what is gone, forgotten, retired or folded elsewhere: nothing stands there
+that could keep two handles apart. This is bookkeeping over page ids and token counts; it never sees
+a text but the handle's own.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from kilburn.page import span_of
 
-__all__ = ["Gap", "Gaps", "handle_of"]
+__all__ = ["Gap", "Gaps", "Key", "handle_of"]
+
+Key = tuple[int, int, int]
+"""Order in the window: the page's place, then its id."""
 
 Gap = tuple[int, int, int, int]
-"""First page id, last page id, pages, tokens."""
+"""First page id, last page id, pages that are out, their tokens."""
 
 
 def handle_of(gap: Gap) -> str:
@@ -26,10 +31,19 @@ def handle_of(gap: Gap) -> str:
 
 
 class Gaps:
-    """Disjoint, non-adjacent intervals of original page ids."""
+    """Stretches of original page ids between the walls: what stands in the prompt.
 
-    def __init__(self, cost_of: Callable[[str], int]) -> None:
+    Which gaps there are follows from the walls and the pages that are out, in whatever order they came.
+
+    Args:
+        cost_of: what a handle costs, in tokens.
+        walls: where something stands in the prompt, sorted; whoever changes it says so with `close` and `part`.
+    """
+
+    def __init__(self, cost_of: Callable[[str], int], walls: Sequence[Key]) -> None:
         self._cost_of = cost_of
+        self._walls = walls
+        self._out: dict[int, int] = {}
         self._starts: list[int] = []
         self._gaps: dict[int, Gap] = {}
         self._costs: dict[int, int] = {}
@@ -53,43 +67,76 @@ class Gaps:
         return (self._gaps[start] for start in self._starts)
 
     def __contains__(self, page: int) -> bool:
-        at = bisect_right(self._starts, page) - 1
-        return at >= 0 and self._gaps[self._starts[at]][1] >= page
+        return page in self._out
 
     def add(self, page: int, tokens: int) -> None:
-        """Take a page into the set, joining it with its neighbours."""
-        if page in self:
+        """Take a page in that is out now, where no wall stands any more."""
+        if page in self._out:
             raise ValueError(f"page {page} is in a gap already")
+        self._out[page] = tokens
         first, last, pages, total = page, page, 1, tokens
-        before = bisect_left(self._starts, page) - 1
-        if before >= 0 and self._gaps[self._starts[before]][1] == page - 1:
-            first, _, count, cost = self._take(self._starts[before])
+        at = bisect_left(self._starts, page)
+        if at < len(self._starts) and self._meet(page, self._starts[at]):
+            _, last, count, cost = self._take(self._starts[at])
             pages, total = pages + count, total + cost
-        if page + 1 in self._gaps:
-            _, last, count, cost = self._take(page + 1)
-            pages, total = pages + count, total + cost
+        if at and self._meet(self._gaps[self._starts[at - 1]][1], page):
+            first, end, count, cost = self._take(self._starts[at - 1])
+            last, pages, total = max(last, end), pages + count, total + cost
         self._put((first, last, pages, total))
 
-    def remove(self, page: int, tokens: int, tokens_of: Callable[[int], int]) -> None:
-        """Take a page out of the set, splitting the gap that it lies in."""
-        at = bisect_right(self._starts, page) - 1
-        if at < 0 or self._gaps[self._starts[at]][1] < page:
+    def remove(self, page: int) -> None:
+        """Take a page out that is out no longer."""
+        if page not in self._out:
             raise ValueError(f"page {page} is in no gap")
-        first, last, _, total = self._take(self._starts[at])
-        if first == last:
+        first, last, pages, total = self._take(self._starts[bisect_right(self._starts, page) - 1])
+        tokens = self._out.pop(page)
+        if pages > 1:
+            first = self._next(first, 1)
+            last = self._next(last, -1)
+            self._put((first, last, pages - 1, total - tokens))
+
+    def close(self, wall: Key) -> None:
+        """A wall has gone: what it kept apart is one gap."""
+        at = bisect_right(self._starts, wall[0])
+        # A wall at a page's own place stands in front of it.
+        if at and self._after(self._starts[at - 1], wall):
+            at -= 1
+        if 0 < at < len(self._starts):
+            before, behind = self._gaps[self._starts[at - 1]], self._gaps[self._starts[at]]
+            if self._meet(before[1], behind[0]):
+                self._take(before[0])
+                self._take(behind[0])
+                self._put((before[0], behind[1], before[2] + behind[2], before[3] + behind[3]))
+
+    def part(self, wall: Key) -> None:
+        """A wall has come: of the gap that it stands in are two."""
+        at = bisect_right(self._starts, wall[0]) - 1
+        if at < 0 or self._after(self._starts[at], wall) or not self._after(self._gaps[self._starts[at]][1], wall):
             return
+        first, last, pages, total = self._take(self._starts[at])
+        border = wall[0] + (not self._after(wall[0], wall))
         # Sum the shorter side only: a fault at the far end of a long gap stays cheap.
-        left, right = page - first, last - page
-        if left <= right:
-            before = sum(tokens_of(member) for member in range(first, page))
-            after = total - tokens - before
-        else:
-            after = sum(tokens_of(member) for member in range(page + 1, last + 1))
-            before = total - tokens - after
-        if left:
-            self._put((first, page - 1, left, before))
-        if right:
-            self._put((page + 1, last, right, after))
+        near = range(first, border) if border - first <= last - border else range(border, last + 1)
+        members = [page for page in near if page in self._out]
+        count, cost = len(members), sum(map(self._out.__getitem__, members))
+        if near.start == border:
+            count, cost = pages - count, total - cost
+        self._put((first, self._next(border - 1, -1), count, cost))
+        self._put((self._next(border, 1), last, pages - count, total - cost))
+
+    @staticmethod
+    def _after(page: int, wall: Key) -> bool:
+        return (page, 0, page) > wall
+
+    def _meet(self, page: int, other: int) -> bool:
+        """Whether no wall stands between two pages that are out."""
+        return bisect_right(self._walls, (page, 0, page)) == bisect_right(self._walls, (other, 0, other))
+
+    def _next(self, page: int, step: int) -> int:
+        """The first page that is out from here on; there is one."""
+        while page not in self._out:
+            page += step
+        return page
 
     def _put(self, gap: Gap) -> None:
         start = gap[0]

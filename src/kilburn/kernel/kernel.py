@@ -11,11 +11,22 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import Forgotten, LawBroken, PinsExceedWindow, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, LawBroken, PinsExceedWindow, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.admission import pages_of, pins_on_arrival, text_cost
 from kilburn.kernel.folding import derived_page
-from kilburn.kernel.laws import Change, as_move, check_drop, check_evict, check_fold, check_load, check_retire, closure_of_drop
+from kilburn.kernel.laws import (
+    Change,
+    as_move,
+    check_drop,
+    check_evict,
+    check_fold,
+    check_held,
+    check_load,
+    check_retire,
+    closure_of_drop,
+)
+from kilburn.kernel.layout import PATIENCE
 from kilburn.kernel.render import PENDING
 from kilburn.kernel.space import AddressSpace
 from kilburn.kernel.tier import OUT
@@ -23,7 +34,11 @@ from kilburn.message import Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, parse_address
 
-__all__ = ["Kernel"]
+__all__ = ["LEAST", "Kernel"]
+
+LEAST = 1
+"""Messages of the user and the assistant after which the kernel may take a call without a result, where nothing
+else makes room: then it is not the latest message's."""
 
 
 class Kernel(AddressSpace):
@@ -69,7 +84,20 @@ class Kernel(AddressSpace):
         for number, why in pinned.items():
             self.note(Act.PIN, [number], why=why)
         self.check_pins()
+        for page in drafts.pages:
+            if page.answers and self.tier.stands_itself(page.answers) is None:
+                self._join(page)
         return drafts.pages[0].id, drafts.pages[-1].id
+
+    def _join(self, late: Page) -> None:
+        """Bring the call of a late result back, which had left without one; where it cannot stand any more,
+        the result goes below as well, and its handle says so (law 6)."""
+        point = self.savepoint()
+        try:
+            self.carry(Load(pages=(late.answers,), why="its result came"), policy="kernel", cause="admit")
+        except KernelError:
+            self.undo(point)
+            self.carry(Evict(pages=(late.id,), why="its call cannot come back"), policy="kernel", cause="admit")
 
     def _add(self, page: Page, texts: dict[str, str]) -> None:
         for digest in (page.digest, page.extra):
@@ -99,19 +127,23 @@ class Kernel(AddressSpace):
             case Load():
                 change, act = check_load(self.tier, move), Act.LOAD
             case Evict():
-                change, act = check_evict(self.tier, move), Act.EVICT
+                change, act = check_evict(self.tier, move, LEAST if policy == "kernel" else PATIENCE), Act.EVICT
             case Retire():
                 change, act = check_retire(self.tier, move), Act.RETIRE
                 self.pending.unindex.update(page for page in move.pages if page > 0)
             case Fold():
                 change, act = check_fold(self.tier, move, depth), Act.FOLD
-                made = self._derive(move, change)
             case _:
                 if policy != "user":
                     raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
                 gone = sorted(closure_of_drop(self.tier, move.pages), key=abs)
                 move = Drop(pages=tuple(gone), why=move.why)
                 change, act = check_drop(self.tier, set(gone)), Act.DROP
+        # A person may forget or retire what was asked; the kernel takes it last of all.
+        if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)):
+            check_held(self.tier, change)
+        if isinstance(move, Fold):
+            made = self._derive(move, change)
         self.enact(change, made)
         data: dict[str, Any] = {"to": _by_place(change.at)}
         if made is not None:

@@ -7,17 +7,28 @@ planning, 10 by the store.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 import msgspec
 
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
+from kilburn.kernel.layout import PATIENCE
 from kilburn.kernel.tier import Tier
 from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, address_of
 
-__all__ = ["Change", "as_move", "check_drop", "check_evict", "check_fold", "check_load", "check_retire", "closure_of_drop"]
+__all__ = [
+    "Change",
+    "as_move",
+    "check_drop",
+    "check_evict",
+    "check_fold",
+    "check_held",
+    "check_load",
+    "check_retire",
+    "closure_of_drop",
+]
 
 DERIVED = (Kind.FOLD, Kind.EXCERPT)
 
@@ -81,6 +92,16 @@ def _unpinned(tier: Tier, pages: Iterable[int]) -> None:
             raise LawBroken(3, f"{address_of(page)} is pinned", advice="unpin it first")
 
 
+def check_held(tier: Tier, change: Change) -> None:
+    """The user's latest message stays until the next one; pages that come back may take an excerpt's place."""
+    for page in tier.request:
+        standing = tier.stands_itself(page)
+        if standing is not None and change.at.get(standing, "in") != "in" and change.at.get(page) != "in":
+            raise LawBroken(
+                3, f"{address_of(page)} is the user's latest message", advice="it may leave when the next one is there"
+            )
+
+
 def _rest(tier: Tier, page: int) -> str:
     """Where a page goes when it leaves: behind the fold that stands for it, or out."""
     fold = tier.cover.get(page)
@@ -95,7 +116,7 @@ def _acts_as(tier: Tier, page: Page) -> Kind:
 
 
 def _call_stays(tier: Tier, page: Page, leaving: set[int]) -> bool:
-    standing = tier.stands(page.answers) if page.answers else None
+    standing = tier.stands_itself(page.answers) if page.answers else None
     return standing is not None and standing not in leaving
 
 
@@ -115,7 +136,7 @@ def check_load(tier: Tier, move: Load) -> Change:
             page.answers
             and change.at[member] == "in"
             and change.at.get(page.answers) != "in"
-            and tier.stands(page.answers) is None
+            and tier.stands_itself(page.answers) is None
         ):
             raise LawBroken(6, f"the call of {page.address} is not there any more", advice="recall it by address")
         if page.kind is Kind.CALL and page.id not in tier.open and not _has_result(tier, page, change):
@@ -125,7 +146,7 @@ def check_load(tier: Tier, move: Load) -> Change:
 
 def _has_result(tier: Tier, call: Page, change: Change) -> bool:
     results = [member for member in tier.group(call.id) if tier.pages[member].answers == call.id]
-    return any(change.at.get(result) == "in" or tier.stands(result) is not None for result in results)
+    return any(change.at.get(result) == "in" or tier.stands_itself(result) is not None for result in results)
 
 
 def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
@@ -139,22 +160,27 @@ def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
         change.at[fold] = "out"
 
 
-def check_evict(tier: Tier, move: Evict) -> Change:
-    """An evicted call takes its results along; a result whose call stays becomes a handle in place."""
+def check_evict(tier: Tier, move: Evict, patience: int = PATIENCE) -> Change:
+    """An evicted call takes its results along; a result whose call stays becomes a handle in place.
+
+    Args:
+        patience: how long a call waits for its result (see `Layout.awaited`).
+    """
     pages = known(tier, move.pages)
     leaving = {page.id for page in pages}
+    awaited = tier.awaited(patience)
     _unpinned(tier, leaving)
     for page in pages:
         if not tier.is_visible(page.id):
             raise KernelError(f"{page.address} is not in the window", advice="evict pages of view.pages only")
-        leaving.update(_followers(tier, page, leaving))
+        leaving.update(_followers(tier, page, leaving, awaited))
     return Change(at=_departures(tier, leaving), uncover=_uncovered(tier, leaving))
 
 
-def _followers(tier: Tier, page: Page, leaving: set[int]) -> list[int]:
+def _followers(tier: Tier, page: Page, leaving: set[int], awaited: Set[int]) -> list[int]:
     """Handles in place that must leave with a call; everything else the move has to name itself."""
     acts_as = _acts_as(tier, page)
-    if acts_as is Kind.CALL and {page.id, *page.sources} & tier.open:
+    if acts_as is Kind.CALL and not awaited.isdisjoint((page.id, *page.sources)):
         raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
     if acts_as not in (Kind.CALL, Kind.REASONING):
         return []
@@ -219,7 +245,7 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
     for page in chosen & tier.gone:
         raise LawBroken(9, f"{address_of(page)} is retired", advice="fold what supersedes it")
     if not leaving:
-        if tier.open:
+        if tier.awaited():
             raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
         return Change(depth=deepest)
     _unpinned(tier, leaving)
@@ -263,7 +289,7 @@ def _subsumed(tier: Tier, chosen: set[int]) -> set[int]:
 
 
 def _whole_groups(tier: Tier, chosen: set[int], subsumed: set[int]) -> None:
-    for page in chosen & tier.open:
+    for page in chosen & tier.awaited():
         raise LawBroken(6, f"{address_of(page)} is a call without a result yet", advice="wait for its result")
     # Groups are the same from either side: the window is short where the fold is long.
     near = chosen if len(chosen) <= len(tier.shown) else tier.shown - chosen - subsumed
@@ -285,13 +311,13 @@ def check_retire(tier: Tier, move: Retire) -> Change:
     leaving |= {page.id for page in tier.resident() if page.kind in DERIVED and chosen & set(page.sources)}
     _unpinned(tier, leaving | chosen)
     for page in pages:
-        leaving.update(_followers(tier, page, leaving))
+        leaving.update(_followers(tier, page, leaving, tier.open.keys()))
     # A retired result whose call stays would leave an orphan call: the call goes too.
     for page in pages:
         if page.kind is Kind.RESULT and _call_stays(tier, page, leaving):
             partners = {member for member in tier.group(page.id) if tier.is_visible(member)} - leaving
             # One that waits for its result stays, as when a page is forgotten.
-            partners -= {standing for call in tier.open if (standing := tier.stands(call)) is not None}
+            partners -= {standing for call in tier.awaited() if (standing := tier.stands(call)) is not None}
             _unpinned(tier, partners)
             leaving |= partners
     at = _departures(tier, leaving) | dict.fromkeys(chosen, "retired")
@@ -319,7 +345,7 @@ def check_drop(tier: Tier, gone: set[int]) -> Change:
     A call that waits for its result stays: the result would find none.
     """
     leaving = {page for page in gone if tier.is_visible(page)}
-    stays = gone | {standing for call in tier.open - gone if (standing := tier.stands(call)) is not None}
+    stays = gone | {standing for call in tier.awaited() - gone if (standing := tier.stands(call)) is not None}
     for page in gone:
         partners = {member for member in tier.group(page) if tier.is_visible(member) and member not in stays}
         _unpinned(tier, partners)

@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from kilburn.kernel.cover import Cover
-from kilburn.kernel.gaps import Gaps
+from kilburn.kernel.gaps import Gaps, Key
 from kilburn.message import Role
 from kilburn.page import Page
 from kilburn.store import State
 
-__all__ = ["GONE", "OUT", "VISIBLE", "Key", "Layout", "stub_of"]
+__all__ = ["GONE", "OUT", "PATIENCE", "VISIBLE", "Layout", "stub_of"]
 
 OUT = State()
-Key = tuple[int, int, int]
-"""Order in the window: the page's place, then its id."""
+
+PATIENCE = 8
+"""Messages of the user and the assistant after which a call that still has no result counts as abandoned: four
+exchanges, in which a tool that runs beside the talk may well end. Its result may come later all the same."""
 
 VISIBLE = frozenset({"in", "stub"})
 GONE = frozenset({"retired", "dropped"})
@@ -52,17 +54,19 @@ class Layout:
         self.groups: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
         self.marks: dict[int, float] = {}
-        self.open: set[int] = set()
+        # Calls without a result, each with how much had been said when it was made.
+        self.open: dict[int, int] = {}
         self.calls: dict[str, int] = {}
         self.last = 0
         self.last_derived = 0
         self.turn = 0
-        self.task = 0
+        self.said = 0
+        self.request: tuple[int, ...] = ()
         self.seen = 0
         self._order: list[Key] = []
         self._stubs: dict[int, int] = {}
         self._held = 0
-        self._gaps = Gaps(count)
+        self._gaps = Gaps(count, self._order)
         self._kept: list[Page] | None = None
 
     @property
@@ -113,9 +117,29 @@ class Layout:
         fold = self.cover.get(page)
         return fold if fold is not None and self.is_visible(fold) else None
 
+    def stands_itself(self, page: int) -> int | None:
+        """What stands in a page's place in the transcript: itself, its handle, or an excerpt or summary of it alone."""
+        standing = self.stands(page)
+        return standing if standing is not None and self.pages[standing].message else None
+
+    @property
+    def task(self) -> int:
+        """The page of the user's latest text, or 0."""
+        return self.request[-1] if self.request else 0
+
+    def held(self) -> list[int]:
+        """What stands for the user's latest message: it stays until the next one."""
+        return [standing for page in self.request if (standing := self.stands_itself(page)) is not None]
+
     def waiting(self) -> list[int]:
         """Calls in the prompt that have no result yet."""
-        return [call for call in sorted(self.open) if self.stands(call) is not None]
+        shown, cover = self.shown, self.cover
+        return sorted(call for call in self.open if call in shown or (call in cover and self.stands_itself(call) is not None))
+
+    def awaited(self, patience: int = PATIENCE) -> set[int]:
+        """Calls whose result may still come soon: less than `patience` messages of the user and the assistant
+        came after them. Those may not leave; the others are abandoned."""
+        return {call for call, said in self.open.items() if self.said - said < patience}
 
     def stub(self, page: int) -> str:
         """The handle of a result that stands in place."""

@@ -7,7 +7,8 @@ kernel settles itself, oldest first, so that law 2 never depends on a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence, Set
+from dataclasses import replace
 from types import MappingProxyType
 
 from kilburn.budget import Budget
@@ -18,7 +19,8 @@ from kilburn.kernel.admission import text_cost
 from kilburn.kernel.background import Background
 from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
-from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.kernel import LEAST, Kernel
+from kilburn.kernel.layout import GONE, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
 from kilburn.page import Page, Span
@@ -61,7 +63,7 @@ class Planner:
         """
         kernel = self.kernel
         wanted = self._begin(change)
-        if not kernel.tier.waiting() and not (yield from self._consult(cause, wanted, waits=waits)):
+        if not kernel.tier.awaited() and not (yield from self._consult(cause, wanted, waits=waits)):
             wanted = self._begin(change)
         rounds, before = 0, -1
         while kernel.excess and rounds < ROUNDS and kernel.use != before:
@@ -76,6 +78,7 @@ class Planner:
     def _begin(self, change: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
         wanted = change()
         self._page_system(wanted)
+        self._hold_request()
         self._page_oversized(wanted)
         return wanted
 
@@ -100,6 +103,7 @@ class Planner:
         with kernel.batch():
             kernel.settle_ruler()
             kernel.check_pins()
+            self._hold_request()
             if kernel.excess:
                 self._fall_back()
 
@@ -114,8 +118,8 @@ class Planner:
             wanted=wanted,
             turn=tier.turn,
             now=kernel.clock(),
-            pins=frozenset(tier.pins),
-            open=frozenset(standing for call in tier.open if (standing := tier.stands(call)) is not None),
+            pins=self._fixed(),
+            open=self._open(PATIENCE),
             stubs=frozenset(tier.stubs),
             marks=MappingProxyType(tier.marks),
             uses=MappingProxyType(kernel.uses),
@@ -130,6 +134,17 @@ class Planner:
             gone=tier.gone.__contains__,
             task_page=tier.task,
         )
+
+    def _fixed(self) -> frozenset[int]:
+        """What no policy may move: pins, the user's latest message, and what excerpts among them stand for."""
+        tier = self.kernel.tier
+        pins = tier.pins.union(tier.held())
+        return frozenset(pins.union(*(tier.cover.of(page) for page in pins if page < 0)))
+
+    def _open(self, patience: int) -> frozenset[int]:
+        """What stands for calls whose results may still come."""
+        tier = self.kernel.tier
+        return frozenset(standing for call in tier.awaited(patience) if (standing := tier.stands(call)) is not None)
 
     def _task(self) -> str:
         tier = self.kernel.tier
@@ -162,25 +177,49 @@ class Planner:
             ):
                 kernel.mark([tier.last_derived], pinned=True, why="the system prompt is too long to pin whole")
 
+    def _hold_request(self) -> None:
+        """The user's latest message stands: whole, or head and tail where it takes more than its share.
+
+        It stays until the next one (law 3), and yields before a pin does. What had to yield comes back when there
+        is room again; an excerpt is remade where its share has become less than half of it.
+        """
+        kernel, tier = self.kernel, self.kernel.tier
+        asked = [page for page in tier.request if page not in tier.pins and tier.at(page) not in GONE]
+        whole = sum(map(tier.cost, asked)) <= self._share()
+        for page in asked:
+            standing = tier.stands_itself(page)
+            share = tier.cost(page) if whole else self._share() // len(asked)
+            if standing == page and tier.cost(page) > share:
+                self._shorten(tier.pages[page], share)
+            elif standing != page and (standing is None or tier.cost(standing) > 2 * share):
+                freed = 0 if standing is None else tier.cost(standing)
+                point = kernel.savepoint()
+                fits = share + kernel.use - freed <= kernel.capacity and self._try(Load((page,), why="the user's latest message"))
+                if fits and tier.cost(page) > share and not self._shorten(tier.pages[page], share):
+                    kernel.undo(point)
+
+    def _share(self) -> int:
+        """What the user's latest message may take: a quarter of the capacity, and half of what pins leave."""
+        return max(0, min(self.kernel.capacity // 4, self._room() // 2))
+
+    def _room(self) -> int:
+        """What pins and a handle leave of the capacity."""
+        return self.kernel.capacity - sum(map(self.kernel.tier.cost, self.kernel.tier.pins)) - self._handle
+
     def _page_oversized(self, wanted: tuple[int, ...]) -> None:
         """A message that cannot fit is itself paged: head, tail and handle stay."""
-        kernel = self.kernel
-        pinned = sum(kernel.tier.cost(page) for page in kernel.tier.pins)
-        room = kernel.capacity - pinned - self._handle
-        calls = [number for number in wanted if number in kernel.tier.open and number not in kernel.tier.pins]
-        if sum(kernel.tier.cost(number) for number in calls) > room:
+        tier = self.kernel.tier
+        stays = tier.pins.union(tier.held())
+        room = self._room() - sum(tier.cost(page) for page in stays - tier.pins)
+        calls = [number for number in wanted if number in tier.open and number not in tier.pins]
+        if sum(map(tier.cost, calls)) > room:
             # None of them may leave before its result is here, so each gets its share.
             for number in calls:
-                if kernel.tier.cost(number) > room // len(calls):
-                    self._shorten(kernel.tier.pages[number], room // (len(calls) + 1))
+                if tier.cost(number) > room // len(calls):
+                    self._shorten(tier.pages[number], room // (len(calls) + 1))
         for number in wanted:
-            page = kernel.tier.pages[number]
-            if (
-                number not in kernel.tier.pins
-                and kernel.tier.at(number) == "in"
-                and page.tokens > room
-                and page.kind is not Kind.IMAGE
-            ):
+            page = tier.pages[number]
+            if number not in stays and tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:
@@ -207,33 +246,55 @@ class Planner:
         return False
 
     def _fall_back(self) -> None:
-        """Evict the oldest unpinned groups; then shorten or evict even what just came.
+        """Evict the oldest groups that may leave, the user's words after all else; then calls without a result
+        that the talk has gone on from; then shorten or evict even what just came, and last the user's latest message.
 
         Raises:
-            PinsExceedWindow: what is left is pinned, or cannot leave before a result comes.
+            PinsExceedWindow: what is left is pinned, or waits for a result that comes next.
         """
-        kernel = self.kernel
+        kernel, tier = self.kernel, self.kernel.tier
         first = self.view(Cause.PRESSURE, ())
-        for page in first.pages:
-            if kernel.excess and not first.is_latest(page):
-                self._evict(page)
-        for page in self.view(Cause.PRESSURE, ()).pages:
-            if kernel.excess and kernel.tier.at(page.id) == "in" and page.id not in kernel.tier.pins:
-                least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
-                if page.tokens <= least or not self._shorten(page, least):
-                    self._evict(page)
-        for page in self.view(Cause.PRESSURE, ()).pages:
+        # Where not even an excerpt of the latest message keeps to its share, it is a page like any other.
+        stays = first.pins if sum(map(tier.cost, tier.held())) <= 2 * self._share() else frozenset(tier.pins)
+        self._relieve((page for page in _in_turn(first) if not first.is_latest(page)), stays, PATIENCE)
+        gone_on = sorted(tier.open.keys() - tier.awaited(LEAST))
+        self._relieve((tier.pages[call] for each in gone_on if (call := tier.stands_itself(each)) is not None), stays)
+        self._crowd_out(stays)
+        for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
             if kernel.excess and page.answers:
                 self._try(Evict(pages=(page.id,), why="over capacity"))
-        self._merge_handles()
+        # Handles in place of results go with calls that nothing else keeps alive.
+        calls = (tier.stands_itself(tier.pages[stub].answers) for stub in list(tier.stubs))
+        self._relieve((tier.pages[call] for call in calls if call is not None), stays)
+        self._crowd_out(stays)
+        self._crowd_out(frozenset(tier.pins))
         if kernel.excess:
             raise PinsExceedWindow(f"{kernel.use} of {kernel.capacity} tokens are pinned or wait for a result")
 
-    def _evict(self, page: Page) -> None:
+    def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
+        """Evict pages one after the other as long as the window is over its capacity."""
+        for page in pages:
+            if not self.kernel.excess:
+                return
+            self._evict(page, stays, patience)
+
+    def _crowd_out(self, stays: Set[int]) -> None:
+        """Shorten pages to what is left for them, or evict them, as long as the window is over its capacity."""
+        kernel = self.kernel
+        for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
+            if not kernel.excess:
+                return
+            if kernel.tier.at(page.id) == "in" and page.id not in stays:
+                least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
+                if page.tokens <= least or not self._shorten(page, least):
+                    self._evict(page, stays)
+
+    def _evict(self, page: Page, stays: Set[int], patience: int = LEAST) -> None:
         """Evict a page's group, or of it what may leave; nothing where nothing may."""
         if self.kernel.tier.at(page.id) != "in":
             return
-        chosen = self.view(Cause.PRESSURE, ()).free([page], 1)
+        view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=self._open(patience))
+        chosen = view.free([page], 1)
         if chosen:
             self._try(Evict(pages=chosen, why="over capacity"))
 
@@ -247,14 +308,20 @@ class Planner:
             return False
         return True
 
-    def _merge_handles(self) -> None:
-        """Stubs whose calls nothing else keeps alive go with their calls."""
-        kernel = self.kernel
-        for number in list(kernel.tier.stubs):
-            if kernel.excess and number in kernel.tier.stubs:
-                standing = kernel.tier.stands(kernel.tier.pages[number].answers)
-                if standing is not None:
-                    self._evict(kernel.tier.pages[standing])
+
+def _in_turn(view: View) -> list[Page]:
+    """The resident pages in the order in which they should leave: oldest first, the user's words behind all else
+    while they take a quarter of the capacity at most."""
+    room = view.budget.capacity // 4
+    words: list[Page] = []
+    for page in reversed(view.pages):
+        if page.role is Role.USER and page.message and page.kind is not Kind.IMAGE:
+            room -= page.tokens
+            if room < 0:
+                break
+            words.append(page)
+    late = {page.id for page in words}
+    return [*(page for page in view.pages if page.id not in late), *reversed(words)]
 
 
 def _depth_of(policy: Policy) -> int:

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable
 
 from kilburn.kernel.layout import GONE, OUT, VISIBLE, Layout
-from kilburn.message import Kind, Role
+from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, tombstone_of
 from kilburn.store import State
 
@@ -41,14 +41,17 @@ class Tier(Layout):
 
     def add(self, page: Page, state: State) -> None:
         """Take in a new page."""
-        before = (self.last, self.last_derived, self.turn, self.task, self.seen)
+        before = (self.last, self.last_derived, self.turn, self.said, self.request, self.seen)
         self.pages[page.id] = page
         if page.id > 0:
+            if page.role in (Role.USER, Role.ASSISTANT) and page.message > self.turn:
+                self.said += 1
+            if page.role is Role.USER and page.kind is Kind.TEXT and page.trust >= Trust.USER:
+                same = bool(self.request) and self.pages[self.task].message == page.message
+                self.request = (*self.request, page.id) if same else (page.id,)
             self.last = max(self.last, page.id)
             self.turn = max(self.turn, page.message)
             self.seen += page.tokens
-            if page.role is Role.USER and page.kind is Kind.TEXT:
-                self.task = page.id
         else:
             self.last_derived = min(self.last_derived, page.id)
         self._journal.append(lambda: self._forget(page, before))
@@ -125,11 +128,13 @@ class Tier(Layout):
             self._held -= self._stubs.pop(page) if before.at == "stub" else self.cost(page)
             if after.at not in VISIBLE:
                 del self._order[bisect_left(self._order, key)]
+                self._gaps.close(key)
         elif before.at == "out" and page > 0:
-            self._gaps.remove(page, self.cost(page), self.cost)
+            self._gaps.remove(page)
         if after.at in VISIBLE:
             if before.at not in VISIBLE:
                 insort(self._order, key)
+                self._gaps.part(key)
             if after.at == "stub":
                 self._stubs[page] = self._cost_of_stub(self.pages[page])
             self._held += self._stubs[page] if after.at == "stub" else self.cost(page)
@@ -146,15 +151,15 @@ class Tier(Layout):
     def _note_call(self, page: Page) -> None:
         """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers."""
         if page.kind is Kind.CALL:
-            self.open.add(page.id)
-            self._journal.append(lambda: self.open.discard(page.id))
+            self.open[page.id] = self.said
+            self._journal.append(lambda: self.open.pop(page.id, None))
             call = page.call
             if call is not None:
                 self.calls[call] = page.id
                 self._journal.append(lambda: self.calls.pop(call, None))
         elif page.kind is Kind.RESULT and page.answers in self.open:
-            self.open.discard(page.answers)
-            self._journal.append(lambda: self.open.add(page.answers))
+            said = self.open.pop(page.answers)
+            self._journal.append(lambda: self.open.__setitem__(page.answers, said))
 
     def _regroup(self, group: int, members: tuple[int, ...]) -> None:
         if members:
@@ -162,8 +167,8 @@ class Tier(Layout):
         else:
             self.groups.pop(group, None)
 
-    def _forget(self, page: Page, before: tuple[int, int, int, int, int]) -> None:
+    def _forget(self, page: Page, before: tuple[int, int, int, int, tuple[int, ...], int]) -> None:
         self._swap(page.id, self.states[page.id], State(at="folded"))
         self.folded.discard(page.id)
         del self.pages[page.id], self.states[page.id]
-        self.last, self.last_derived, self.turn, self.task, self.seen = before
+        self.last, self.last_derived, self.turn, self.said, self.request, self.seen = before

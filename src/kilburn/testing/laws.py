@@ -6,15 +6,20 @@ kernel keeps incrementally, from the ledger and the stored pages, and compares.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from typing import Any
 
+from kilburn.event import Act
 from kilburn.kernel.admission import text_cost
+from kilburn.kernel.gaps import handle_of
+from kilburn.kernel.layout import GONE
 from kilburn.kernel.ledger import replay
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.tier import Tier
-from kilburn.message import Kind
+from kilburn.message import Kind, Role, Trust
+from kilburn.page import Page, span_of
 from kilburn.wire.validity import validate_chat, validate_messages
 
 __all__ = ["check_laws", "counted"]
@@ -51,6 +56,8 @@ def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = Non
             assert any(_holds(message, kernel.text(page)) for message in prompt), (
                 f"law 3: pinned page {page} is not rendered as it was"
             )
+    _check_request(process)
+    _check_layout(process)
     _check_derived(process)
     if prompt:
         validate_chat(prompt)
@@ -61,6 +68,46 @@ def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = Non
 def _holds(message: dict[str, Any], text: str) -> bool:
     content = message.get("content")
     return content == text or (isinstance(content, list) and any(part.get("text") == text for part in content))
+
+
+def _check_request(process: Process) -> None:
+    """Only the kernel takes the user's latest message from the window, or a person who forgets or retires it."""
+    tier = process.kernel.tier
+    said = [
+        page for page in tier.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT and page.trust >= Trust.USER
+    ]
+    asked = [page.id for page in said if page.message == max(other.message for other in said)]
+    assert tuple(asked) == tier.request, f"law 3: the latest message is {asked}, and the window holds {tier.request}"
+    for page in asked:
+        if tier.at(page) in GONE or any(one.kind is not Kind.FOLD and _is_of(one, page) for one in tier.visible()):
+            continue
+        moves = [event for event in process.events() if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, tier)]
+        who = moves[-1].policy if moves else "nobody"
+        assert who == "kernel", f"law 3: the user's latest message, {page}, was taken from the window by {who}"
+
+
+def _is_of(page: Page, original: int) -> bool:
+    return page.id == original or (page.sources == (original,) and page.message > 0)
+
+
+def _touches(data: dict[str, Any], page: int, tier: Tier) -> bool:
+    moved = {number for members in data.get("to", {}).values() for number in members}
+    return page in moved or any(tier.pages[number].sources == (page,) for number in moved)
+
+
+def _check_layout(process: Process) -> None:
+    """The handles, from what stands in the prompt and what is out: one for all that is out between two things that stand."""
+    kernel, tier = process.kernel, process.kernel.tier
+    walls = sorted((*page.place, page.id) for page in tier.pages.values() if tier.at(page.id) in ("in", "stub"))
+    stretches: dict[int, list[int]] = {}
+    for page in sorted(page for page in tier.pages if page > 0 and tier.at(page) == "out"):
+        stretches.setdefault(bisect(walls, (page, 0, page)), []).append(page)
+    gaps = [(pages[0], pages[-1], len(pages), sum(map(tier.cost, pages))) for pages in stretches.values()]
+    assert list(tier.gaps) == gaps, f"the gaps are {gaps}, not {list(tier.gaps)}"
+    assert len(gaps) <= len(walls) + 1, "two handles stand side by side"
+    assert tier.gaps.cost == sum(text_cost(kernel.counter, handle_of(gap)) for gap in gaps), "law 2: handles cost something else"
+    for gap in gaps:
+        assert len(kernel.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
 
 
 def _check_derived(process: Process) -> None:
