@@ -85,17 +85,18 @@ def test_turns_that_come_meanwhile_stay_and_two_at_once_leave_one_summary() -> N
 
     def slowly(request: Request) -> str:
         speaking.set()
-        assert speak.wait(5)
+        assert speak.wait(60)
         return GOOD
 
     first: list[str] = []
     thread = threading.Thread(target=lambda: first.append(compact(process, Scripted([slowly])).outcome))
     thread.start()
-    assert speaking.wait(5)
+    assert speaking.wait(60)
     process.append(assistant("meanwhile one"), user("meanwhile two"))
     assert compact(process, Scripted(["Quick. " + GOOD])).outcome == "done"
     speak.set()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     assert first[0] in ("done", "no progress", "illegal")
     said = str(process.render())
     assert "meanwhile two" in said

@@ -65,7 +65,7 @@ def program(*words: object, folder: Path, given: bytes = b"", **environment: str
         env=kept | {"PYTHONUTF8": "1", "COLUMNS": "120", "NO_COLOR": "1"} | environment,
         input=given,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     return Said(done.returncode, done.stdout, done.stderr.decode("utf-8"))

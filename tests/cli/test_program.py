@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typer.core import TyperGroup
 import kilburn as package
 from cli.terminal import kilburn, program
 from kilburn.cli import app
+from startup import cost_of_import
 
 
 def verbs() -> list[str]:
@@ -44,24 +44,12 @@ def test_help_shows_an_example_of_each_verb(verb: str) -> None:
     assert "Usage: kilburn " + verb in said.out
 
 
-def test_starts_within_half_a_second(tmp_path: Path) -> None:
-    """Best of five, interpreter included; in processor time, so that a busy machine does not count."""
-    best = 10.0
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    for _ in range(5):
-        before = os.times()
-        subprocess.run([sys.executable, "-m", "kilburn", "--version"], env=plain, check=True, capture_output=True)
-        after = os.times()
-        took = after.children_user + after.children_system - before.children_user - before.children_system
-        best = min(best, took)
-    assert 0 < best < 0.5
-
-
-def test_start_takes_no_heavy_package() -> None:
-    heavy = {"anthropic", "matplotlib", "numpy", "openai", "rich", "textual", "xllamacpp"}
-    code = f"import sys; import kilburn.cli; print(*sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+def test_start_is_little_work_and_takes_no_heavy_package() -> None:
+    """In modules and calls, each about half as many again as now: how long a start takes is a benchmark's question."""
+    modules, calls = cost_of_import("kilburn.cli")
+    assert {"anthropic", "matplotlib", "numpy", "openai", "rich", "textual", "xllamacpp"} & set(modules) == set()
+    assert len(modules) <= 600
+    assert 0 < calls <= 250_000
 
 
 @pytest.mark.parametrize("words", [("nonsense",), ("ps", "--nonsense"), ("recall", "light"), ("replay",)])
@@ -135,6 +123,6 @@ def test_interruption_exits_130(db: Path) -> None:
         running.stdin.flush()
         assert running.stdout.readline()  # it listens by now, however busy the machine is
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=20)
+        _, err = running.communicate(timeout=120)
     assert running.returncode == 130
     assert b"Traceback" not in err

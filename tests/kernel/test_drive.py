@@ -157,7 +157,7 @@ def test_a_model_that_hangs_is_left_behind() -> None:
     released = threading.Event()
 
     def hang(_: Request) -> str:
-        released.wait(30)
+        released.wait(120)
         return "too late"
 
     answer = answerer(Scripted([hang]))(Ask(prompt="well?", timeout=0.05))
@@ -182,7 +182,7 @@ def test_another_thread_may_append_while_the_model_thinks() -> None:
 
     def slow(_: Request) -> str:
         asked.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return f"Looked at {FACTS[0]}; {FACTS[1]}; {FACTS[2]}."
 
     model = Scripted([slow, *["short"] * 100])
@@ -190,12 +190,12 @@ def test_another_thread_may_append_while_the_model_thinks() -> None:
         process = store.process("a")
         worker = threading.Thread(target=run, args=(process, 14))
         worker.start()
-        assert asked.wait(10)
+        assert asked.wait(60)
         address = process.append(user("from another thread"))
         assert process.recall(address) == "from another thread"
         assert process.render().tokens <= 800
         go_on.set()
-        worker.join(20)
+        worker.join(60)
         assert not worker.is_alive()
         texts = [message["content"] for message in process.messages()]
         assert "from another thread" in texts
@@ -204,16 +204,17 @@ def test_another_thread_may_append_while_the_model_thinks() -> None:
 
 
 async def test_append_for_async_callers_leaves_the_loop_free() -> None:
-    ticks = 0
+    ticked = threading.Event()
 
     async def tick() -> None:
-        nonlocal ticks
         while True:
-            await asyncio.sleep(0.005)
-            ticks += 1
+            await asyncio.sleep(0.001)
+            ticked.set()
 
     def slow(_: Request) -> str:
-        threading.Event().wait(0.1)
+        """Answers once the loop has turned meanwhile."""
+        ticked.clear()
+        assert ticked.wait(60)
         return "short"
 
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=Scripted([slow] * 50)) as store:
@@ -223,8 +224,7 @@ async def test_append_for_async_callers_leaves_the_loop_free() -> None:
         for message in given:
             await process.aappend(message)
         ticking.cancel()
-        assert process.stats().asks > 0
-        assert ticks > 5
+        assert process.stats().asks > process.stats().asks_failed == 0
         check_laws(process, given)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -344,19 +344,18 @@ def test_what_a_model_says_wrongly_changes_nothing(answer: Any, outcome: str) ->
         assert "result 1\n" in text(process)
 
 
-class Hanging(Scripted):
-    """A model that does not answer in time."""
-
-    def stream(self, request: Any) -> Any:
-        time.sleep(0.6)
-        return super().stream(request)
-
-
 def test_a_model_that_hangs_is_left_behind() -> None:
-    with opened(Agentfold(timeout=0.1), model=Hanging([reply(1, 1)])) as store:
+    late = threading.Event()
+
+    def hang(request: Any) -> str:
+        late.wait(120)
+        return reply(1, 1)
+
+    with opened(Agentfold(timeout=0.05), model=Scripted([hang])) as store:
         process = started(store)
         step(process, 1)
         step(process, 2)
+        late.set()
         assert folds(process) == []
         assert outcomes(process) == ["failed"]
 

@@ -41,8 +41,6 @@ OUTCOMES = {
     "late",
 }
 MOVES = (Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE)
-WAIT = 0.02
-"""Seconds after which a question is given up here."""
 
 
 def specs() -> Iterator[str]:
@@ -72,10 +70,10 @@ ASKING = [spec for spec in EVERY if not silent(spec) and not spec.startswith("ch
 
 
 class Hasty:
-    """A policy that counts how often it is asked, and has no patience with its model."""
+    """A policy that counts how often it is asked, and gives up a question after `patience` seconds."""
 
-    def __init__(self, inner: Policy) -> None:
-        self.inner, self.consulted = inner, 0
+    def __init__(self, inner: Policy, patience: float) -> None:
+        self.inner, self.consulted, self.patience = inner, 0, patience
         self.max_depth = int(getattr(inner, "max_depth", 1))
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
@@ -86,21 +84,17 @@ class Hasty:
         try:
             effect = next(made)
             while True:
-                effect = made.send((yield hasty(effect)))
+                effect = made.send((yield hasty(effect, self.patience)))
         except StopIteration as stop:
             moves: Sequence[Move] = stop.value or ()
             return moves
 
 
-def hasty(effect: Effect) -> Effect:
+def hasty(effect: Effect, patience: float) -> Effect:
     if isinstance(effect, Later):
         compose = effect.compose
-        return msgspec.structs.replace(effect, compose=lambda text: hurried(compose(text)))
-    return hurried(effect) if isinstance(effect, Ask) else effect
-
-
-def hurried(ask: Ask) -> Ask:
-    return msgspec.structs.replace(ask, timeout=WAIT)
+        return msgspec.structs.replace(effect, compose=lambda text: hasty(compose(text), patience))
+    return msgspec.structs.replace(effect, timeout=patience) if isinstance(effect, Ask) else effect
 
 
 def said(text: str, finish: str = "stop") -> Reply:
@@ -141,9 +135,9 @@ WAYS: dict[str, tuple[Any, str]] = {
 }
 
 
-def run(spec: str, model: Any, seed: int = 5) -> tuple[Process, Hasty, list[dict[str, Any]]]:
+def run(spec: str, model: Any, seed: int = 5, patience: float = 120.0) -> tuple[Process, Hasty, list[dict[str, Any]]]:
     """A trace through a small window; all that must hold whatever the model does."""
-    policy = Hasty(resolve("policies", spec))
+    policy = Hasty(resolve("policies", spec), patience)
     appended: list[dict[str, Any]] = []
     store = Hierarchy(Memory(), Budget(WINDOW), policy, tokenizer="chars/4", model=model, clock=FakeClock())
     process = store.process("misbehaving")
@@ -207,12 +201,12 @@ def test_a_model_that_hangs_is_left_behind(spec: str) -> None:
     end = threading.Event()
 
     def hang(request: Request) -> str:
-        end.wait(30)
+        end.wait(120)
         return "too late"
 
     model = Scripted([hang] * 2000)
     try:
-        process, policy, _ = run(spec, model)
+        process, policy, _ = run(spec, model, patience=0.02)
     finally:
         end.set()
     assert len(model.requests) <= policy.consulted

@@ -21,7 +21,7 @@ from kilburn.store import Batch
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.stores import batch_of
 
-with Sqlite(sys.argv[1], busy_timeout=30) as store:
+with Sqlite(sys.argv[1], busy_timeout=120) as store:
     number = store.process(sys.argv[2], time=1.0).number
     print("open", flush=True)
     while True:
@@ -62,10 +62,13 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     for _ in range(KILLS // 2):
         # Two at a time, so that one dies while the other holds or wants the lock.
         children = [writer(path, "one"), writer(path, "two")]
-        for child in children:
+        # Each has written some batches, however slow the machine is; then a moment that is anywhere in a batch.
+        for at, child in enumerate(children):
             assert child.stdout is not None
-            child.stdout.readline()
-        time.sleep(chance.uniform(0.0, 0.08))
+            assert child.stdout.readline() == "open\n"
+            for _ in range(chance.randint(1, 5)):
+                acknowledged[at] = int(child.stdout.readline())
+        time.sleep(chance.uniform(0.0, 0.01))
         for at, child in enumerate(children):
             child.send_signal(signal.SIGKILL)
             out, _ = child.communicate()
@@ -88,7 +91,7 @@ def test_readers_see_whole_batches_while_one_writes(tmp_path: Path) -> None:
     try:
         with Sqlite(path, readonly=True) as first, Sqlite(path, readonly=True) as second:
             seen = 0
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while seen < 30 and time.monotonic() < deadline:
                 for store in (first, second):
                     pages = len(list(store.pages(1)))
@@ -108,21 +111,35 @@ def test_readers_see_whole_batches_while_one_writes(tmp_path: Path) -> None:
 
 
 OPENER = """
-import sys, time
+import sys
 from kilburn.stores.sqlite import Sqlite
 
-while time.time() < float(sys.argv[2]):
-    pass
-with Sqlite(sys.argv[1]) as store:
+print("ready", flush=True)
+sys.stdin.readline()
+with Sqlite(sys.argv[1], busy_timeout=120) as store:
     store.process("one", time=1.0)
 """
 
 
+def opener(path: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", OPENER, str(path)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def test_several_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
     for attempt in range(6):
-        path, moment = tmp_path / f"{attempt}.db", str(time.time() + 0.4)
-        openers = [subprocess.Popen([sys.executable, "-c", OPENER, str(path), moment]) for _ in range(3)]
-        assert [opener.wait(60) for opener in openers] == [0, 0, 0]
+        path = tmp_path / f"{attempt}.db"
+        openers = [opener(path) for _ in range(3)]
+        for one in openers:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "ready\n"
+        for one in openers:
+            assert one.stdin is not None
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        for one in openers:
+            one.communicate(timeout=120)
+        assert [one.returncode for one in openers] == [0, 0, 0]
         with Sqlite(path) as store:
             assert [info.name for info in store.processes()] == ["one"]
             assert store.findings() == []

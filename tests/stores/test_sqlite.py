@@ -231,7 +231,7 @@ def test_a_second_writer_waits_then_gets_a_clear_error(tmp_path: Path) -> None:
     other.execute("BEGIN IMMEDIATE")
     with Sqlite(path, busy_timeout=0.1) as store, pytest.raises(StoreBusy, match="another process"):
         store.commit(1, batch_of(1, {100: "refused"}))
-    with Sqlite(path, busy_timeout=20.0) as store:
+    with Sqlite(path, busy_timeout=120.0) as store:
         timer = threading.Timer(0.2, lambda: other.execute("COMMIT"))
         timer.start()
         store.commit(1, batch_of(1, {100: "waited"}))
