@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import stat
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn as package
-from cli.terminal import TALK, kilburn, program
+from cli.terminal import TALK, kilburn, program, write_jsonl
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
 
@@ -205,3 +206,50 @@ def test_an_export_without_a_note_writes_nothing_into_the_store(db: Path, tmp_pa
 
 def test_a_process_of_its_own_writes_the_same_bytes(db: Path, tmp_path: Path) -> None:
     assert program("export", "--db", db, folder=tmp_path).raw == kilburn("export", "--db", db).raw
+
+
+def test_an_export_never_replaces_its_store_and_no_file_without_force(db: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "link").symlink_to(db)
+    os.link(db, tmp_path / "hard")
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "out.jsonl.part").symlink_to(tmp_path / "victim")
+    (tmp_path / "victim").write_bytes(b"mine")
+    before = db.read_bytes()
+    for name in (db, f"{db}-wal", f"{db}-shm", tmp_path / "link", tmp_path / "hard", tmp_path / "x" / ".." / "agent.db"):
+        for force in ([], ["--force"]):
+            said = kilburn("export", "light", "--db", db, "--out", name, *force)
+            assert (said.status, said.err.count("\n")) == (2, 1), name
+            assert kilburn("eval", "paging", "--sample", "1", "--out", name, *force).status == 2
+            assert kilburn("mementos", tmp_path / "victim", "--out", name, *force).status == 2
+    assert db.read_bytes() == before
+    assert kilburn("export", "light", "--db", db, "--out", out).status == 0
+    first = out.read_bytes()
+    said = kilburn("export", "light", "--db", db, "--out", out)
+    assert (said.status, out.read_bytes()) == (2, first)
+    assert "--force" in said.err
+    out.chmod(0o666)
+    assert kilburn("export", "light", "--db", db, "--out", out, "--force").status == 0
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert (tmp_path / "victim").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["window.html", "window.png"])
+def test_a_picture_replaces_no_file_without_force(tmp_path: Path, name: str) -> None:
+    talk, plot = write_jsonl(tmp_path / "talk.jsonl", TALK), tmp_path / name
+    plot.write_bytes(b"mine")
+    assert kilburn("replay", talk, "--plot", plot).status == 2
+    assert plot.read_bytes() == b"mine"
+    assert kilburn("replay", talk, "--plot", plot, "--force").status == 0
+    assert plot.read_bytes() != b"mine"
+
+
+def test_cells_are_only_added_to_a_file_of_cells(db: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "notes.txt"
+    mine.write_bytes(b"mine\n")
+    for file in (mine, db):
+        before = file.read_bytes()
+        assert kilburn("eval", "paging", "--sample", "1", "--out", file, "--resume").status == 2
+        assert file.read_bytes() == before
+    assert kilburn("eval", "paging", "--sample", "1", "--out", mine).status == 2
+    assert mine.read_bytes() == b"mine\n"

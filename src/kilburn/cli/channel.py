@@ -14,7 +14,7 @@ import typer
 
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json, say
+from kilburn.cli.shell import Force, Json, say
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.weights import find
 
@@ -36,6 +36,7 @@ def channel(
         str, typer.Option(metavar="NAME", help="Train nothing; ask this model (smollm2, or a path) about notes that are evicted.")
     ] = "",
     threads: Annotated[int, typer.Option(min=1, help="Of torch; at this size more of them often wait for each other.")] = 1,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Train a toy whose mementos keep what their text does not say, and see what survives eviction and a restart.
@@ -56,6 +57,8 @@ def channel(
         return
     if steps is not None and len(steps) not in (1, 3):
         raise SpecError(f"--steps was given {len(steps)} times", advice="give it once, or once for each of the three stages")
+    if save is not None and save.is_dir() and any(save.iterdir()) and not force:
+        raise SpecError(f"{save} is not empty", advice="give another folder, or --force to write into this one")
     measurement = import_module("kilburn.evals.channel")
     given = {"steps": tuple(steps * 3 if len(steps) == 1 else steps)} if steps else {}
     setting = measurement.Setting(seed=seed, samples=samples, **given)

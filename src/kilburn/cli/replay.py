@@ -14,7 +14,7 @@ from kilburn.cli.access import WIDE, model_of
 from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
 from kilburn.cli.sawtooth import check_picture, draw
 from kilburn.cli.screen import count, progress, table
-from kilburn.cli.shell import Json, Tenant, app, emit, say
+from kilburn.cli.shell import Force, Json, Tenant, app, emit, say
 from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.wire.recording import Run, read_runs
@@ -47,6 +47,7 @@ def replay(
     limit: Annotated[int | None, typer.Option(min=1, help="Runs at most.")] = None,
     form: Annotated[str, typer.Option("--format", help='The provider\'s form, "chat" or "messages".')] = "chat",
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Stream recorded runs through a window: overflow and bytes lost (both must be 0), tokens shipped, evictions, folds, time.
@@ -58,7 +59,7 @@ def replay(
         kilburn replay run.jsonl --window 4000 --policy lru --plot window.html
     """
     if plot is not None:
-        check_picture(plot)
+        check_picture(plot, force=force)
     runs = _runs(source, limit, form)
     speaker = model_of(model)
     try:
@@ -77,9 +78,6 @@ def replay(
         if speaker is not None and hasattr(speaker, "close"):
             speaker.close()
     total = total_of(measured)
-    if plot is not None:
-        longest = max(measured, key=lambda run: run.tokens_seen)
-        draw(plot, longest.curve, window=window - reserve, title=f"{longest.name} through {window:,} tokens, {policy}")
     if json:
         setting = {
             "source": str(source),
@@ -93,6 +91,8 @@ def replay(
     else:
         _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {used}")
     if plot is not None:
+        longest = max(measured, key=lambda run: run.tokens_seen)
+        draw(plot, longest.curve, window=window - reserve, title=f"{longest.name} through {window:,} tokens, {policy}", force=force)
         say(f"drawn: {plot}")
     if total.overflow or total.lost:
         raise typer.Exit(1)

@@ -26,7 +26,7 @@ from kilburn import __version__
 from kilburn.errors import Forgotten, KernelError, KilburnError, SpecError, WireError
 from kilburn.kernel.process import HitRateWarning
 
-__all__ = ["Db", "Json", "Tenant", "app", "emit", "main", "say"]
+__all__ = ["Db", "Force", "Json", "Tenant", "app", "emit", "main", "say"]
 
 USAGE = (WireError, SpecError, KernelError)
 """Errors in what was given, not in what was done with it."""
@@ -68,6 +68,7 @@ Tenant = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
 
 
 def _show_version(wanted: bool) -> None:

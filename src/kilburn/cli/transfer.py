@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,9 +16,10 @@ from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, reading, session, writing
 from kilburn.cli.archive import Clock, Saved, gather, rebuild, write
 from kilburn.cli.screen import many, progress
-from kilburn.cli.shell import Db, Json, Tenant, app, emit, say
+from kilburn.cli.shell import Db, Force, Json, Tenant, app, emit, say
 from kilburn.errors import SpecError, StoreBusy, StoreReadOnly, WireError
 from kilburn.event import Act
+from kilburn.file import check_target, written
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.stores.memory import Memory
 from kilburn.wire.recording import read_lines
@@ -41,6 +41,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write, .gz too; else standard output.")
     ] = None,
+    force: Force = False,
     note: Annotated[bool, typer.Option("--note/--no-note", help="Keep a note of it; without, while an agent is at work.")] = True,
     db: Db = None,
     tenant: Tenant = None,
@@ -54,11 +55,13 @@ def export(
 
         kilburn export session-1 --out copy.jsonl
     """
+    if out is not None:
+        check_target(out, force=force)
     with reading(db, tenant) as store:
         infos = [info for info in store.processes() if name in (None, info.name)]
         if name is not None:
             session(store, name)
-        with _target(out) as file, progress("exporting", sum(info.pages for info in infos)) as done:
+        with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as done:
             written = 0
             for info in infos:
                 for line in write(store.process(info.name), info):
@@ -72,27 +75,19 @@ def export(
 
 
 @contextmanager
-def _target(out: Path | None) -> Iterator[Sink]:
-    """Where an export goes; a file appears whole or not at all, readable by its owner only."""
+def _target(out: Path | None, force: bool) -> Iterator[Sink]:
+    """Where an export goes."""
     if out is None:
         sys.stdout.flush()
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    part = out.with_name(out.name + ".part")
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as plain:
-            if out.suffix == ".gz":
-                with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
-                    yield packed
-            else:
-                yield plain
-            plain.flush()
-            os.fsync(plain.fileno())
-        part.replace(out)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with written(out, force=force) as plain:
+        if out.suffix == ".gz":
+            with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
+                yield packed
+        else:
+            yield plain
 
 
 def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> None:
