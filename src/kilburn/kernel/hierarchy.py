@@ -36,6 +36,7 @@ class Hierarchy:
         tokenizer: "auto", a model's name, "chars/4", or a `Counter`.
         model: who answers when a policy asks: a spec, a model, or None for nobody.
         clock: seconds since the epoch.
+        foreign: whether these specs may name what is not Kilburn's; see `kilburn.open`.
     """
 
     def __init__(
@@ -47,13 +48,12 @@ class Hierarchy:
         tokenizer: Any = "auto",
         model: Any = None,
         clock: Callable[[], float] = time.time,
+        foreign: bool = True,
     ) -> None:
         self.store, self.budget, self.clock = store, budget, clock
         self.policy_name = policy if isinstance(policy, str) else type(policy).__name__.lower()
-        self.policy: Policy = resolve("policies", policy)
-        if not isinstance(self.policy, Policy):
-            raise SpecError(f"{policy!r} has no plan(view)", advice="see docs/howto/write-a-policy.md")
-        self.model = resolve("models", model) if model != "none" else None
+        self.policy: Policy = resolve("policies", policy, foreign=foreign)
+        self.model = None if model is None or model == "none" else resolve("models", model, foreign=foreign)
         if tokenizer == "auto" and self.model is not None:
             tokenizer = self.model.tokenizer
         self.counter = counter_for(tokenizer)
