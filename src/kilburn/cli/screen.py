@@ -5,21 +5,27 @@ Text from tools is data here too: control characters are shown, never sent. It r
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-__all__ = ["Done", "age", "bar", "count", "grid", "many", "plain", "progress", "table"]
+__all__ = ["Done", "age", "bar", "count", "grid", "line", "many", "plain", "progress", "table"]
 
-CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)}
-CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What drives a terminal, breaks or reorders a line, or cannot be written: all but tab and line feed."""
 
 
 def plain(text: str) -> str:
-    """The text with control characters, and those that reorder a line, made visible."""
-    return text.translate(CONTROLS)
+    """The text with control characters, and those that break or reorder a line, made visible; its lines stay."""
+    return UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] <= "\xff" else f"\\u{ord(found[0]):04x}", text)
+
+
+def line(text: str) -> str:
+    """The same for what has to stay on one line, such as a name: the ends of lines are made visible too."""
+    return plain(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
 def count(number: int) -> str:

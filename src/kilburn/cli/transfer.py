@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +22,8 @@ from kilburn.errors import SpecError, StoreBusy, StoreReadOnly, WireError
 from kilburn.event import Act
 from kilburn.file import check_target, written
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.stores.memory import Memory
-from kilburn.wire.recording import read_lines
+from kilburn.stores.sqlite import Sqlite
+from kilburn.wire.recording import MOST, read_lines
 
 __all__ = ["bring", "export"]
 
@@ -111,6 +112,7 @@ def bring(
     tokenizer: Annotated[
         str, typer.Option(metavar="NAME", help='Who counts the pages: "auto", a model\'s name, or "chars/4".')
     ] = "auto",
+    size: Annotated[int, typer.Option("--max-size", metavar="BYTES", min=1, help="What the file may have, unpacked.")] = MOST,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -124,13 +126,9 @@ def bring(
         kilburn import run.jsonl --session light
     """
     stem = source.name.removesuffix(".gz").rpartition(".")[0] or source.name
-    saved = gather(read_lines(source), stem)
+    saved = gather(read_lines(source, size), stem, name)
     if not saved:
         raise WireError(f"{source} is empty", advice="give an export, or one message a line")
-    if name is not None:
-        if len(saved) > 1:
-            raise SpecError(f"{source} holds {len(saved)} sessions", advice="leave --session out")
-        saved[0].name = name
     _rehearse(saved, tokenizer)
     clock = Clock(time.time())
     with writing(db, tenant, clock=clock, tokenizer=tokenizer, create=True) as store:
@@ -158,16 +156,20 @@ def bring(
 
 
 def _rehearse(saved: list[Saved], tokenizer: str) -> None:
-    """Do it all in memory first, so that a file that does not fit leaves no half of it in the store.
+    """Do it all in memory first, and read it back as a store is read: what does not fit leaves no half of it in the store.
 
     Raises:
         SpecError: two sessions of one name. WireError, KernelError: see `rebuild`.
     """
-    names = [item.name for item in saved]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise SpecError(f"two sessions are called {twice!r}", advice="export them one by one")
+    names = Counter(item.name for item in saved)
+    twice, times = names.most_common(1)[0]
+    if times > 1:
+        raise SpecError(f"{times} sessions are called {twice!r}", advice="export them one by one")
     clock = Clock(time.time())
-    with Hierarchy(Memory(), Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock) as store:
+    with Hierarchy(Sqlite(":memory:"), Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock) as store:
         for item in saved:
             rebuild(store, clock, item)
+        reader = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)
+        for info in store.processes():
+            for _ in write(reader.process(info.name), info):
+                pass  # every page, state, event and text was read

@@ -20,7 +20,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.search import Found, found
 from kilburn.policy import Policy
-from kilburn.store import ProcessInfo, Store
+from kilburn.store import ProcessInfo, Store, checked_name
 from kilburn.tokens.choice import counter_for
 
 __all__ = ["Hierarchy"]
@@ -72,11 +72,16 @@ class Hierarchy:
         """The process of that name: created, or reopened where it was left.
 
         Raises:
+            SpecError: no name of a session: see `kilburn.store.checked_name`.
             StoreReadOnly: it does not exist, and the store was opened for reading.
         """
-        if not isinstance(name, str) or not name.strip():
-            raise SpecError(f"{name!r} is no session name", advice="give a non-empty string")
         with self._lock:
+            try:
+                checked_name(name, "session")
+            except SpecError:
+                # Names were less strict once; what has such a name stays readable.
+                if name not in [info.name for info in self.store.processes()]:
+                    raise
             if name not in self._processes or self._processes[name].kernel.stale:
                 info = self.store.process(name, time=self.clock(), create=not self.store.readonly)
                 if info is None:
