@@ -268,7 +268,21 @@ def test_cells_are_only_added_to_a_file_of_cells(db: Path, tmp_path: Path) -> No
 HEAD = '{"kilburn": "session", "version": 1, "session": "s", "created": 1}\n'
 SAYS = '{"message": {"role": "user", "content": "x"}, "time": 1}\n'
 STATE = '{"state": {"pinned": [], "retired": [], "marks": {}}}\n'
-ODD = ("true", "null", '"1"', "[1]", "{}", "-1", "1e300", "1e999", "1" + "0" * 400, "1" + "0" * 5000, "253402300800", "NaN", "-0.5")
+ODD = (
+    "true",
+    "null",
+    '"1"',
+    "[1]",
+    "{}",
+    "-1",
+    "1e300",
+    "1e999",
+    "1" + "0" * 400,
+    "1" + "0" * 5000,
+    "253402300800",
+    "NaN",
+    "-0.5",
+)
 NAMES = ("", " ", "a\x1b[31m", "a\u202eb", "a\nb", "a\0b", "n" * 501, 7, True, None, ["a"])
 
 
@@ -354,7 +368,12 @@ def test_a_name_is_no_path_and_a_bad_one_can_be_replaced(tmp_path: Path) -> None
     assert not db.exists()
     assert kilburn("import", copy, "--db", db, "--session", "../good").status == 0
     assert [row["session"] for row in kilburn("ps", "--db", db, "--json").json] == ["../good"]
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["agent.db", "agent.db-shm", "agent.db-wal", "copy.jsonl"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "agent.db",
+        "agent.db-shm",
+        "agent.db-wal",
+        "copy.jsonl",
+    ]
 
 
 def thinking(form: str) -> list[dict[str, Any]]:
@@ -371,7 +390,10 @@ def thinking(form: str) -> list[dict[str, Any]]:
     back = [{"type": "text", "text": "saw b"}, picture]
     return [
         {"role": "user", "content": "look"},
-        {"role": "assistant", "content": [{"type": form, ("data" if "red" in form else "thinking"): "hm", "signature": "s"}, *use]},
+        {
+            "role": "assistant",
+            "content": [{"type": form, ("data" if "red" in form else "thinking"): "hm", "signature": "s"}, *use],
+        },
         {
             "role": "user",
             "content": [

@@ -31,7 +31,9 @@ def test_what_is_no_name_is_a_typed_error_and_makes_nothing(tmp_path: Path, name
         store.process("a").append({"role": "user", "content": "x"})
 
 
-@pytest.mark.parametrize("name", ["a", " a ", "n" * 500, "ä\u202e", "a\nb", "\x1b[31m", "'; DROP TABLE page; --", "../..", "\U0001f600"])
+@pytest.mark.parametrize(
+    "name", ["a", " a ", "n" * 500, "ä\u202e", "a\nb", "\x1b[31m", "'; DROP TABLE page; --", "../..", "\U0001f600"]
+)
 def test_any_other_text_is_a_name(tmp_path: Path, name: str) -> None:
     path = str(tmp_path / "agent.db")
     with kilburn.open(path, tenant=name, policy="fifo") as store:

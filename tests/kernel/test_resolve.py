@@ -98,7 +98,7 @@ def test_nothing_that_is_not_of_the_kind_is_called(trap: Path, kind: str, spec: 
     "spec",
     [
         "os:system('touch ran')",
-        "builtins:exec('open(\"ran\", \"w\")')",
+        'builtins:exec(\'open("ran", "w")\')',
         "subprocess:Popen(['touch', 'ran'])",
         "pathlib:Path.touch",
         "shutil:rmtree('.')",
@@ -111,7 +111,7 @@ def test_nothing_that_is_not_of_the_kind_is_called(trap: Path, kind: str, spec: 
         "text",
         "chain(wheels)",
         "chain(open('ran', 'w'))",
-        "chain(exec('open(\"ran\", \"w\")'))",
+        'chain(exec(\'open("ran", "w")\'))',
     ],
 )
 def test_the_command_line_runs_nothing_either(tmp_path: Path, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kilburn.cli.screen import line
 from kilburn.errors import InvalidMessage, KilburnError, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.kernel import Kernel
@@ -27,6 +26,7 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.move import Drop, Retire
 from kilburn.page import Page, address_of, parse_address
 from kilburn.store import ProcessInfo, checked_name
+from kilburn.terminal import line
 from kilburn.wire.form import dump, parse
 
 __all__ = ["Clock", "Entry", "Saved", "gather", "rebuild", "write"]

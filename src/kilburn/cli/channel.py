@@ -5,7 +5,6 @@ The measurement needs torch, which is loaded when the verb runs and not before.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +13,10 @@ import typer
 
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Force, Json, say
+from kilburn.cli.shell import Force, Json
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.weights import find
+from kilburn.terminal import say, show
 
 __all__ = ["channel"]
 
@@ -53,7 +53,7 @@ def channel(
         weights = import_module("kilburn.kv.weights").load(model if Path(model).exists() else find(model))
         with progress("asking") as done:
             asked = import_module("kilburn.evals.evicted").ask(weights.model, weights.tokenizer, name=model, done=done)
-        sys.stdout.write((asked.to_json() if json else asked.table()) + "\n")
+        show(asked, json)
         return
     if steps is not None and len(steps) not in (1, 3):
         raise SpecError(f"--steps was given {len(steps)} times", advice="give it once, or once for each of the three stages")
@@ -65,7 +65,7 @@ def channel(
     report = measurement.measure(setting, folder=save, heard=say)
     if save is not None:
         say(f"written: {save}")
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")
+    show(report, json)
 
 
 def _take(threads: int) -> None:

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from kilburn.cli.sawtooth import check_picture, draw
-from kilburn.cli.shell import Force, Json, app, emit, say
+from kilburn.cli.shell import Force, Json, app
 from kilburn.demo.job import Plan, perform
 from kilburn.demo.report import figures, show, watching
+from kilburn.terminal import emit, say
 
 __all__ = ["demo"]
 

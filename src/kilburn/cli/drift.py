@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +10,12 @@ import typer
 from kilburn.cli.access import model_of
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Force, Json, say
+from kilburn.cli.shell import Force, Json
 from kilburn.evals.curves import draw
 from kilburn.evals.drift import PASSES, POLICIES, Setting, evaluate
 from kilburn.evals.pareto import check_picture
 from kilburn.evals.plants import ARMS
+from kilburn.terminal import say, show
 
 __all__ = ["drift"]
 
@@ -67,7 +67,7 @@ def drift(
             model=model_of(model),
             progress=done,
         )
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")
+    show(report, json)
     if plot is not None:
         draw(plot, report, force=force)
         say(f"written: {plot}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Force, Json, app, say
+from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
 from kilburn.evals.cost import rates_of
 from kilburn.evals.paging import evaluate
@@ -17,6 +16,7 @@ from kilburn.evals.pareto import REFILLED, check_picture, draw
 from kilburn.evals.roster import everybody
 from kilburn.evals.sample import sample_of
 from kilburn.evals.saved import Saved
+from kilburn.terminal import say, show
 
 __all__ = ["evals", "paging"]
 
@@ -104,7 +104,7 @@ def paging(
         )
     if out is not None:
         say(f"written: {out}")
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")
+    show(report, json)
     if plot is not None:
         draw(plot, report.rows, axis, force=force)
         say(f"written: {plot}")

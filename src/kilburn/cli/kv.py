@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +9,12 @@ import typer
 
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Force, Json, say
+from kilburn.cli.shell import Force, Json
 from kilburn.evals.kv import CAPACITIES, HOURS, POLICIES, Setting, evaluate, sample
 from kilburn.evals.pareto import check_picture
 from kilburn.evals.regret import draw
 from kilburn.evals.requests import made, read
+from kilburn.terminal import say, show
 
 __all__ = ["kv"]
 
@@ -68,7 +68,7 @@ def kv(
         chosen = sample(list(made(skip + (traces or MADE), seed)), seed, traces, skip)
     with progress("replaying") as done:
         report = evaluate(chosen, setting, progress=done)
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")
+    show(report, json)
     if plot is not None:
         draw(plot, report, force=force)
         say(f"written: {plot}")

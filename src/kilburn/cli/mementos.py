@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +10,14 @@ import msgspec
 import typer
 
 from kilburn.cli.access import model_of
-from kilburn.cli.screen import count, many, progress
-from kilburn.cli.shell import Force, app, say
+from kilburn.cli.screen import count, many, progress, sink
+from kilburn.cli.shell import Force, app
 from kilburn.errors import SpecError, WireError
-from kilburn.file import check_target, written
+from kilburn.file import check_target
 from kilburn.kernel.drive import answerer, run
 from kilburn.policies.text.annotation import Annotated as Trace
 from kilburn.policies.text.annotation import annotate
+from kilburn.terminal import say
 from kilburn.tokens import counter_for
 from kilburn.wire.recording import read_lines
 
@@ -75,7 +75,8 @@ def mementos(
             made.append(one)
             records.append(msgspec.json.encode({"source": where, **kept, **msgspec.to_builtins(one)}) + b"\n")
             done(number)
-    _write(out, b"".join(records), force)
+    with sink(out, force) as file:
+        file.write(b"".join(records))
     _report(made)
 
 
@@ -102,16 +103,6 @@ def _text(source: Path) -> str:
         raise WireError(f"cannot read {source}: {error.strerror}", advice="give the path of a text, or of JSONL") from error
     except UnicodeDecodeError as error:
         raise WireError(f"cannot read {source}: it is no text in UTF-8", advice="convert it first") from error
-
-
-def _write(out: Path | None, data: bytes, force: bool) -> None:
-    if out is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        return
-    with written(out, force=force) as file:
-        file.write(data)
 
 
 def _report(made: list[Trace]) -> None:

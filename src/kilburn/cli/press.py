@@ -5,7 +5,6 @@ The measurement needs torch, which is loaded when the verb runs and not before.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -14,13 +13,14 @@ import typer
 
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Force, Json, say
+from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
 from kilburn.evals.budgets import draw
 from kilburn.evals.needles import library, passages_of
 from kilburn.evals.pareto import check_picture
 from kilburn.evals.trajectories import read
 from kilburn.models.weights import find
+from kilburn.terminal import say, show
 
 __all__ = ["press"]
 
@@ -94,7 +94,7 @@ def press(
     weights = import_module("kilburn.kv.weights").load(model if Path(model).exists() else find(model))
     with progress("pressing", total=cases) as done:
         report = measurement.evaluate(weights, documents, setting, name=model, progress=done)
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")
+    show(report, json)
     if plot is not None:
         draw(plot, report, force=force)
         say(f"written: {plot}")

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import gzip
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, reading, session, writing
 from kilburn.cli.archive import Clock, Saved, gather, rebuild, write
-from kilburn.cli.screen import many, progress
-from kilburn.cli.shell import Db, Force, Json, Tenant, app, emit, say
+from kilburn.cli.screen import Sink, many, progress, sink
+from kilburn.cli.shell import Db, Force, Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy, StoreReadOnly, WireError
 from kilburn.event import Act
-from kilburn.file import check_target, written
+from kilburn.file import check_target
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.stores.sqlite import Sqlite
+from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import MOST, read_lines
 
 __all__ = ["bring", "export"]
-
-
-class Sink(Protocol):
-    """Where bytes go."""
-
-    def write(self, data: bytes, /) -> object: ...
 
 
 @app.command()
@@ -77,14 +71,9 @@ def export(
 
 @contextmanager
 def _target(out: Path | None, force: bool) -> Iterator[Sink]:
-    """Where an export goes."""
-    if out is None:
-        sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    with written(out, force=force) as plain:
-        if out.suffix == ".gz":
+    """Where an export goes, packed where the name says so."""
+    with sink(out, force) as plain:
+        if out is not None and out.suffix == ".gz":
             with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
                 yield packed
         else:
@@ -152,7 +141,7 @@ def bring(
         )
         return
     for made, pages, tokens in rows:
-        print(f"{made}: {many(pages, 'page')}, {many(tokens, 'token')}")
+        tell(f"{line(made)}: {many(pages, 'page')}, {many(tokens, 'token')}")
 
 
 def _rehearse(saved: list[Saved], tokenizer: str) -> None:

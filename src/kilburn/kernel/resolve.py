@@ -115,7 +115,8 @@ def _argument(kind: str, node: ast.expr, spec: str, foreign: bool) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError):
         raise SpecError(
-            f"an argument of {_short(spec)} is neither a literal nor a spec", advice="use numbers, strings, lists, or nested specs"
+            f"an argument of {_short(spec)} is neither a literal nor a spec",
+            advice="use numbers, strings, lists, or nested specs",
         ) from None
 
 
