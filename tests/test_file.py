@@ -43,9 +43,14 @@ def test_a_file_that_is_there_stays_without_force(tmp_path: Path) -> None:
 
 def test_one_that_comes_meanwhile_stays_too(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    with pytest.raises(SpecError), written(path) as file:
-        file.write(b"new")
-        path.write_bytes(b"another's")
+
+    def meet() -> None:
+        with written(path) as file:
+            file.write(b"new")
+            path.write_bytes(b"another's")
+
+    with pytest.raises(SpecError):
+        meet()
     assert path.read_bytes() == b"another's"
     assert os.listdir(tmp_path) == ["a"]
 
@@ -53,9 +58,14 @@ def test_one_that_comes_meanwhile_stays_too(tmp_path: Path) -> None:
 def test_an_error_leaves_what_was(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    with pytest.raises(ZeroDivisionError), written(path, force=True) as file:
-        file.write(b"half")
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with written(path, force=True) as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
 

@@ -39,7 +39,7 @@ TALK = [
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a store, and with files of which names and contents are full of escapes."""
     with package.open(str(tmp_path / "agent.db"), window=700, policy="fifo", tenant=TENANT, tokenizer="chars/4") as store:
         for name in (SESSION, "copy" + EVIL):
@@ -58,26 +58,72 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     for name, value in {"TERM": "dumb", "COLUMNS": "200", "KILBURN_DB": "agent.db", "KILBURN_TENANT": TENANT}.items():
         monkeypatch.setenv(name, value)
-    yield tmp_path
+    return tmp_path
 
 
 VERBS: list[tuple[str, ...]] = [
-    ("ps",), ("ps", "--json"), ("show", SESSION), ("show", SESSION, "p3-p4"), ("show", SESSION, "p3", "--json"), ("stats", SESSION),
-    ("stats", SESSION, "--json"), ("recall", SESSION, "p1-p4", "--json"), ("search", "needle"), ("search", "needle", "--session", SESSION),
-    ("search", "needle", "--json"), ("receipts", SESSION), ("receipts", SESSION, "--json"), ("top", "--once"), ("top", "--json"), ("fsck",),
-    ("fsck", "--json"), ("export", SESSION, "--out", f"out{FILE}.jsonl"), ("export", SESSION, "--out", f"out{FILE}.jsonl"), ("policies",),
-    ("import", f"out{FILE}.jsonl"), ("import", f"out{FILE}.jsonl", "--session", "new" + EVIL), ("import", f"talk{FILE}.jsonl", "--json"),
-    ("import", f"talk{FILE}.jsonl", "--session", "again" + EVIL, "--json"), *(("import", f"bad{number}{FILE}.jsonl") for number in range(4)),
-    ("replay", f"talk{FILE}.jsonl", "--window", "700", "--plot", f"plot{FILE}.html"), ("replay", f"runs{FILE}.jsonl", "--window", "700"),
-    ("replay", f"runs{FILE}.jsonl", "--json"), ("replay", f"bad2{FILE}.jsonl"), ("replay", EVIL), ("models", "list"), ("models", "pull", EVIL),
-    ("mementos", "trace.txt", "--least", "20", "--out", f"blocks{FILE}.jsonl"), ("mementos", f"talk{FILE}.jsonl", "--key", EVIL),
-    ("chat", "chat" + EVIL, "--model", "echo", "--no-memory"), ("chat", "--model", EVIL), ("chat", "--model", "echo", "--policy", f"fifo({EVIL!r})"),
-    ("eval", "paging", "--data", EVIL), ("eval", "paging", "--policy", EVIL), ("eval", "kv", "--policy", EVIL), ("eval", "drift", "--arm", EVIL),
-    ("forget", SESSION, "p3"), ("forget", SESSION, "p2-p4", "--yes", "--why", EVIL), ("forget", SESSION, "p5", "--yes", "--json"),
-    ("recall", SESSION, EVIL), ("recall", EVIL, "p1"), ("show", EVIL), ("ps", "--db", EVIL), (EVIL,), ("--" + EVIL,), ("ps", "--" + EVIL),
-    ("eval", EVIL), ("search", "x", "--limit", EVIL), ("--debug", "recall", SESSION, "p99"), ("ps", EVIL), ("--help",),
-]  # fmt: skip
-EXACT: list[tuple[str, ...]] = [("recall", SESSION, "p5"), ("export", SESSION, "--no-note"), ("mementos", "trace.txt", "--least", "20")]
+    ("ps",),
+    ("ps", "--json"),
+    ("show", SESSION),
+    ("show", SESSION, "p3-p4"),
+    ("show", SESSION, "p3", "--json"),
+    ("stats", SESSION),
+    ("stats", SESSION, "--json"),
+    ("recall", SESSION, "p1-p4", "--json"),
+    ("search", "needle"),
+    ("search", "needle", "--session", SESSION),
+    ("search", "needle", "--json"),
+    ("receipts", SESSION),
+    ("receipts", SESSION, "--json"),
+    ("top", "--once"),
+    ("top", "--json"),
+    ("fsck",),
+    ("fsck", "--json"),
+    ("export", SESSION, "--out", f"out{FILE}.jsonl"),
+    ("export", SESSION, "--out", f"out{FILE}.jsonl"),
+    ("policies",),
+    ("import", f"out{FILE}.jsonl"),
+    ("import", f"out{FILE}.jsonl", "--session", "new" + EVIL),
+    ("import", f"talk{FILE}.jsonl", "--json"),
+    ("import", f"talk{FILE}.jsonl", "--session", "again" + EVIL, "--json"),
+    *(("import", f"bad{number}{FILE}.jsonl") for number in range(4)),
+    ("replay", f"talk{FILE}.jsonl", "--window", "700", "--plot", f"plot{FILE}.html"),
+    ("replay", f"runs{FILE}.jsonl", "--window", "700"),
+    ("replay", f"runs{FILE}.jsonl", "--json"),
+    ("replay", f"bad2{FILE}.jsonl"),
+    ("replay", EVIL),
+    ("models", "list"),
+    ("models", "pull", EVIL),
+    ("mementos", "trace.txt", "--least", "20", "--out", f"blocks{FILE}.jsonl"),
+    ("mementos", f"talk{FILE}.jsonl", "--key", EVIL),
+    ("chat", "chat" + EVIL, "--model", "echo", "--no-memory"),
+    ("chat", "--model", EVIL),
+    ("chat", "--model", "echo", "--policy", f"fifo({EVIL!r})"),
+    ("eval", "paging", "--data", EVIL),
+    ("eval", "paging", "--policy", EVIL),
+    ("eval", "kv", "--policy", EVIL),
+    ("eval", "drift", "--arm", EVIL),
+    ("forget", SESSION, "p3"),
+    ("forget", SESSION, "p2-p4", "--yes", "--why", EVIL),
+    ("forget", SESSION, "p5", "--yes", "--json"),
+    ("recall", SESSION, EVIL),
+    ("recall", EVIL, "p1"),
+    ("show", EVIL),
+    ("ps", "--db", EVIL),
+    (EVIL,),
+    ("--" + EVIL,),
+    ("ps", "--" + EVIL),
+    ("eval", EVIL),
+    ("search", "x", "--limit", EVIL),
+    ("--debug", "recall", SESSION, "p99"),
+    ("ps", EVIL),
+    ("--help",),
+]
+EXACT: list[tuple[str, ...]] = [
+    ("recall", SESSION, "p5"),
+    ("export", SESSION, "--no-note"),
+    ("mementos", "trace.txt", "--least", "20"),
+]
 """Exact in a pipe, visible on a terminal."""
 
 PRINTERS = ("print", "Console", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write", "traceback.print_exc")

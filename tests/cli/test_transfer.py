@@ -291,7 +291,7 @@ def odd_lines() -> Iterator[tuple[int, str]]:
     for value in ODD:
         yield 1, HEAD.replace('"created": 1', f'"created": {value}')
         yield 2, HEAD + SAYS.replace('"time": 1', f'"time": {value}')
-        yield 2, HEAD + '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": %s}\n' % value
+        yield 2, HEAD + f'{{"parts": [{{"kind": "text", "text": "x"}}], "role": "user", "time": {value}}}\n'
         yield 3, HEAD + SAYS + STATE.replace('"marks": {}', f'"marks": {{"p1": {value}}}')
     for value in ("true", "1.0", "2", '"1"'):
         if value != "1.0":
@@ -301,8 +301,8 @@ def odd_lines() -> Iterator[tuple[int, str]]:
     yield 1, HEAD.replace('"s"', '"\\ud800"')
     yield 2, HEAD + '{"message": {"role": "user", "content": "\\udfff"}, "time": 1}\n'
     yield 2, HEAD + '{"message": {"role": "user", "content": "x"}, "time": 1, "more": 2}\n'
-    yield 2, HEAD + '{"message": {"role": "user", "content": %s}, "time": 1}\n' % ("[" * 5000 + "]" * 5000)
-    yield 2, HEAD + '{"message": {"role": "user", "content": [{"type": "x", "y": %s}]}, "time": 1}\n' % ("[" * 300 + "]" * 300)
+    yield 2, HEAD + SAYS.replace('"x"', "[" * 5000 + "]" * 5000)
+    yield 2, HEAD + SAYS.replace('"x"', '[{"type": "x", "y": ' + "[" * 300 + "]" * 300 + "}]")
     yield 2, HEAD + '{"message": {"role": "user", "content": "x", "n": 1e400}, "time": 1}\n'
     for address in ("p2", "p0", "f1", "p1-p9", "x", "p99999999999999999", "", "p" + "9" * 500):
         for line in (f'"pinned": ["{address}"]', f'"retired": ["{address}"]', f'"marks": {{"{address}": 0.5}}'):
@@ -324,14 +324,19 @@ def odd_lines() -> Iterator[tuple[int, str]]:
         yield 2, HEAD + part + "\n"
 
 
+def brought(path: Path) -> None:
+    with Hierarchy(Memory(), Budget(1 << 40), "fifo") as store:
+        for saved in gather(read_lines(path), "bad"):
+            rebuild(store, Clock(0), saved)
+
+
 def test_one_odd_value_anywhere_is_a_typed_error_that_names_its_line(db: Path, tmp_path: Path) -> None:
     before = db.read_bytes()
     bad = tmp_path / "bad.jsonl"
     for number, (line, content) in enumerate(odd_lines()):
         bad.write_text(content, encoding="utf-8")
-        with Hierarchy(Memory(), Budget(1 << 40), "fifo") as store, pytest.raises(package.KilburnError) as caught:
-            for saved in gather(read_lines(bad), "bad"):
-                rebuild(store, Clock(0), saved)
+        with pytest.raises(package.KilburnError) as caught:
+            brought(bad)
         said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
         assert f"bad.jsonl:{line}" in said, (content[:300], said)
         assert len(said) < 2000

@@ -79,15 +79,15 @@ def _talk(agent: Agent) -> None:
     if sys.stdin.isatty():
         held = f"{line(agent.process.name)}: {many(agent.process.kernel.tier.last, 'page')}"
         say(f"{held}; {agent.model.name} answers; /help, or Ctrl-D to leave")
-    for line in _lines():
-        word, _, rest = line.strip().partition(" ")
+    for typed in _lines():
+        word, _, rest = typed.strip().partition(" ")
         if word in ("/quit", "/exit"):
             return
         try:
             if word.startswith("/"):
                 tell(_own(agent, word, rest.strip()))
             elif word:
-                _answer(agent, line)
+                _answer(agent, typed)
         except KilburnError as error:
             if not sys.stdin.isatty() and isinstance(error, ModelError):
                 raise
@@ -96,7 +96,7 @@ def _talk(agent: Agent) -> None:
 
 def _lines() -> Iterator[str]:
     if not sys.stdin.isatty():
-        yield from (line.rstrip("\n") for line in sys.stdin)
+        yield from (typed.rstrip("\n") for typed in sys.stdin)
         return
     while True:
         try:
@@ -131,9 +131,9 @@ def _own(agent: Agent, word: str, rest: str) -> str:
     return HELP
 
 
-def _answer(agent: Agent, line: str) -> None:
+def _answer(agent: Agent, typed: str) -> None:
     """One turn: the reply as it comes, tool calls on standard error. Ctrl-C ends the turn, not the chat."""
-    events = agent.stream(line)
+    events = agent.stream(typed)
     try:
         for event in events:
             if isinstance(event, Said):

@@ -93,9 +93,8 @@ def replay(
         _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {used}")
     if plot is not None:
         longest = max(measured, key=lambda run: run.tokens_seen)
-        draw(
-            plot, longest.curve, window=window - reserve, title=f"{longest.name} through {window:,} tokens, {policy}", force=force
-        )
+        title = f"{longest.name} through {window:,} tokens, {policy}"
+        draw(plot, longest.curve, window=window - reserve, title=title, force=force)
         say(f"drawn: {plot}")
     if total.overflow or total.lost:
         raise typer.Exit(1)

@@ -66,11 +66,15 @@ class Sink(Protocol):
     """Where bytes go."""
 
     def write(self, data: bytes, /) -> object: ...
+    def flush(self) -> object: ...
 
 
 class _Shown:
     def write(self, data: bytes, /) -> None:
         tell(spelled(data.decode("utf-8")), end="")
+
+    def flush(self) -> None:
+        sys.stdout.flush()
 
 
 @contextmanager
@@ -81,8 +85,9 @@ def sink(out: Path | None, force: bool) -> Iterator[Sink]:
             yield file
         return
     sys.stdout.flush()
-    yield _Shown() if sys.stdout.isatty() else sys.stdout.buffer
-    sys.stdout.flush()
+    shown: Sink = _Shown() if sys.stdout.isatty() else sys.stdout.buffer
+    yield shown
+    shown.flush()
 
 
 class Done(Protocol):

@@ -118,7 +118,7 @@ def _run(given: list[str]) -> int:
         words = io.StringIO()
         error.show(file=words)
         say(words.getvalue().rstrip("\n"))
-        return error.exit_code
+        return int(error.exit_code)
     except typer.Abort:
         say("Aborted!")
         return 1

@@ -102,9 +102,7 @@ def show(outcome: Outcome) -> None:
     shown.print()
     shown.print(f"An agent made {outcome.calls:,} tool calls and read {outcome.lines:,} lines in {outcome.files:,} files:")
     shown.print(f"{seen:,} tokens of tool output, {seen / outcome.window:,.0f} windows full.{stopped}")
-    shown.print(
-        f"Then it was asked {len(outcome.asked)} questions about exact details, and had only its memory to answer from."
-    )
+    shown.print(f"Then it was asked {len(outcome.asked)} questions about exact details, and had only its memory to answer from.")
     shown.print(
         "Programs choose the calls and read out the answers, for the rivals too; the rival's summary is an extract.",
         style="dim",
@@ -241,9 +239,9 @@ def _show_end(console: Any, outcome: Outcome) -> None:
     console.print(verdict, style="bold green" if outcome.ok else "bold red")
     console.print("\nGo on with what the agent remembers:", style="bold")
     example = next((asked.address for asked in outcome.asked if asked.address), "p1")
-    for line in (
+    for command in (
         f'{_program()} --db {outcome.db} search "JSONDecoder object_hook"',
         f"{_program()} --db {outcome.db} recall {outcome.session} {example}",
         f"{_program()} --db {outcome.db} show {outcome.session}",
     ):
-        console.print(f"  {line}", soft_wrap=True)
+        console.print(f"  {command}", soft_wrap=True)

@@ -220,7 +220,8 @@ def draw(path: Path, report: Pressed, *, force: bool = False) -> None:
     """Draw the curves of a report to a file; the suffix says the format.
 
     Raises:
-        SpecError: a format that is not drawn here, or a file that is there without `force`. MissingExtra: no matplotlib. OSError: the file cannot be written.
+        SpecError: a format that is not drawn here, or a file that is there without `force`. MissingExtra: no
+            matplotlib. OSError: the file cannot be written.
     """
     check_picture(path, force=force)
     from matplotlib import rc_context

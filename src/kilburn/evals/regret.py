@@ -173,7 +173,8 @@ def draw(path: Path, report: Regret, *, force: bool = False) -> None:
     """Draw hit rates over capacities, to the format that the file's name says.
 
     Raises:
-        SpecError: a format that is not drawn here, or a file that is there without `force`. MissingExtra: no matplotlib. OSError: the file cannot be written.
+        SpecError: a format that is not drawn here, or a file that is there without `force`. MissingExtra: no
+            matplotlib. OSError: the file cannot be written.
     """
     check_picture(path, force=force)
     from matplotlib import rc_context

@@ -120,7 +120,7 @@ def _receive(
 ) -> int:
     download.room((size or 0) - start)
     with disk(download.partial):
-        file = open(own(download.partial, os.O_RDWR | os.O_CREAT), "rb+")
+        file = os.fdopen(own(download.partial, os.O_RDWR | os.O_CREAT), "rb+")
     done = start
     with file:
         if line and not start:

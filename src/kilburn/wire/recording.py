@@ -90,7 +90,7 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def bounded(lines: IO[bytes], name: str, most: int = MOST) -> Iterator[bytes]:
+def bounded(lines: IO[bytes] | gzip.GzipFile, name: str, most: int = MOST) -> Iterator[bytes]:
     """The lines of a file, read no further than a bound; `lines` unpacks as it is read.
 
     Raises:
