@@ -279,7 +279,8 @@ def _entry(where: str, value: dict[str, Any]) -> Entry:
         said = _converted(value, _Said, where)
         return Entry(where=where, messages=parse(said.message), time=said.time)
     except KilburnError as error:
-        error.add_note(f"in {where}")
+        if not error.what.startswith(where):
+            error.add_note(f"in {where}")
         raise
 
 
