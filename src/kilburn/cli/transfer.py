@@ -22,7 +22,7 @@ from kilburn.event import Act
 from kilburn.file import check_target
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.stores.sqlite import Sqlite
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import emit, line, plain, say, tell
 from kilburn.wire.recording import MOST, read_lines
 
 __all__ = ["bring", "export"]
@@ -64,7 +64,7 @@ def export(
                     written += 1
                     done(written)
     if note:
-        _note(db, tenant, [info.name for info in infos], str(out.absolute()) if out else "standard output")
+        _note(db, tenant, [info.name for info in infos], plain(str(out.absolute())) if out else "standard output")
     if out:
         say(f"{many(len(infos), 'session')}, {many(written, 'line')}: {out}")
 
@@ -72,12 +72,12 @@ def export(
 @contextmanager
 def _target(out: Path | None, force: bool) -> Iterator[Sink]:
     """Where an export goes, packed where the name says so."""
-    with sink(out, force) as plain:
+    with sink(out, force) as whole:
         if out is not None and out.suffix == ".gz":
-            with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
+            with gzip.GzipFile(filename="", mode="wb", fileobj=whole, mtime=0) as packed:
                 yield packed
         else:
-            yield plain
+            yield whole
 
 
 def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> None:
