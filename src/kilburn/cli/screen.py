@@ -65,8 +65,13 @@ def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterab
 class Sink(Protocol):
     """Where bytes go."""
 
-    def write(self, data: bytes, /) -> object: ...
-    def flush(self) -> object: ...
+    def write(self, data: bytes, /) -> object:
+        """Take all of the bytes."""
+        ...
+
+    def flush(self) -> object:
+        """Pass on what was taken."""
+        ...
 
 
 class _Shown:
