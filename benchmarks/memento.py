@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from figures import Row, emit, parser
+from kilburn.evals.pareto import check_picture, save
 from kilburn.kv.engine import Engine
 from kilburn.kv.memento import OFF, Markers, Memento
 from kilburn.kv.reasoning import Point, Reasoning, stream
@@ -104,7 +105,7 @@ def draw(path: Path, ends: dict[str, Reasoning], title: str) -> None:
         axes.set(xlim=(0, None), ylim=(0, None))
         axes.grid(alpha=0.2)
         axes.legend(frameon=False, fontsize=8.5, loc="upper left")
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save(figure, path)
 
 
 def corners(trace: Sequence[Point]) -> list[Point]:
@@ -125,6 +126,8 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=1, help="of torch")
     options.add_argument("--plot", type=Path, help="draw the sawtooth to this file")
     given = options.parse_args()
+    if given.plot is not None:
+        check_picture(given.plot)
     torch.set_num_threads(given.threads)
     weights = load(pull("smollm2"))
     ways = [Way(name, weights, given.tokens, rules(name, weights, given.block, given.memento)) for name in WAYS]

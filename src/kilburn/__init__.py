@@ -38,6 +38,7 @@ def open(
     reserve: int = 0,
     model: Any = None,
     readonly: bool = False,
+    foreign: bool = True,
 ) -> Hierarchy:
     """Open a store for one tenant, creating the file where it does not exist.
 
@@ -51,6 +52,9 @@ def open(
         reserve: tokens of the window that are kept free for the reply.
         model: who answers when a policy asks for words: a spec such as "local" or an object; None for nobody.
         readonly: for reading beside a writer; nothing is recorded.
+        foreign: whether a spec may name what is not Kilburn's own: `your.module:Policy`, or an entry point of
+            an installed package. To import a module is to run it, so say False where a policy's spec comes from
+            somebody else. A model's spec names files and hosts, and should not come from there at all.
 
     Raises:
         InvalidBudget, SpecError: the arguments do not fit. StoreError: the file does not.
@@ -58,7 +62,7 @@ def open(
     budget = Budget(window, reserve)
     store = locate("stores", "sqlite")(path, tenant=tenant, readonly=readonly)
     try:
-        return Hierarchy(store, budget, policy, tokenizer=tokenizer, model=model)
+        return Hierarchy(store, budget, policy, tokenizer=tokenizer, model=model, foreign=foreign)
     except BaseException:
         store.close()
         raise

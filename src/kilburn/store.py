@@ -7,14 +7,37 @@ and an index for text search, all four in one transaction. It refuses to decide 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from kilburn.errors import SpecError
 from kilburn.event import Event
 from kilburn.page import Page, Span
 
-__all__ = ["Batch", "Passage", "ProcessInfo", "State", "Store"]
+__all__ = ["Batch", "Passage", "ProcessInfo", "State", "Store", "checked_name"]
+
+LONGEST_NAME = 500
+"""Characters of a session's or a tenant's name."""
+
+
+def checked_name(name: Any, what: str) -> str:
+    """The name of a session or a tenant, as it was given. Any character may stand in it but NUL.
+
+    Raises:
+        SpecError: not a string, nothing but blanks, longer than `LONGEST_NAME` characters, or with a character
+            that no file can hold: NUL, a lone surrogate.
+    """
+    if not isinstance(name, str):
+        raise SpecError(f"{what} {str(name)[:40]!r} is {type(name).__name__}, not a name", advice="give a string")
+    if not name.strip():
+        raise SpecError(f"{name[:40]!r} is no {what} name", advice="give a string that is not empty")
+    if len(name) > LONGEST_NAME:
+        raise SpecError(f"a {what} name of {len(name):,} characters", advice=f"give one of {LONGEST_NAME} at most")
+    wrong = next((letter for letter in name if letter == "\0" or "\ud800" <= letter <= "\udfff"), None)
+    if wrong is not None:
+        raise SpecError(f"the {what} name {name[:40]!r} has the character U+{ord(wrong):04X}", advice="give another name")
+    return name
 
 
 class State(msgspec.Struct, frozen=True):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import os
 import stat
 import tempfile
+import tracemalloc
+from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn as package
-from cli.terminal import TALK, kilburn, program
+from cli.terminal import TALK, kilburn, program, write_jsonl
+from kilburn.budget import Budget
+from kilburn.cli.archive import Clock, gather, rebuild
+from kilburn.errors import InvalidMessage
+from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
+from kilburn.stores.memory import Memory
+from kilburn.wire.recording import bounded, read_lines
 
 ANTHROPIC: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "look", "cache_control": {"type": "ephemeral"}}]},
@@ -164,7 +175,7 @@ BAD: list[tuple[bytes, str]] = [
     (b'{"role": "user", "content": "ok"}\n{"role": "user", "content": 7}\n', "bad.jsonl:2"),
     (b'{"id": "r", "head": [], "steps": []}\n', "replay"),
     (b'{"kilburn": "session", "version": 2, "session": "s", "created": 1}\n', "version 2"),
-    (b'{"kilburn": "session", "version": 1, "session": "", "created": 1}\n', "header"),
+    (b'{"kilburn": "session", "version": 1, "session": "", "created": 1}\n', "bad.jsonl:1: '' is no session name"),
     (
         b'{"kilburn": "session", "version": 1, "session": "s", "created": 1}\n{"message": {"role": "user", "content": "x"}}\n',
         "time",
@@ -205,3 +216,214 @@ def test_an_export_without_a_note_writes_nothing_into_the_store(db: Path, tmp_pa
 
 def test_a_process_of_its_own_writes_the_same_bytes(db: Path, tmp_path: Path) -> None:
     assert program("export", "--db", db, folder=tmp_path).raw == kilburn("export", "--db", db).raw
+
+
+def test_an_export_never_replaces_its_store_and_no_file_without_force(db: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "link").symlink_to(db)
+    os.link(db, tmp_path / "hard")
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "out.jsonl.part").symlink_to(tmp_path / "victim")
+    (tmp_path / "victim").write_bytes(b"mine")
+    before = db.read_bytes()
+    for name in (db, f"{db}-wal", f"{db}-shm", tmp_path / "link", tmp_path / "hard", tmp_path / "x" / ".." / "agent.db"):
+        for force in ([], ["--force"]):
+            said = kilburn("export", "light", "--db", db, "--out", name, *force)
+            assert (said.status, said.err.count("\n")) == (2, 1), name
+            assert kilburn("eval", "paging", "--sample", "1", "--out", name, *force).status == 2
+            assert kilburn("mementos", tmp_path / "victim", "--out", name, *force).status == 2
+    assert db.read_bytes() == before
+    assert kilburn("export", "light", "--db", db, "--out", out).status == 0
+    first = out.read_bytes()
+    said = kilburn("export", "light", "--db", db, "--out", out)
+    assert (said.status, out.read_bytes()) == (2, first)
+    assert "--force" in said.err
+    out.chmod(0o666)
+    assert kilburn("export", "light", "--db", db, "--out", out, "--force").status == 0
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert (tmp_path / "victim").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["window.html", "window.png"])
+def test_a_picture_replaces_no_file_without_force(tmp_path: Path, name: str) -> None:
+    talk, plot = write_jsonl(tmp_path / "talk.jsonl", TALK), tmp_path / name
+    plot.write_bytes(b"mine")
+    assert kilburn("replay", talk, "--plot", plot).status == 2
+    assert plot.read_bytes() == b"mine"
+    assert kilburn("replay", talk, "--plot", plot, "--force").status == 0
+    assert plot.read_bytes() != b"mine"
+
+
+def test_cells_are_only_added_to_a_file_of_cells(db: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "notes.txt"
+    mine.write_bytes(b"mine\n")
+    for file in (mine, db):
+        before = file.read_bytes()
+        assert kilburn("eval", "paging", "--sample", "1", "--out", file, "--resume").status == 2
+        assert file.read_bytes() == before
+    assert kilburn("eval", "paging", "--sample", "1", "--out", mine).status == 2
+    assert mine.read_bytes() == b"mine\n"
+
+
+HEAD = '{"kilburn": "session", "version": 1, "session": "s", "created": 1}\n'
+SAYS = '{"message": {"role": "user", "content": "x"}, "time": 1}\n'
+STATE = '{"state": {"pinned": [], "retired": [], "marks": {}}}\n'
+ODD = (
+    "true",
+    "null",
+    '"1"',
+    "[1]",
+    "{}",
+    "-1",
+    "1e300",
+    "1e999",
+    "1" + "0" * 400,
+    "1" + "0" * 5000,
+    "253402300800",
+    "NaN",
+    "-0.5",
+)
+NAMES = ("", " ", "a\x1b[31m", "a\u202eb", "a\nb", "a\0b", "n" * 501, 7, True, None, ["a"])
+
+
+def odd_lines() -> Iterator[tuple[int, str]]:
+    """Files with one value that cannot be, and the line that it stands in."""
+    for value in ODD:
+        yield 1, HEAD.replace('"created": 1', f'"created": {value}')
+        yield 2, HEAD + SAYS.replace('"time": 1', f'"time": {value}')
+        yield 2, HEAD + f'{{"parts": [{{"kind": "text", "text": "x"}}], "role": "user", "time": {value}}}\n'
+        yield 3, HEAD + SAYS + STATE.replace('"marks": {}', f'"marks": {{"p1": {value}}}')
+    for value in ("true", "1.0", "2", '"1"'):
+        if value != "1.0":
+            yield 1, HEAD.replace('"version": 1', f'"version": {value}')
+    for name in NAMES:
+        yield 1, HEAD.replace('"s"', json.dumps(name))
+    yield 1, HEAD.replace('"s"', '"\\ud800"')
+    yield 2, HEAD + '{"message": {"role": "user", "content": "\\udfff"}, "time": 1}\n'
+    yield 2, HEAD + '{"message": {"role": "user", "content": "x"}, "time": 1, "more": 2}\n'
+    yield 2, HEAD + SAYS.replace('"x"', "[" * 5000 + "]" * 5000)
+    yield 2, HEAD + SAYS.replace('"x"', '[{"type": "x", "y": ' + "[" * 300 + "]" * 300 + "}]")
+    yield 2, HEAD + '{"message": {"role": "user", "content": "x", "n": 1e400}, "time": 1}\n'
+    for address in ("p2", "p0", "f1", "p1-p9", "x", "p99999999999999999", "", "p" + "9" * 500):
+        for line in (f'"pinned": ["{address}"]', f'"retired": ["{address}"]', f'"marks": {{"{address}": 0.5}}'):
+            key = line.partition(":")[0]
+            yield 3, HEAD + SAYS + STATE.replace(f"{key}: []", line).replace(f"{key}: {{}}", line)
+    for part in (
+        '{"parts": [], "role": "user", "time": 1}',
+        '{"parts": [null], "role": "user", "time": 1}',
+        '{"parts": [null], "kinds": ["call"], "calls": ["c"], "role": "user", "time": 1}',
+        '{"parts": [null], "kinds": ["result"], "calls": ["c"], "role": "tool", "time": 1}',
+        '{"parts": [{"kind": "fold", "text": "x"}], "role": "user", "time": 1}',
+        '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": 1, "trust": 3}',
+        '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": 1, "trust": true}',
+        '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": 1, "sources": ["p7"]}',
+        '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": 1, "sources": ["f1"]}',
+        '{"parts": [{"kind": "text", "text": "x"}], "role": "user", "time": 1, "extra": "[]"}',
+        '{"parts": [{"kind": "opaque", "text": "x"}], "role": "user", "time": 1}',
+    ):
+        yield 2, HEAD + part + "\n"
+
+
+def brought(path: Path) -> None:
+    with Hierarchy(Memory(), Budget(1 << 40), "fifo") as store:
+        for saved in gather(read_lines(path), "bad"):
+            rebuild(store, Clock(0), saved)
+
+
+def test_one_odd_value_anywhere_is_a_typed_error_that_names_its_line(db: Path, tmp_path: Path) -> None:
+    before = db.read_bytes()
+    bad = tmp_path / "bad.jsonl"
+    for number, (line, content) in enumerate(odd_lines()):
+        bad.write_text(content, encoding="utf-8")
+        with pytest.raises(package.KilburnError) as caught:
+            brought(bad)
+        said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert f"bad.jsonl:{line}" in said, (content[:300], said)
+        assert len(said) < 2000
+        if number % 9 == 0:
+            done = kilburn("import", bad, "--db", db)
+            assert (done.status, done.out, done.err.count("\n")) == (2, "", 1), (content[:300], done.err)
+            assert f"bad.jsonl:{line}" in done.err
+    assert db.read_bytes() == before
+    assert kilburn("fsck", "--db", db).status == 0
+
+
+def test_a_bomb_is_not_unpacked(db: Path, tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb.jsonl.gz"
+    bomb.write_bytes(gzip.compress((HEAD + SAYS * 50_000).encode()))
+    for words, line in (("--max-size", "100000"), 1755), (("--max-size", "20"), 1):
+        said = kilburn("import", bomb, "--db", db, *words)
+        assert said.status == 2
+        assert f"bomb.jsonl.gz:{line}: the file has more than" in said.err
+    packed = gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(bytes(40_000_000))))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidMessage, match="bomb:1: the file has more than"):
+            list(bounded(packed, "bomb", 1_000_000))
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_name_is_no_path_and_a_bad_one_can_be_replaced(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    copy, db = tmp_path / "in" / "copy.jsonl", tmp_path / "in" / "agent.db"
+    copy.write_text(HEAD.replace('"s"', '"../../evil/\\u001b"') + SAYS)
+    assert kilburn("import", copy, "--db", db).status == 2
+    assert not db.exists()
+    assert kilburn("import", copy, "--db", db, "--session", "../good").status == 0
+    assert [row["session"] for row in kilburn("ps", "--db", db, "--json").json] == ["../good"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "agent.db",
+        "agent.db-shm",
+        "agent.db-wal",
+        "copy.jsonl",
+    ]
+
+
+def thinking(form: str) -> list[dict[str, Any]]:
+    """A message with thinking and two calls, and what came back."""
+    if form == "chat":
+        calls = [{"id": each, "type": "function", "function": {"name": "see", "arguments": "{}"}} for each in "ab"]
+        return [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "reasoning_content": "hm", "content": "I look.", "tool_calls": calls},
+            *({"role": "tool", "tool_call_id": each, "content": f"saw {each}"} for each in "ab"),
+        ]
+    picture = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    use = [{"type": "tool_use", "id": each, "name": "see", "input": {}} for each in "ab"]
+    back = [{"type": "text", "text": "saw b"}, picture]
+    return [
+        {"role": "user", "content": "look"},
+        {
+            "role": "assistant",
+            "content": [{"type": form, ("data" if "red" in form else "thinking"): "hm", "signature": "s"}, *use],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "saw a"},
+                {"type": "tool_result", "tool_use_id": "b", "content": back},
+                {"type": "text", "text": "go on"},
+            ],
+        },
+    ]
+
+
+@pytest.mark.parametrize("form", ["chat", "thinking", "redacted_thinking"])
+def test_whatever_is_forgotten_of_a_thinking_message_the_export_comes_back(tmp_path: Path, form: str) -> None:
+    with package.open(":memory:", policy="fifo") as store:
+        store.process("n").append(*thinking(form))
+        pages = [page.id for page, _ in store.process("n").pages()]
+    db = tmp_path / "agent.db"
+    cases = [case for size in (1, 2) for case in combinations(pages, size)]
+    with package.open(str(db), window=100_000, policy="fifo") as store:
+        for case in cases:
+            process = store.process("-".join(map(str, case)))
+            process.append(*thinking(form))
+            for page in case:
+                process.forget(f"p{page}")
+    first, second = there_and_back(db)
+    assert first == second
+    assert first.count(b'"kilburn"') == len(cases)
+    assert kilburn("fsck", "--db", tmp_path / "other.db").status == 0

@@ -13,23 +13,28 @@ refuses a line that it does not know.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from kilburn.errors import InvalidMessage, KilburnError
+from kilburn.errors import InvalidMessage, KilburnError, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import part_of
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.move import Drop, Retire
 from kilburn.page import Page, address_of, parse_address
-from kilburn.store import ProcessInfo
+from kilburn.store import ProcessInfo, checked_name
+from kilburn.terminal import line
 from kilburn.wire.form import dump, parse
 
 __all__ = ["Clock", "Entry", "Saved", "gather", "rebuild", "write"]
 
 VERSION = 1
+
+Time = Annotated[float, msgspec.Meta(ge=0, le=253_402_214_400)]
+"""Seconds since the epoch, up to the year 9999: what a store can hold and a calendar can show."""
 
 
 class Clock:
@@ -60,6 +65,22 @@ class Saved(msgspec.Struct, kw_only=True):
     pinned: list[str] | None = None
     retired: list[str] = []
     marks: dict[str, float] = {}
+    state: str = ""
+    """Where the line with these three stands."""
+
+
+class _Header(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    kilburn: str
+    version: int
+    session: str
+    created: Time
+
+
+class _Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message as it was appended."""
+
+    message: dict[str, Any]
+    time: Time
 
 
 class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -67,7 +88,7 @@ class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
 
     parts: list[Part | None]
     role: Role
-    time: float
+    time: Time
     kinds: list[Kind] = []
     calls: list[str | None] = []
     extra: str | None = None
@@ -78,7 +99,7 @@ class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
 class _State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pinned: list[str]
     retired: list[str]
-    marks: dict[str, float]
+    marks: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]]
 
 
 def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
@@ -178,49 +199,75 @@ def _original(messages: list[Message]) -> dict[str, Any] | None:
 
 
 def _call_of(process: Process, page: Page) -> str | None:
-    """The id of a call, also of a forgotten one, as long as its partner still tells it."""
-    if page.call is not None or page.kind not in (Kind.CALL, Kind.RESULT):
-        return page.call
+    """The id of a call, also of a forgotten one: its partner tells it; where both are forgotten, its address serves."""
     tier = process.kernel.tier
-    partner = Kind.RESULT if page.kind is Kind.CALL else Kind.CALL
-    members = [tier.pages[member] for member in tier.groups.get(page.group, ()) if tier.pages[member].kind is partner]
-    return next((member.call for member in members if member.call is not None), None)
+    call = page.id if page.kind is Kind.CALL else page.answers
+    if page.call is not None or not call:
+        return page.call
+    # A thinking message is one group with all of its calls, so that the group alone does not say whose result it is.
+    members = [tier.pages[member] for member in tier.groups.get(page.group, ())]
+    told = [member.call for member in members if member.call is not None and call in (member.id, member.answers)]
+    made = f"forgotten {address_of(call)}"
+    while made in tier.calls:
+        made += "'"
+    return told[0] if told else made
 
 
-def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str) -> list[Saved]:
+def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: str | None = None) -> list[Saved]:
     """The sessions of a file: an export's, or one of bare messages, named `otherwise`.
+
+    Args:
+        name: what the one session shall be called, whatever the file says.
 
     Raises:
         InvalidMessage: a line that is no part of an export and no message; it names the line.
+        SpecError: `name` is no name for a session, or the file holds several.
     """
+    if name is not None:
+        checked_name(name, "session")
     found: list[Saved] = []
     for where, value in lines:
         if "kilburn" in value:
-            found.append(_header(where, value))
+            found.append(_header(where, value, name))
+            if name is not None and len(found) > 1:
+                raise SpecError(f"{where}: another session", advice="leave --session out")
             continue
         if not found:
             if "role" not in value:
                 raise InvalidMessage(
                     f"{where}: neither an export of Kilburn nor a message", advice="for trajectories, use kilburn replay --db"
                 )
-            found.append(Saved(name=otherwise))
+            found.append(Saved(name=name or _name(where, otherwise)))
         if "state" in value:
             state = _converted(value["state"], _State, where)
             found[-1].pinned, found[-1].retired, found[-1].marks = state.pinned, state.retired, state.marks
+            found[-1].state = where
         else:
             found[-1].entries.append(_entry(where, value))
     return found
 
 
-def _header(where: str, value: dict[str, Any]) -> Saved:
-    name, created, version = value.get("session"), value.get("created"), value.get("version")
+def _header(where: str, value: dict[str, Any], name: str | None) -> Saved:
+    version = value.get("version")
     if version != VERSION:
         raise InvalidMessage(
             f"{where}: an export of version {version!r}, this Kilburn reads {VERSION}", advice="pip install -U kilburn"
         )
-    if not isinstance(name, str) or not name.strip() or not isinstance(created, int | float):
-        raise InvalidMessage(f"{where}: a header without session or created", advice="export it again")
-    return Saved(name=name, created=created)
+    header = _converted(value, _Header, f"{where}: the header")
+    return Saved(name=name or _name(where, header.session), created=header.created)
+
+
+def _name(where: str, name: str) -> str:
+    """A name that a file gives. A program may choose any; one from elsewhere has nothing to hide."""
+    try:
+        checked_name(name, "session")
+    except SpecError as error:
+        raise InvalidMessage(f"{where}: {error.what}", advice="name it with --session") from None
+    if line(name) != name:
+        raise InvalidMessage(
+            f"{where}: the session name {name[:40]!r} has characters that cannot be seen", advice="name it with --session"
+        )
+    return name
 
 
 def _entry(where: str, value: dict[str, Any]) -> Entry:
@@ -229,12 +276,11 @@ def _entry(where: str, value: dict[str, Any]) -> Entry:
             return _own(where, _converted(value, _Line, where))
         if "role" in value:
             return Entry(where=where, messages=parse(value))
-        when = value.get("time")
-        if not isinstance(when, int | float):
-            raise InvalidMessage("a line without a time", advice="export it again")
-        return Entry(where=where, messages=parse(value.get("message")), time=when)
+        said = _converted(value, _Said, where)
+        return Entry(where=where, messages=parse(said.message), time=said.time)
     except KilburnError as error:
-        error.add_note(f"in {where}")
+        if not error.what.startswith(where):
+            error.add_note(f"in {where}")
         raise
 
 
@@ -255,7 +301,9 @@ def _hole(kind: Kind, call: str | None) -> Part:
         return Part(kind=Kind.CALL, text="{}", call=call, name="forgotten")
     if kind is Kind.RESULT and call is not None:
         return Part(kind=Kind.RESULT, text="", call=call)
-    return Part(kind=Kind.TEXT, text="")
+    if kind is Kind.OPAQUE:
+        return Part(kind=Kind.OPAQUE, text='{"type":"forgotten"}', call=call)
+    return Part(kind=kind if kind in (Kind.REASONING, Kind.IMAGE) else Kind.TEXT, text="", call=call)
 
 
 def _converted(value: Any, kind: Any, where: str) -> Any:
@@ -285,17 +333,26 @@ def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
                 error.add_note(f"in {entry.where}")
                 raise
             holes += [first + hole for hole in entry.holes]
-    retired = [parse_address(address)[0] for address in saved.retired]
-    with kernel.batch():
-        if holes:
-            kernel.carry(Drop(pages=tuple(holes), why="forgotten before it was exported"))
-        if saved.pinned is not None:
-            kernel.mark(sorted(kernel.tier.pins), pinned=False)
-        if retired:
-            kernel.carry(Retire(pages=tuple(retired)))
-        for address in saved.pinned or ():
-            kernel.mark(kernel.resolve(address), pinned=True)
-        for address, mark in saved.marks.items():
-            kernel.mark(kernel.resolve(address), importance=mark)
+    try:
+        with kernel.batch():
+            if holes:
+                kernel.carry(Drop(pages=tuple(holes), why="forgotten before it was exported"))
+            _settle(kernel, saved)
+    except KilburnError as error:
+        error.add_note(f"in {saved.state or saved.name}")
+        raise
     clock.now = now
     return process
+
+
+def _settle(kernel: Kernel, saved: Saved) -> None:
+    """Retire, pin and mark what was."""
+    if saved.pinned is not None:
+        kernel.mark(sorted(kernel.tier.pins), pinned=False)
+    retired = [page for address in saved.retired for page in kernel.resolve(address)]
+    if retired:
+        kernel.carry(Retire(pages=tuple(retired)))
+    for address in saved.pinned or ():
+        kernel.mark(kernel.resolve(address), pinned=True)
+    for address, mark in saved.marks.items():
+        kernel.mark(kernel.resolve(address), importance=mark)

@@ -5,7 +5,6 @@ The measurement needs torch, which is loaded when the verb runs and not before.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +13,10 @@ import typer
 
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json, say
+from kilburn.cli.shell import Force, Json
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.weights import find
+from kilburn.terminal import say, show
 
 __all__ = ["channel"]
 
@@ -36,6 +36,7 @@ def channel(
         str, typer.Option(metavar="NAME", help="Train nothing; ask this model (smollm2, or a path) about notes that are evicted.")
     ] = "",
     threads: Annotated[int, typer.Option(min=1, help="Of torch; at this size more of them often wait for each other.")] = 1,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Train a toy whose mementos keep what their text does not say, and see what survives eviction and a restart.
@@ -52,17 +53,19 @@ def channel(
         weights = import_module("kilburn.kv.weights").load(model if Path(model).exists() else find(model))
         with progress("asking") as done:
             asked = import_module("kilburn.evals.evicted").ask(weights.model, weights.tokenizer, name=model, done=done)
-        sys.stdout.write((asked.to_json() if json else asked.table()) + "\n")
+        show(asked, json)
         return
     if steps is not None and len(steps) not in (1, 3):
         raise SpecError(f"--steps was given {len(steps)} times", advice="give it once, or once for each of the three stages")
+    if save is not None and save.is_dir() and any(save.iterdir()) and not force:
+        raise SpecError(f"{save} is not empty", advice="give another folder, or --force to write into this one")
     measurement = import_module("kilburn.evals.channel")
     given = {"steps": tuple(steps * 3 if len(steps) == 1 else steps)} if steps else {}
     setting = measurement.Setting(seed=seed, samples=samples, **given)
     report = measurement.measure(setting, folder=save, heard=say)
     if save is not None:
         say(f"written: {save}")
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")
+    show(report, json)
 
 
 def _take(threads: int) -> None:

@@ -14,10 +14,11 @@ import typer
 import kilburn
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import model_of
-from kilburn.cli.screen import count, many, plain
+from kilburn.cli.screen import count, many
 from kilburn.cli.session import percent
-from kilburn.cli.shell import Db, Tenant, app, say
+from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
+from kilburn.terminal import line, say, tell
 
 __all__ = ["chat"]
 
@@ -76,17 +77,17 @@ def chat(
 def _talk(agent: Agent) -> None:
     """Line after line, until there are none."""
     if sys.stdin.isatty():
-        held = f"{agent.process.name}: {many(agent.process.kernel.tier.last, 'page')}"
+        held = f"{line(agent.process.name)}: {many(agent.process.kernel.tier.last, 'page')}"
         say(f"{held}; {agent.model.name} answers; /help, or Ctrl-D to leave")
-    for line in _lines():
-        word, _, rest = line.strip().partition(" ")
+    for typed in _lines():
+        word, _, rest = typed.strip().partition(" ")
         if word in ("/quit", "/exit"):
             return
         try:
             if word.startswith("/"):
-                print(_own(agent, word, rest.strip()))
+                tell(_own(agent, word, rest.strip()))
             elif word:
-                _answer(agent, line)
+                _answer(agent, typed)
         except KilburnError as error:
             if not sys.stdin.isatty() and isinstance(error, ModelError):
                 raise
@@ -95,13 +96,13 @@ def _talk(agent: Agent) -> None:
 
 def _lines() -> Iterator[str]:
     if not sys.stdin.isatty():
-        yield from (line.rstrip("\n") for line in sys.stdin)
+        yield from (typed.rstrip("\n") for typed in sys.stdin)
         return
     while True:
         try:
             yield input("> ")
         except EOFError:
-            print()
+            tell()
             return
 
 
@@ -109,10 +110,10 @@ def _own(agent: Agent, word: str, rest: str) -> str:
     """What a line with a slash asks of Kilburn."""
     process = agent.process
     if word == "/recall":
-        return plain(process.recall(rest))
+        return process.recall(rest)
     if word == "/search":
         return (
-            "\n".join(f"{hit.address} ({hit.origin}): {plain(hit.text.strip())}" for hit in process.search(rest))
+            "\n".join(f"{hit.address} ({line(hit.origin)}): {hit.text.strip()}" for hit in process.search(rest))
             or "nothing found"
         )
     if word == "/pin":
@@ -130,16 +131,16 @@ def _own(agent: Agent, word: str, rest: str) -> str:
     return HELP
 
 
-def _answer(agent: Agent, line: str) -> None:
+def _answer(agent: Agent, typed: str) -> None:
     """One turn: the reply as it comes, tool calls on standard error. Ctrl-C ends the turn, not the chat."""
-    events = agent.stream(line)
+    events = agent.stream(typed)
     try:
         for event in events:
             if isinstance(event, Said):
-                sys.stdout.write("" if event.reasoning else plain(event.text))
+                tell("" if event.reasoning else event.text, end="")
                 sys.stdout.flush()
             elif isinstance(event, Called):
-                say(f"[{event.name} {plain(event.arguments)}]")
+                say(f"[{line(event.name)} {event.arguments}]")
             elif isinstance(event, Returned):
                 say(f"[{'failed' if event.failed else 'back'}: {count(len(event.text))} characters]")
             elif isinstance(event, Stopped) and event.outcome.finish not in ("stop", "length"):
@@ -152,4 +153,4 @@ def _answer(agent: Agent, line: str) -> None:
         close = getattr(events, "close", None)
         if close is not None:
             close()
-    print()
+    tell()

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from kilburn.cli.sawtooth import check_picture, draw
-from kilburn.cli.shell import Json, app, emit, say
+from kilburn.cli.shell import Force, Json, app
 from kilburn.demo.job import Plan, perform
 from kilburn.demo.report import figures, show, watching
+from kilburn.terminal import emit, say
 
 __all__ = ["demo"]
 
@@ -40,6 +41,7 @@ def demo(
         Path | None, typer.Option(metavar="DIR", help="Another tree of Python sources.", show_default=False)
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """An agent reads the Python standard library, millions of tokens, in a small window; then it is asked for exact details.
@@ -51,7 +53,7 @@ def demo(
         kilburn demo --model none --plot window.html
     """
     if plot is not None:
-        check_picture(plot)
+        check_picture(plot, force=force)
     plan = Plan(
         db=str(db or Path(tempfile.mkdtemp(prefix="kilburn-demo-")) / "library.db"),
         library=str(library or ""),
@@ -67,18 +69,18 @@ def demo(
     )
     with watching() as told:
         outcome = perform(plan, told)
+    if json:
+        emit(figures(outcome))
+    else:
+        show(outcome)
     if plot is not None:
         draw(
             plot,
             outcome.curve,
             window=outcome.capacity,
             title=f"Python {outcome.python}'s library through {window:,} tokens, {policy}",
+            force=force,
         )
-    if json:
-        emit(figures(outcome))
-    else:
-        show(outcome)
-    if plot is not None:
         say(f"drawn: {plot}")
     if not outcome.ok:
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +10,12 @@ import typer
 from kilburn.cli.access import model_of
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json, say
+from kilburn.cli.shell import Force, Json
 from kilburn.evals.curves import draw
 from kilburn.evals.drift import PASSES, POLICIES, Setting, evaluate
 from kilburn.evals.pareto import check_picture
 from kilburn.evals.plants import ARMS
+from kilburn.terminal import say, show
 
 __all__ = ["drift"]
 
@@ -46,6 +46,7 @@ def drift(
     ] = None,
     seed: Annotated[int, typer.Option(help="The first seed; for the intervals too.")] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the curves; .svg, .png or .pdf.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Plant facts and rules, compact again and again, and look what is left of them, word for word.
@@ -57,7 +58,7 @@ def drift(
         kilburn eval drift --policy summarize --policy recursive --arm plain --model smollm2
     """
     if plot is not None:
-        check_picture(plot)
+        check_picture(plot, force=force)
     with progress("compacting") as done:
         report = evaluate(
             policy or POLICIES,
@@ -66,7 +67,7 @@ def drift(
             model=model_of(model),
             progress=done,
         )
+    show(report, json)
     if plot is not None:
-        draw(plot, report)
+        draw(plot, report, force=force)
         say(f"written: {plot}")
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")

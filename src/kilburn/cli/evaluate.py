@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json, app, say
+from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
 from kilburn.evals.cost import rates_of
 from kilburn.evals.paging import evaluate
@@ -17,6 +16,7 @@ from kilburn.evals.pareto import REFILLED, check_picture, draw
 from kilburn.evals.roster import everybody
 from kilburn.evals.sample import sample_of
 from kilburn.evals.saved import Saved
+from kilburn.terminal import say, show
 
 __all__ = ["evals", "paging"]
 
@@ -72,6 +72,7 @@ def paging(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the file of --out.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw survival against cost; .svg, .png or .pdf.")] = None,
     axis: Annotated[str, typer.Option(metavar="NAME", help="The cost that is drawn: refilled, or a price table.")] = REFILLED,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Score policies by future-reference survival: of the names needed next, how many does the window show?
@@ -83,13 +84,13 @@ def paging(
     """
     rates = rates_of(prices or ("hosted", "local"), pause)
     if plot is not None:
-        check_picture(plot)
+        check_picture(plot, force=force)
         if axis != REFILLED and axis not in rates.tables:
             raise SpecError(f"no cost {axis!r} to draw", advice=f"give {REFILLED}, or one of --prices")
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, seed=seed)
-    saved = Saved(out, runs.digest, resume=resume) if out is not None else None
+    saved = Saved(out, runs.digest, resume=resume, force=force) if out is not None else None
     with progress("evaluating") as done:
         report = evaluate(
             runs,
@@ -103,7 +104,7 @@ def paging(
         )
     if out is not None:
         say(f"written: {out}")
+    show(report, json)
     if plot is not None:
-        draw(plot, report.rows, axis)
+        draw(plot, report.rows, axis, force=force)
         say(f"written: {plot}")
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")

@@ -14,14 +14,15 @@ from typing import Annotated, Any
 import typer
 
 from kilburn.cli.access import session, writing
-from kilburn.cli.screen import count, many, plain
+from kilburn.cli.screen import count, many
 from kilburn.cli.session import Session
-from kilburn.cli.shell import Db, Json, Tenant, app, emit, say
+from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.page import Page
+from kilburn.terminal import emit, line, say, tell
 
 __all__ = ["forget"]
 
@@ -58,8 +59,8 @@ def forget(
     if json:
         emit(receipt)
         return
-    print(f"forgotten: {' '.join(gone)}")
-    print("not reached: providers' caches, file-system snapshots, and copies of the file made elsewhere")
+    tell(f"forgotten: {' '.join(gone)}")
+    tell("not reached: providers' caches, file-system snapshots, and copies of the file made elsewhere")
 
 
 def _announce(pages: list[Page], copies: list[dict[str, str]], exports: list[dict[str, Any]]) -> None:
@@ -69,12 +70,12 @@ def _announce(pages: list[Page], copies: list[dict[str, str]], exports: list[dic
             if page.sources
             else ""
         )
-        say(f"goes: {page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{made}  {plain(page.label)}")
+        say(f"goes: {page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{made}  {line(page.label)}")
     for copy in copies:
-        say(f"stays: {copy['session']} {copy['address']} has the same text as {copy['of']}")
+        say(f"stays: {line(copy['session'])} {copy['address']} has the same text as {copy['of']}")
     for export in exports:
         when = datetime.fromtimestamp(export["time"]).astimezone().isoformat(sep=" ", timespec="seconds")
-        say(f"stays: an export of {when} to {plain(export['to'])}")
+        say(f"stays: an export of {when} to {line(export['to'])}")
 
 
 def _copies(store: Hierarchy, process: Process, pages: list[Page]) -> list[dict[str, str]]:

@@ -13,8 +13,8 @@ import msgspec
 import typer
 
 from kilburn.cli.access import existing
-from kilburn.cli.screen import many, plain, progress
-from kilburn.cli.shell import Db, Json, Tenant, app, emit, say
+from kilburn.cli.screen import many, progress
+from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import KernelError, StoreCorrupt
 from kilburn.kernel.folding import cut
 from kilburn.kernel.ledger import replay
@@ -23,6 +23,7 @@ from kilburn.message import Kind
 from kilburn.page import Page, address_of
 from kilburn.store import Batch, ProcessInfo, State
 from kilburn.stores.sqlite import Sqlite
+from kilburn.terminal import emit, line, say, tell
 
 __all__ = ["fsck"]
 
@@ -59,11 +60,11 @@ def fsck(
     else:
         for finding in found:
             place = " ".join(str(finding[key]) for key in ("session", "page") if finding[key])
-            print(f"{finding['kind']}: {place + ': ' if place else ''}{plain(str(finding['what']))}")
+            tell(line(f"{finding['kind']}: {place + ': ' if place else ''}{finding['what']}"))
         state = "all is well" if not found else "repaired" if repair and not left else many(len(left), "finding")
-        print(f"{path}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
+        tell(f"{line(path)}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
         if left and not repair and any(finding["derived"] for finding in left):
-            print("kilburn fsck --repair makes good what is derived")
+            tell("kilburn fsck --repair makes good what is derived")
     if left:
         raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +9,12 @@ import typer
 
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json, say
+from kilburn.cli.shell import Force, Json
 from kilburn.evals.kv import CAPACITIES, HOURS, POLICIES, Setting, evaluate, sample
 from kilburn.evals.pareto import check_picture
 from kilburn.evals.regret import draw
 from kilburn.evals.requests import made, read
+from kilburn.terminal import say, show
 
 __all__ = ["kv"]
 
@@ -47,6 +47,7 @@ def kv(
         bool, typer.Option("--hold", help="All of a prompt stays until the next, as in an engine; min is lower then.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the hit rates; .svg, .png or .pdf.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Replay prompts of many sessions through a KV cache: hit rate, and regret to an optimum that knows the future.
@@ -56,7 +57,7 @@ def kv(
         kilburn eval kv --traces 20 --capacity 1000000
     """
     if plot is not None:
-        check_picture(plot)
+        check_picture(plot, force=force)
     arms = (True, False) if subs is None else (subs,)
     setting = Setting(
         capacities=capacity or CAPACITIES, hours=hours, seed=seed, subs=arms, hold=hold, policies=policy or POLICIES
@@ -67,7 +68,7 @@ def kv(
         chosen = sample(list(made(skip + (traces or MADE), seed)), seed, traces, skip)
     with progress("replaying") as done:
         report = evaluate(chosen, setting, progress=done)
+    show(report, json)
     if plot is not None:
-        draw(plot, report)
+        draw(plot, report, force=force)
         say(f"written: {plot}")
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")

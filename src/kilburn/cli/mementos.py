@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +10,14 @@ import msgspec
 import typer
 
 from kilburn.cli.access import model_of
-from kilburn.cli.screen import count, many, progress
-from kilburn.cli.shell import app, say
+from kilburn.cli.screen import count, many, progress, sink
+from kilburn.cli.shell import Force, app
 from kilburn.errors import SpecError, WireError
+from kilburn.file import check_target
 from kilburn.kernel.drive import answerer, run
 from kilburn.policies.text.annotation import Annotated as Trace
 from kilburn.policies.text.annotation import annotate
+from kilburn.terminal import say
 from kilburn.tokens import counter_for
 from kilburn.wire.recording import read_lines
 
@@ -34,6 +35,7 @@ def mementos(
         typer.Argument(metavar="FILE", help="One trace as plain text, or JSONL with a trace in each line.", show_default=False),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write; else standard output.")] = None,
+    force: Force = False,
     key: Annotated[
         str | None, typer.Option(metavar="NAME", help=f"The field that holds the trace; else the first of {', '.join(TRACES)}.")
     ] = None,
@@ -54,6 +56,8 @@ def mementos(
 
         kilburn mementos trace.txt --out blocks.jsonl
     """
+    if out is not None:
+        check_target(out, force=force)
     speaker = model_of(model)
     counter = counter_for(speaker.tokenizer if speaker is not None and tokenizer == "auto" else tokenizer)
     answer = answerer(speaker)
@@ -71,7 +75,8 @@ def mementos(
             made.append(one)
             records.append(msgspec.json.encode({"source": where, **kept, **msgspec.to_builtins(one)}) + b"\n")
             done(number)
-    _write(out, b"".join(records))
+    with sink(out, force) as file:
+        file.write(b"".join(records))
     _report(made)
 
 
@@ -98,22 +103,6 @@ def _text(source: Path) -> str:
         raise WireError(f"cannot read {source}: {error.strerror}", advice="give the path of a text, or of JSONL") from error
     except UnicodeDecodeError as error:
         raise WireError(f"cannot read {source}: it is no text in UTF-8", advice="convert it first") from error
-
-
-def _write(out: Path | None, data: bytes) -> None:
-    """All of it, or no file."""
-    if out is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        return
-    part = out.with_name(out.name + ".part")
-    try:
-        part.write_bytes(data)
-        part.replace(out)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def _report(made: list[Trace]) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from kilburn.cli.screen import count, progress, table
-from kilburn.cli.shell import Json, app, emit
+from kilburn.cli.shell import Json, app
 from kilburn.models import weights
+from kilburn.terminal import emit, tell
 
 __all__ = ["list_models", "models", "pull"]
 
@@ -70,4 +71,4 @@ def pull(
     if json:
         emit({"name": name, "path": str(path), "bytes": path.stat().st_size})
         return
-    print(path)
+    tell(str(path))

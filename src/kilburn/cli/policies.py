@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 
 from kilburn.cli.screen import table
-from kilburn.cli.shell import Json, app, emit
+from kilburn.cli.shell import Json, app
 from kilburn.kernel.resolve import locate, names
+from kilburn.terminal import emit
 
 __all__ = ["policies"]
 

@@ -5,7 +5,6 @@ The measurement needs torch, which is loaded when the verb runs and not before.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -14,13 +13,14 @@ import typer
 
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json, say
+from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
 from kilburn.evals.budgets import draw
 from kilburn.evals.needles import library, passages_of
 from kilburn.evals.pareto import check_picture
 from kilburn.evals.trajectories import read
 from kilburn.models.weights import find
+from kilburn.terminal import say, show
 
 __all__ = ["press"]
 
@@ -68,6 +68,7 @@ def press(
     model: Annotated[str, typer.Option(metavar="NAME", help="smollm2, a GGUF file, or a folder of transformers.")] = "smollm2",
     threads: Annotated[int, typer.Option(min=0, help="Of torch; what it takes by itself where 0.")] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the curves; .svg, .png or .pdf.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Press the cache of a real model to a budget: which questions it still answers, and how well it goes on.
@@ -78,7 +79,7 @@ def press(
         kilburn eval press --data runs.jsonl.gz --presses "window,snapkv(window=16),pages" --budgets 50,25 --plot press.svg
     """
     if plot is not None:
-        check_picture(plot)
+        check_picture(plot, force=force)
     measurement = import_module("kilburn.evals.press")
     setting = measurement.Setting(
         cases=cases,
@@ -93,7 +94,7 @@ def press(
     weights = import_module("kilburn.kv.weights").load(model if Path(model).exists() else find(model))
     with progress("pressing", total=cases) as done:
         report = measurement.evaluate(weights, documents, setting, name=model, progress=done)
+    show(report, json)
     if plot is not None:
-        draw(plot, report)
+        draw(plot, report, force=force)
         say(f"written: {plot}")
-    sys.stdout.write((report.to_json() if json else report.table()) + "\n")

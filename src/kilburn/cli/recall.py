@@ -12,10 +12,11 @@ import msgspec
 import typer
 
 from kilburn.cli.access import reading, session
-from kilburn.cli.screen import age, count, plain
+from kilburn.cli.screen import age, count
 from kilburn.cli.session import Session
-from kilburn.cli.shell import Db, Json, Tenant, app, emit
+from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
+from kilburn.terminal import emit, line, tell
 
 __all__ = ["recall", "search"]
 
@@ -24,11 +25,14 @@ __all__ = ["recall", "search"]
 def recall(
     name: Session,
     address: Annotated[str, typer.Argument(help="p17, a range p17-p42, or f3.", show_default=False)],
+    raw: Annotated[bool, typer.Option("--raw", help="The exact bytes on a terminal too, escapes included.")] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
     """Write the exact bytes at an address to standard output, and nothing else.
+
+    On a terminal, escapes and control characters are made visible; a pipe and a file get every byte.
 
     Example:
 
@@ -42,6 +46,9 @@ def recall(
             for page, text in zip(found.pages, found.parts, strict=True)
         ]
         emit({"session": name, "address": address, "text": str(found), "pages": pages})
+        return
+    if sys.stdout.isatty() and not raw:
+        tell(found, end="")
         return
     sys.stdout.flush()
     sys.stdout.buffer.write(found.encode("utf-8"))
@@ -73,10 +80,10 @@ def search(
         return
     for hit in hits:
         origin = f"{hit.origin}, {_ago(hit.age)}, {hit.where}, {count(hit.tokens)} tokens"
-        print(f"{hit.session} {hit.address}  {origin}, score {hit.score:.2f}")
-        print("    " + plain(hit.text.strip()).replace("\n", "\n    "))
+        tell(line(f"{hit.session} {hit.address}  {origin}, score {hit.score:.2f}"))
+        tell("    " + hit.text.strip().replace("\n", "\n    "))
     if not hits:
-        print("nothing found")
+        tell("nothing found")
 
 
 def _ago(seconds: float) -> str:

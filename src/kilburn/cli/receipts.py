@@ -13,12 +13,13 @@ import msgspec
 import typer
 
 from kilburn.cli.access import reading, session
-from kilburn.cli.screen import count, many, plain, table
+from kilburn.cli.screen import count, many, table
 from kilburn.cli.session import Session
-from kilburn.cli.shell import Db, Json, Tenant, app, emit
+from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.kernel.process import Process
 from kilburn.kernel.receipts import Receipt
 from kilburn.page import parse_address
+from kilburn.terminal import emit, line, tell
 
 __all__ = ["receipts"]
 
@@ -62,7 +63,7 @@ def receipts(
         return
     heads = ("turn", "outcome", "policy", "freed", "left", "in its place", "why")
     table(heads, (_row(receipt) for receipt in chosen), numbers=("turn", "freed"))
-    print(_footer(name, chosen))
+    tell(_footer(name, chosen))
 
 
 def _check(process: Process, address: str) -> None:
@@ -107,4 +108,4 @@ def _short(addresses: Sequence[str]) -> str:
 def _footer(name: str, chosen: Sequence[Receipt]) -> str:
     left = next((receipt.left[0] for receipt in reversed(chosen) if receipt.left), None)
     said = f"{many(len(chosen), 'receipt')}, {many(sum(receipt.freed for receipt in chosen), 'token')} freed"
-    return said + (f"; to get text back: kilburn recall {plain(shlex.quote(name))} {left}" if left else "")
+    return said + (f"; to get text back: kilburn recall {line(shlex.quote(name))} {left}" if left else "")

@@ -14,9 +14,10 @@ from kilburn.cli.access import WIDE, model_of
 from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
 from kilburn.cli.sawtooth import check_picture, draw
 from kilburn.cli.screen import count, progress, table
-from kilburn.cli.shell import Json, Tenant, app, emit, say
+from kilburn.cli.shell import Force, Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import Run, read_runs
 
 __all__ = ["replay"]
@@ -47,6 +48,7 @@ def replay(
     limit: Annotated[int | None, typer.Option(min=1, help="Runs at most.")] = None,
     form: Annotated[str, typer.Option("--format", help='The provider\'s form, "chat" or "messages".')] = "chat",
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Stream recorded runs through a window: overflow and bytes lost (both must be 0), tokens shipped, evictions, folds, time.
@@ -58,7 +60,7 @@ def replay(
         kilburn replay run.jsonl --window 4000 --policy lru --plot window.html
     """
     if plot is not None:
-        check_picture(plot)
+        check_picture(plot, force=force)
     runs = _runs(source, limit, form)
     speaker = model_of(model)
     try:
@@ -77,9 +79,6 @@ def replay(
         if speaker is not None and hasattr(speaker, "close"):
             speaker.close()
     total = total_of(measured)
-    if plot is not None:
-        longest = max(measured, key=lambda run: run.tokens_seen)
-        draw(plot, longest.curve, window=window - reserve, title=f"{longest.name} through {window:,} tokens, {policy}")
     if json:
         setting = {
             "source": str(source),
@@ -93,6 +92,9 @@ def replay(
     else:
         _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {used}")
     if plot is not None:
+        longest = max(measured, key=lambda run: run.tokens_seen)
+        title = f"{longest.name} through {window:,} tokens, {policy}"
+        draw(plot, longest.curve, window=window - reserve, title=title, force=force)
         say(f"drawn: {plot}")
     if total.overflow or total.lost:
         raise typer.Exit(1)
@@ -147,12 +149,12 @@ def _report(measured: list[Measured], total: Total, title: str) -> None:
     rows = [_row(run) for run in measured[:SHOWN]]
     if len(measured) > 1:
         rows.append(_row(total))
-    print(title)
+    tell(line(title))
     table(heads, rows, numbers=heads[1:])
     if len(measured) > SHOWN:
-        print(f"{len(measured) - SHOWN} more runs are in the total; --json lists all")
+        tell(f"{len(measured) - SHOWN} more runs are in the total; --json lists all")
     verdict = "no overflow, nothing lost" if not total.overflow and not total.lost else "FAILED"
-    print(f"{verdict}: {total.overflow} of {count(total.prompts)} prompts over the window, {total.lost} bytes lost")
+    tell(f"{verdict}: {total.overflow} of {count(total.prompts)} prompts over the window, {total.lost} bytes lost")
 
 
 def _row(run: Measured) -> tuple[str, ...]:

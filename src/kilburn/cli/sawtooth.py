@@ -10,8 +10,10 @@ import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import BinaryIO
 
 from kilburn.errors import MissingExtra, SpecError
+from kilburn.file import check_target, written
 
 __all__ = ["check_picture", "draw", "page", "thinned", "ticks"]
 
@@ -21,30 +23,32 @@ LEFT, RIGHT, TOP, BOTTOM = 76, 24, 64, 64
 BLUE, RED, GREY, PALE = "#2b6cb0", "#c53030", "#718096", "#e2e8f0"
 
 
-def check_picture(path: Path) -> None:
-    """Before hours of work: can this picture be drawn?
+def check_picture(path: Path, *, force: bool = False) -> None:
+    """Before hours of work: can this picture be drawn, and is there no file of its name (or `force`)?
 
     Raises:
-        SpecError: neither .png nor .html. MissingExtra: .png without matplotlib.
+        SpecError: neither .png nor .html, or a file that is there. MissingExtra: .png without matplotlib.
     """
     if path.suffix not in (".png", ".html"):
         raise SpecError(f"cannot draw {path.name}", advice="give a name that ends in .png or .html")
     if path.suffix == ".png":
         _pyplot()
+    check_target(path, force=force)
 
 
-def draw(path: Path, curve: Sequence[tuple[int, int]], *, window: int, title: str) -> None:
+def draw(path: Path, curve: Sequence[tuple[int, int]], *, window: int, title: str, force: bool = False) -> None:
     """Draw a curve of (tokens seen, tokens in the window) to a file.
 
     Raises:
         SpecError, MissingExtra: see `check_picture`. OSError: the file cannot be written.
     """
-    check_picture(path)
+    check_picture(path, force=force)
     points = thinned(curve)
-    if path.suffix == ".png":
-        _draw_png(path, points, window, title)
-    else:
-        path.write_text(page(points, window, title), encoding="utf-8")
+    with written(path, force=force) as file:
+        if path.suffix == ".png":
+            _draw_png(file, points, window, title)
+        else:
+            file.write(page(points, window, title).encode("utf-8"))
 
 
 def thinned(curve: Sequence[tuple[int, int]], most: int = POINTS) -> list[tuple[int, int]]:
@@ -67,7 +71,7 @@ def _pyplot() -> object:
     return figure
 
 
-def _draw_png(path: Path, curve: Sequence[tuple[int, int]], window: int, title: str) -> None:
+def _draw_png(file: BinaryIO, curve: Sequence[tuple[int, int]], window: int, title: str) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -86,7 +90,7 @@ def _draw_png(path: Path, curve: Sequence[tuple[int, int]], window: int, title: 
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.legend(loc="upper right", frameon=False, ncols=3, fontsize=9)
-    figure.savefig(path)
+    figure.savefig(file, format="png")
 
 
 STYLE = """\

@@ -1,7 +1,4 @@
-"""What people see: tables, ages, bars, and text that cannot drive their terminal.
-
-Text from tools is data here too: control characters are shown, never sent. It refuses to print JSON.
-"""
+"""What people see: tables, ages, bars. It refuses to print JSON, and leaves texts to `kilburn.terminal`."""
 
 from __future__ import annotations
 
@@ -9,17 +6,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Done", "age", "bar", "count", "grid", "many", "plain", "progress", "table"]
+from kilburn.file import written
+from kilburn.terminal import console, line, plain, spelled, tell
 
-CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)}
-CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-
-
-def plain(text: str) -> str:
-    """The text with control characters, and those that reorder a line, made visible."""
-    return text.translate(CONTROLS)
+__all__ = ["Done", "Sink", "age", "bar", "count", "grid", "many", "progress", "sink", "table"]
 
 
 def count(number: int) -> str:
@@ -49,12 +42,10 @@ def bar(share: float, width: int = 20) -> str:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = (), title: str = "") -> None:
     """Print a table; columns in `numbers` stand to the right."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 10_000
-    console.print(grid(heads, rows, numbers=numbers, title=title), soft_wrap=not console.is_terminal)
+    shown = console()
+    if not shown.is_terminal:
+        shown.width = 10_000
+    shown.print(grid(heads, rows, numbers=numbers, title=title), soft_wrap=not shown.is_terminal)
 
 
 def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = (), title: str = "") -> Any:
@@ -63,12 +54,45 @@ def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterab
     from rich.text import Text
 
     right = set(numbers)
-    made = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
+    made = Table(box=None, pad_edge=False, header_style="bold", title=Text(line(title)) if title else None, title_justify="left")
     for head in heads:
         made.add_column(head, justify="right" if head in right else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
         made.add_row(*(Text(plain(cell).replace("\n", " ")) for cell in row))
     return made
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take all of the bytes."""
+        ...
+
+    def flush(self) -> object:
+        """Pass on what was taken."""
+        ...
+
+
+class _Shown:
+    def write(self, data: bytes, /) -> None:
+        tell(spelled(data.decode("utf-8")), end="")
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+@contextmanager
+def sink(out: Path | None, force: bool) -> Iterator[Sink]:
+    """Where lines of JSON go: to a file that appears whole or not at all, else to standard output, exactly but for a terminal."""
+    if out is not None:
+        with written(out, force=force) as file:
+            yield file
+        return
+    sys.stdout.flush()
+    shown: Sink = _Shown() if sys.stdout.isatty() else sys.stdout.buffer
+    yield shown
+    shown.flush()
 
 
 class Done(Protocol):
@@ -86,11 +110,10 @@ def progress(what: str, total: int | None = None, *, unit: str = "") -> Iterator
     if not sys.stderr.isatty():
         yield lambda done, total=None: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=total)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as shown:
+        task = shown.add_task(line(what), total=total)
         yield lambda done, total=None: shown.update(task, completed=done, **({"total": total} if total else {}))

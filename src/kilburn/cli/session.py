@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from kilburn.cli.access import opened, reading, session, window_of
-from kilburn.cli.screen import age, count, plain, progress, table
-from kilburn.cli.shell import Db, Json, Tenant, app, emit
+from kilburn.cli.screen import age, count, progress, table
+from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
 from kilburn.kernel.process import Process
 from kilburn.message import Trust
 from kilburn.page import Page, address_of
 from kilburn.store import ProcessInfo, State
+from kilburn.terminal import emit, line, tell
 
 __all__ = ["figures", "ps", "show", "stats"]
 
@@ -107,7 +108,7 @@ def stats(name: Session, db: Db = None, tenant: Tenant = None, json: Json = Fals
     shown = {key: value for key, value in found.items() if key != "warnings"}
     table(("figure", "value"), ((key.replace("_", " "), value_of(value)) for key, value in shown.items()), numbers=("value",))
     for warning in found["warnings"]:
-        print(f"warning: {warning}")
+        tell(f"warning: {warning}")
 
 
 def value_of(value: Any) -> str:
@@ -156,7 +157,7 @@ def show(
         emit({"session": name, "address": address, "pages": described})
         return
     for number, row in enumerate(described):
-        print("\n" * bool(number) + _card(row))
+        tell("\n" * bool(number) + _card(row))
 
 
 def citing(pages: Any) -> dict[int, list[str]]:
@@ -225,10 +226,10 @@ def _card(row: dict[str, Any]) -> str:
     ]
     for key, title in (("call", "call"), ("name", "tool"), ("group", "group")):
         if row[key]:
-            lines.append(f"  {title:<9} {plain(str(row[key]))}")
+            lines.append(f"  {title:<9} {line(str(row[key]))}")
     if row["sources"]:
         lines.append(f"  made from {' '.join(row['sources'])}{' spans ' + str(row['spans']) if row['spans'] else ''}")
     if row["folds"]:
         lines.append(f"  folded in {' '.join(row['folds'])}")
     lines.append(f"  sha256    {row['digest']}")
-    return "\n".join([*lines, "", plain(row["text"])])
+    return "\n".join([*lines, "", row["text"]])

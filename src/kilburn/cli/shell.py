@@ -11,6 +11,7 @@ register themselves with `app`.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -18,18 +19,21 @@ import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
 import typer
 import typer.main
 
 from kilburn import __version__
 from kilburn.errors import Forgotten, KernelError, KilburnError, SpecError, WireError
 from kilburn.kernel.process import HitRateWarning
+from kilburn.terminal import say, tell
 
-__all__ = ["Db", "Json", "Tenant", "app", "emit", "main", "say"]
+__all__ = ["Db", "Force", "Json", "Tenant", "app", "main"]
 
 USAGE = (WireError, SpecError, KernelError)
 """Errors in what was given, not in what was done with it."""
+
+Unusable: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
+"""What the parser of the command line raises; it quotes what was given."""
 
 app = typer.Typer(
     name="kilburn",
@@ -68,11 +72,12 @@ Tenant = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"kilburn {__version__}")
+        tell(f"kilburn {__version__}")
         raise typer.Exit
 
 
@@ -107,7 +112,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     try:
-        typer.main.get_command(app).main(args=given, prog_name="kilburn")
+        status = typer.main.get_command(app).main(args=given, prog_name="kilburn", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except Unusable as error:
+        words = io.StringIO()
+        error.show(file=words)
+        say(words.getvalue().rstrip("\n"))
+        return int(error.exit_code)
+    except typer.Abort:
+        say("Aborted!")
+        return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
@@ -117,10 +131,9 @@ def _run(given: list[str]) -> int:
             _hush()
             return 1
         if _wants_debug(given):
-            traceback.print_exc()
+            say(traceback.format_exc())
         say(f"kilburn: {' '.join(_words_of(error).split())}")
         return 2 if isinstance(error, USAGE) and not isinstance(error, Forgotten) else 1
-    return 0
 
 
 def _wants_debug(given: list[str]) -> bool:
@@ -140,13 +153,3 @@ def _words_of(error: BaseException) -> str:
 def _hush() -> None:
     """The reader of our output went away: nothing more is to be written, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def say(line: str) -> None:
-    """A line for people, on standard error."""
-    print(line, file=sys.stderr)
-
-
-def emit(value: Any) -> None:
-    """A value as JSON on standard output, keys in the order given."""
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -11,8 +11,9 @@ import typer
 from kilburn.cli.access import WIDE, opened, reading
 from kilburn.cli.screen import age, bar, count, grid, many
 from kilburn.cli.session import figures, percent
-from kilburn.cli.shell import Db, Json, Tenant, app, emit
+from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.terminal import console, emit
 
 __all__ = ["top"]
 
@@ -55,16 +56,15 @@ def top(
         if json:
             emit({"time": time.time(), "sessions": watch.rows()})
             return
-        from rich.console import Console
         from rich.live import Live
 
-        console = Console(highlight=False)
+        shown = console()
         if once or not sys.stdout.isatty():
-            if not console.is_terminal:
-                console.width = 160
-            console.print(frame(watch.rows(), tenant or "default"))
+            if not shown.is_terminal:
+                shown.width = 160
+            shown.print(frame(watch.rows(), tenant or "default"))
             return
-        with Live(frame(watch.rows(), tenant or "default"), console=console, screen=True, auto_refresh=False) as live:
+        with Live(frame(watch.rows(), tenant or "default"), console=shown, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
                 live.update(frame(watch.rows(), tenant or "default"), refresh=True)

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import gzip
-import os
-import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, reading, session, writing
 from kilburn.cli.archive import Clock, Saved, gather, rebuild, write
-from kilburn.cli.screen import many, progress
-from kilburn.cli.shell import Db, Json, Tenant, app, emit, say
+from kilburn.cli.screen import Sink, many, progress, sink
+from kilburn.cli.shell import Db, Force, Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy, StoreReadOnly, WireError
 from kilburn.event import Act
+from kilburn.file import check_target
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.stores.memory import Memory
-from kilburn.wire.recording import read_lines
+from kilburn.stores.sqlite import Sqlite
+from kilburn.terminal import emit, line, plain, say, tell
+from kilburn.wire.recording import MOST, read_lines
 
 __all__ = ["bring", "export"]
-
-
-class Sink(Protocol):
-    """Where bytes go."""
-
-    def write(self, data: bytes, /) -> object: ...
 
 
 @app.command()
@@ -41,6 +36,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write, .gz too; else standard output.")
     ] = None,
+    force: Force = False,
     note: Annotated[bool, typer.Option("--note/--no-note", help="Keep a note of it; without, while an agent is at work.")] = True,
     db: Db = None,
     tenant: Tenant = None,
@@ -54,11 +50,13 @@ def export(
 
         kilburn export session-1 --out copy.jsonl
     """
+    if out is not None:
+        check_target(out, force=force)
     with reading(db, tenant) as store:
         infos = [info for info in store.processes() if name in (None, info.name)]
         if name is not None:
             session(store, name)
-        with _target(out) as file, progress("exporting", sum(info.pages for info in infos)) as done:
+        with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as done:
             written = 0
             for info in infos:
                 for line in write(store.process(info.name), info):
@@ -66,33 +64,20 @@ def export(
                     written += 1
                     done(written)
     if note:
-        _note(db, tenant, [info.name for info in infos], str(out.absolute()) if out else "standard output")
+        _note(db, tenant, [info.name for info in infos], plain(str(out.absolute())) if out else "standard output")
     if out:
         say(f"{many(len(infos), 'session')}, {many(written, 'line')}: {out}")
 
 
 @contextmanager
-def _target(out: Path | None) -> Iterator[Sink]:
-    """Where an export goes; a file appears whole or not at all, readable by its owner only."""
-    if out is None:
-        sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    part = out.with_name(out.name + ".part")
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as plain:
-            if out.suffix == ".gz":
-                with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
-                    yield packed
-            else:
-                yield plain
-            plain.flush()
-            os.fsync(plain.fileno())
-        part.replace(out)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+def _target(out: Path | None, force: bool) -> Iterator[Sink]:
+    """Where an export goes, packed where the name says so."""
+    with sink(out, force) as whole:
+        if out is not None and out.suffix == ".gz":
+            with gzip.GzipFile(filename="", mode="wb", fileobj=whole, mtime=0) as packed:
+                yield packed
+        else:
+            yield whole
 
 
 def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> None:
@@ -116,6 +101,7 @@ def bring(
     tokenizer: Annotated[
         str, typer.Option(metavar="NAME", help='Who counts the pages: "auto", a model\'s name, or "chars/4".')
     ] = "auto",
+    size: Annotated[int, typer.Option("--max-size", metavar="BYTES", min=1, help="What the file may have, unpacked.")] = MOST,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -129,13 +115,9 @@ def bring(
         kilburn import run.jsonl --session light
     """
     stem = source.name.removesuffix(".gz").rpartition(".")[0] or source.name
-    saved = gather(read_lines(source), stem)
+    saved = gather(read_lines(source, size), stem, name)
     if not saved:
         raise WireError(f"{source} is empty", advice="give an export, or one message a line")
-    if name is not None:
-        if len(saved) > 1:
-            raise SpecError(f"{source} holds {len(saved)} sessions", advice="leave --session out")
-        saved[0].name = name
     _rehearse(saved, tokenizer)
     clock = Clock(time.time())
     with writing(db, tenant, clock=clock, tokenizer=tokenizer, create=True) as store:
@@ -159,20 +141,24 @@ def bring(
         )
         return
     for made, pages, tokens in rows:
-        print(f"{made}: {many(pages, 'page')}, {many(tokens, 'token')}")
+        tell(f"{line(made)}: {many(pages, 'page')}, {many(tokens, 'token')}")
 
 
 def _rehearse(saved: list[Saved], tokenizer: str) -> None:
-    """Do it all in memory first, so that a file that does not fit leaves no half of it in the store.
+    """Do it all in memory first, and read it back as a store is read: what does not fit leaves no half of it in the store.
 
     Raises:
         SpecError: two sessions of one name. WireError, KernelError: see `rebuild`.
     """
-    names = [item.name for item in saved]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise SpecError(f"two sessions are called {twice!r}", advice="export them one by one")
+    names = Counter(item.name for item in saved)
+    twice, times = names.most_common(1)[0]
+    if times > 1:
+        raise SpecError(f"{times} sessions are called {twice!r}", advice="export them one by one")
     clock = Clock(time.time())
-    with Hierarchy(Memory(), Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock) as store:
+    with Hierarchy(Sqlite(":memory:"), Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock) as store:
         for item in saved:
             rebuild(store, clock, item)
+        reader = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)
+        for info in store.processes():
+            for _ in write(reader.process(info.name), info):
+                pass  # every page, state, event and text was read

@@ -18,6 +18,7 @@ import msgspec
 
 from kilburn.demo.job import Outcome, Told
 from kilburn.demo.picture import band, teeth
+from kilburn.terminal import console, line, plain, say
 
 __all__ = ["figures", "show", "watching"]
 
@@ -48,16 +49,15 @@ def watching() -> Iterator[Told]:
     if not sys.stderr.isatty():
         yield _lines()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("{task.description:<40}"),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[line]}"),
+        TextColumn("{task.fields[line]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
         def told(phase: str, done: int, total: int | None, line: str) -> None:
@@ -67,7 +67,7 @@ def watching() -> Iterator[Told]:
                     bars.stop_task(before)
                 tasks[phase] = bars.add_task(PHASES[phase], total=total, line=line)
             room = max(10, bars.console.width - 80)
-            bars.update(tasks[phase], completed=done, total=total, line=line.replace("[", "(")[:room])
+            bars.update(tasks[phase], completed=done, total=total, line=plain(line)[:room])
 
         yield told
 
@@ -83,7 +83,7 @@ def _lines() -> Told:
             return
         share = f" {done} of {total}" if total else ""
         what = PHASES[phase] if phase != current else f"  ...{share} {line}".rstrip()
-        print(f"{now - began:6.1f} s  {what}", file=sys.stderr, flush=True)
+        say(f"{now - began:6.1f} s  {what}")
         current, spoken = phase, now
 
     return told
@@ -91,32 +91,28 @@ def _lines() -> Told:
 
 def show(outcome: Outcome) -> None:
     """Print the outcome for people."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 110
+    shown = console()
+    if not shown.is_terminal:
+        shown.width = 110
     seen = outcome.output_tokens
     stopped = f" Its time was up then, with {outcome.stopped:,} steps left on its list." if outcome.stopped else ""
-    console.print()
-    console.print(f"Python {outcome.python}'s library through a window of {outcome.window:,} tokens", style="bold")
-    console.print(outcome.library, style="dim")
-    console.print()
-    console.print(f"An agent made {outcome.calls:,} tool calls and read {outcome.lines:,} lines in {outcome.files:,} files:")
-    console.print(f"{seen:,} tokens of tool output, {seen / outcome.window:,.0f} windows full.{stopped}")
-    console.print(
-        f"Then it was asked {len(outcome.asked)} questions about exact details, and had only its memory to answer from."
-    )
-    console.print(
+    shown.print()
+    shown.print(f"Python {outcome.python}'s library through a window of {outcome.window:,} tokens", style="bold")
+    shown.print(outcome.library, style="dim")
+    shown.print()
+    shown.print(f"An agent made {outcome.calls:,} tool calls and read {outcome.lines:,} lines in {outcome.files:,} files:")
+    shown.print(f"{seen:,} tokens of tool output, {seen / outcome.window:,.0f} windows full.{stopped}")
+    shown.print(f"Then it was asked {len(outcome.asked)} questions about exact details, and had only its memory to answer from.")
+    shown.print(
         "Programs choose the calls and read out the answers, for the rivals too; the rival's summary is an extract.",
         style="dim",
     )
-    _show_answers(console, outcome)
-    _show_samples(console, outcome)
-    _show_window(console, outcome)
-    _show_figures(console, outcome)
-    _show_model(console, outcome)
-    _show_end(console, outcome)
+    _show_answers(shown, outcome)
+    _show_samples(shown, outcome)
+    _show_window(shown, outcome)
+    _show_figures(shown, outcome)
+    _show_model(shown, outcome)
+    _show_end(shown, outcome)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), wide: str = "") -> Any:
@@ -133,19 +129,14 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
             ratio=1 if head == wide else None,
         )
     for row in rows:
-        made.add_row(*(Text(_plain(cell)) for cell in row))
+        made.add_row(*(Text(line(str(cell))) for cell in row))
     return made
-
-
-def _plain(text: str) -> str:
-    """Text of files as data: nothing in it drives the terminal."""
-    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
 
 
 def _short(text: str, most: int = 150) -> str:
     """A text on one line, its stretches of blanks as one."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"{flat[: most - 1]}…"
 
 
 def _show_answers(console: Any, outcome: Outcome) -> None:
@@ -164,7 +155,7 @@ def _show_answers(console: Any, outcome: Outcome) -> None:
     missed = [asked for asked in outcome.asked if not asked.exact]
     for asked in missed:
         console.print(
-            f"  missed: {_plain(asked.question)}\n    expected {asked.expected!r}\n    got      {asked.answer!r}", style="red"
+            f"  missed: {line(asked.question)}\n    expected {asked.expected!r}\n    got      {asked.answer!r}", style="red"
         )
 
 
@@ -227,10 +218,10 @@ def _show_model(console: Any, outcome: Outcome) -> None:
     if outcome.phrases:
         console.print(f"\n{outcome.model} says, given the recalled text; the exact answer is what counts")
         for phrase in outcome.phrases:
-            console.print(f"  {_plain(phrase.question)}")
-            console.print(f"    exact  {_plain(_short(phrase.exact))}", style="green")
+            console.print(f"  {line(phrase.question)}")
+            console.print(f"    exact  {_short(phrase.exact)}", style="green")
             verdict = "has it" if phrase.holds else "not exact"
-            console.print(f"    model  {_plain(_short(phrase.said))}  ({verdict}, {phrase.seconds:.1f} s)")
+            console.print(f"    model  {_short(phrase.said)}  ({verdict}, {phrase.seconds:.1f} s)")
 
 
 def _program() -> str:
@@ -248,9 +239,9 @@ def _show_end(console: Any, outcome: Outcome) -> None:
     console.print(verdict, style="bold green" if outcome.ok else "bold red")
     console.print("\nGo on with what the agent remembers:", style="bold")
     example = next((asked.address for asked in outcome.asked if asked.address), "p1")
-    for line in (
+    for command in (
         f'{_program()} --db {outcome.db} search "JSONDecoder object_hook"',
         f"{_program()} --db {outcome.db} recall {outcome.session} {example}",
         f"{_program()} --db {outcome.db} show {outcome.session}",
     ):
-        console.print(f"  {line}", soft_wrap=True)
+        console.print(f"  {command}", soft_wrap=True)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kilburn.evals.outcomes import interval
-from kilburn.evals.pareto import check_picture
+from kilburn.evals.pareto import check_picture, save
 from kilburn.evals.shares import grid, wilson
 
 __all__ = ["FULL", "OURS", "TEXTS", "WHENS", "Cell", "Outcome", "Pressed", "draw"]
@@ -216,13 +216,14 @@ def _cell(own: Sequence[Outcome], full: Sequence[Outcome], ours: Sequence[Outcom
     )
 
 
-def draw(path: Path, report: Pressed) -> None:
+def draw(path: Path, report: Pressed, *, force: bool = False) -> None:
     """Draw the curves of a report to a file; the suffix says the format.
 
     Raises:
-        SpecError: a format that is not drawn here. MissingExtra: no matplotlib. OSError: the file cannot be written.
+        SpecError: a format that is not drawn here, or a file that is there without `force`. MissingExtra: no
+            matplotlib. OSError: the file cannot be written.
     """
-    check_picture(path)
+    check_picture(path, force=force)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -233,7 +234,7 @@ def draw(path: Path, report: Pressed) -> None:
             _panel(axes, report, when)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8.5)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save(figure, path, force=force)
 
 
 def _panel(axes: Any, report: Pressed, when: str) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from kilburn.evals.decay import Decay
-from kilburn.evals.pareto import check_picture
+from kilburn.evals.pareto import check_picture, save
 
 __all__ = ["draw"]
 
 
-def draw(path: Path, report: Decay) -> None:
+def draw(path: Path, report: Decay, *, force: bool = False) -> None:
     """Draw the curves of a report to a file; the suffix says the format.
 
     Raises:
-        SpecError: a format that is not drawn here. MissingExtra: no matplotlib. OSError: the file cannot be written.
+        SpecError: a format that is not drawn here, or a file that is there without `force`. MissingExtra: no
+            matplotlib. OSError: the file cannot be written.
     """
-    check_picture(path)
+    check_picture(path, force=force)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -39,4 +40,4 @@ def draw(path: Path, report: Decay) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
         axes.legend(frameon=False)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save(figure, path, force=force)

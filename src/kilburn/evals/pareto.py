@@ -18,8 +18,9 @@ from kilburn.evals.baselines import BASELINES
 from kilburn.evals.cost import PER, UNITS
 from kilburn.evals.roster import BELADY
 from kilburn.evals.rows import Row
+from kilburn.file import check_target, written
 
-__all__ = ["REFILLED", "check_picture", "draw", "front"]
+__all__ = ["REFILLED", "check_picture", "draw", "front", "save"]
 
 REFILLED = "refilled"
 """The axis of tokens that were read again because of an edit; else a price table's name."""
@@ -45,11 +46,11 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return chosen
 
 
-def check_picture(path: Path) -> None:
-    """Before an hour of work: can this picture be drawn?
+def check_picture(path: Path, *, force: bool = False) -> None:
+    """Before an hour of work: can this picture be drawn, and is there no file of its name (or `force`)?
 
     Raises:
-        SpecError: a format that is not drawn here. MissingExtra: no matplotlib.
+        SpecError: a format that is not drawn here, or a file that is there. MissingExtra: no matplotlib.
     """
     if path.suffix not in _FORMATS:
         raise SpecError(f"cannot draw {path.name}", advice=f"give a name that ends in {', '.join(_FORMATS)}")
@@ -57,15 +58,26 @@ def check_picture(path: Path) -> None:
         import_module("matplotlib.figure")
     except ImportError:
         raise MissingExtra("matplotlib", "plots") from None
+    check_target(path, force=force)
 
 
-def draw(path: Path, rows: Sequence[Row], axis: str = REFILLED) -> None:
+def save(figure: Any, path: Path, *, force: bool = False) -> None:
+    """Write a figure of matplotlib, the same bytes each time; the suffix says the format.
+
+    Raises:
+        SpecError: a file of this name is there, and `force` is not set. OSError: it cannot be written.
+    """
+    with written(path, force=force) as file:
+        figure.savefig(file, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def draw(path: Path, rows: Sequence[Row], axis: str = REFILLED, *, force: bool = False) -> None:
     """Draw rows to a file: survival against re-prefilled tokens, or against the cost by a price table.
 
     Raises:
         SpecError, MissingExtra: see `check_picture`. OSError: the file cannot be written.
     """
-    check_picture(path)
+    check_picture(path, force=force)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -80,7 +92,7 @@ def draw(path: Path, rows: Sequence[Row], axis: str = REFILLED) -> None:
             axes = figure.add_subplot(down, across, number)
             _panel(axes, [row for row in rows if row.window == window], window, axis)
         _legend(figure, [kind for kind in _MARKS if kind in {_kind(row) for row in rows}])
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save(figure, path, force=force)
 
 
 def _legend(figure: Any, kinds: Sequence[str]) -> None:

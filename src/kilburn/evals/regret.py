@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.evals.pareto import check_picture
+from kilburn.evals.pareto import check_picture, save
 
 __all__ = ["INFINITE", "LRU", "MIN", "OURS", "Rate", "Regret", "Tally", "draw"]
 
@@ -169,13 +169,14 @@ def _middle(figure: Callable[[Sequence[int]], float | None], every: Sequence[int
     return values[int(0.025 * len(values))], values[int(0.975 * len(values))]
 
 
-def draw(path: Path, report: Regret) -> None:
+def draw(path: Path, report: Regret, *, force: bool = False) -> None:
     """Draw hit rates over capacities, to the format that the file's name says.
 
     Raises:
-        SpecError: a format that is not drawn here. MissingExtra: no matplotlib. OSError: the file cannot be written.
+        SpecError: a format that is not drawn here, or a file that is there without `force`. MissingExtra: no
+            matplotlib. OSError: the file cannot be written.
     """
-    check_picture(path)
+    check_picture(path, force=force)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -197,4 +198,4 @@ def draw(path: Path, report: Regret) -> None:
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)
             axes.legend(frameon=False, fontsize=8)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save(figure, path, force=force)

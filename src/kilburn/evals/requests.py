@@ -19,6 +19,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, SpecError
 from kilburn.kv.eviction import Use
+from kilburn.wire.recording import bounded
 
 __all__ = ["BLOCK", "UNIT", "Event", "Prompt", "Trace", "made", "read", "weave"]
 
@@ -93,7 +94,7 @@ def read(path: str | Path) -> Iterator[Trace]:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             with gzip.open(raw, "rb") if packed else raw as lines:
-                for number, line in enumerate(lines, 1):
+                for number, line in enumerate(bounded(lines, file.name), 1):
                     if line.strip():
                         yield _decoded(decoder, line, f"{file.name}, line {number}")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

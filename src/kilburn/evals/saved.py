@@ -6,14 +6,20 @@ the same nobody checks: after a change, begin a new file.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.evals.outcomes import Cell
+from kilburn.file import check_target, written
 
 __all__ = ["Saved"]
+
+
+START = b'{"of":'
+"""How a line begins."""
 
 
 class _Line(msgspec.Struct):
@@ -27,35 +33,40 @@ class Saved:
     Args:
         path: where they go.
         digest: of the sample that they are measured on.
-        resume: whether to read what is there; else the file begins anew.
+        resume: whether to go on with the file that is there; else it begins anew.
+        force: whether a new one may replace a file that is there.
 
     Raises:
-        SpecError: it cannot be read or written.
+        SpecError: it cannot be read or written, is there without `resume` or `force`, or is no file of cells.
     """
 
-    def __init__(self, path: Path, digest: str, *, resume: bool) -> None:
+    def __init__(self, path: Path, digest: str, *, resume: bool, force: bool = False) -> None:
         self.path, self._digest = path, digest
         self._cells: dict[tuple[str, str, str, int], Cell] = {}
         try:
             if resume and path.exists():
                 self._read()
             else:
-                path.write_bytes(b"")
+                with written(path, force=force):
+                    pass  # an empty file, so that an unwritable one is found before the work
         except OSError as error:
             raise SpecError(f"cannot use {path}: {error.strerror or error}", advice="give a file that can be written") from error
 
     def _read(self) -> None:
+        check_target(self.path, force=True)
         raw = self.path.read_bytes()
+        # Whoever wrote it may have been stopped in the middle of a line.
+        if not all(START.startswith(line[: len(START)]) for line in raw.split(b"\n")):
+            raise SpecError(f"{self.path} is no file of cells", advice="give the file that --out wrote")
         for line in raw.split(b"\n"):
             try:
                 found = msgspec.json.decode(line, type=_Line)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                continue  # whoever wrote it was stopped in the middle of the line
+                continue
             if found.of == self._digest:
                 self._cells[_key(found.cell)] = found.cell
         if raw and not raw.endswith(b"\n"):
-            with self.path.open("ab") as file:
-                file.write(b"\n")
+            self._append(b"\n")
 
     def find(self, label: str, spec: str, model: str, window: int) -> Cell | None:
         """The cell, where it was measured."""
@@ -64,8 +75,11 @@ class Saved:
     def add(self, cell: Cell) -> None:
         """Append a cell."""
         self._cells[_key(cell)] = cell
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(_Line(self._digest, cell)) + b"\n")
+        self._append(msgspec.json.encode(_Line(self._digest, cell)) + b"\n")
+
+    def _append(self, line: bytes) -> None:
+        with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab") as file:
+            file.write(line)
 
 
 def _key(cell: Cell) -> tuple[str, str, str, int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.errors import InvalidMessage, SpecError
+from kilburn.wire.recording import bounded
 
 __all__ = ["Run", "Step", "Turn", "read", "synthetic"]
 
@@ -57,7 +58,7 @@ def read(path: str | Path) -> Iterator[Run]:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             with gzip.open(raw, "rb") if packed else raw as lines:
-                for number, line in enumerate(lines, 1):
+                for number, line in enumerate(bounded(lines, file.name), 1):
                     if line.strip():
                         yield _decoded(decoder, line, file, number)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

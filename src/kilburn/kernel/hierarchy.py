@@ -20,7 +20,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.search import Found, found
 from kilburn.policy import Policy
-from kilburn.store import ProcessInfo, Store
+from kilburn.store import ProcessInfo, Store, checked_name
 from kilburn.tokens.choice import counter_for
 
 __all__ = ["Hierarchy"]
@@ -36,6 +36,7 @@ class Hierarchy:
         tokenizer: "auto", a model's name, "chars/4", or a `Counter`.
         model: who answers when a policy asks: a spec, a model, or None for nobody.
         clock: seconds since the epoch.
+        foreign: whether these specs may name what is not Kilburn's; see `kilburn.open`.
     """
 
     def __init__(
@@ -47,13 +48,12 @@ class Hierarchy:
         tokenizer: Any = "auto",
         model: Any = None,
         clock: Callable[[], float] = time.time,
+        foreign: bool = True,
     ) -> None:
         self.store, self.budget, self.clock = store, budget, clock
         self.policy_name = policy if isinstance(policy, str) else type(policy).__name__.lower()
-        self.policy: Policy = resolve("policies", policy)
-        if not isinstance(self.policy, Policy):
-            raise SpecError(f"{policy!r} has no plan(view)", advice="see docs/howto/write-a-policy.md")
-        self.model = resolve("models", model) if model != "none" else None
+        self.policy: Policy = resolve("policies", policy, foreign=foreign)
+        self.model = None if model is None or model == "none" else resolve("models", model, foreign=foreign)
         if tokenizer == "auto" and self.model is not None:
             tokenizer = self.model.tokenizer
         self.counter = counter_for(tokenizer)
@@ -72,11 +72,16 @@ class Hierarchy:
         """The process of that name: created, or reopened where it was left.
 
         Raises:
+            SpecError: no name of a session: see `kilburn.store.checked_name`.
             StoreReadOnly: it does not exist, and the store was opened for reading.
         """
-        if not isinstance(name, str) or not name.strip():
-            raise SpecError(f"{name!r} is no session name", advice="give a non-empty string")
         with self._lock:
+            try:
+                checked_name(name, "session")
+            except SpecError:
+                # Names were less strict once; what has such a name stays readable.
+                if name not in [info.name for info in self.store.processes()]:
+                    raise
             if name not in self._processes or self._processes[name].kernel.stale:
                 info = self.store.process(name, time=self.clock(), create=not self.store.readonly)
                 if info is None:

@@ -2,23 +2,37 @@
 
 A name is a path: `"lru"` at kind `policies` is class `Lru` of `kilburn.policies.lru`; else an entry
 point of group `kilburn.policies`; else `pkg.mod:Name`. Arguments are literals or nested specs. There
-is no registry, no factory, and nothing of a spec is ever evaluated as code.
+is no registry, no factory, and nothing of a spec is ever evaluated as code. Nothing is called that is
+not a class of the kind: a policy plans, a model streams, a store has a store's verbs.
+
+`pkg.mod:Name` imports a module, which runs what stands in it. Where a spec comes from somebody else (a
+gateway's request, a shared file), say `foreign=False`.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import pkgutil
+import warnings
 from typing import Any
 
-from kilburn.errors import SpecError
+from kilburn.errors import KilburnError, SpecError
 
 __all__ = ["locate", "names", "resolve"]
 
 
-VERBS = {"policies": "plan", "models": "stream", "stores": "commit", "kv.presses": "keep"}
-"""What a class of each kind can do, so that its neighbours in the package are not taken for one."""
+VERBS: dict[str, dict[str, int]] = {
+    "policies": {"plan": 1},
+    "models": {"stream": 1},
+    "stores": {"process": 1, "processes": 0, "commit": 2, "pages": 1, "events": 1, "texts": 1, "search": 1, "close": 0},
+    "kv.presses": {"keep": 2},
+}
+"""What is of a kind: its verbs, and what each takes beside the object itself, in order."""
+
+LONGEST = 10_000
+"""Characters of a spec."""
 
 
 def names(kind: str) -> list[str]:
@@ -27,95 +41,149 @@ def names(kind: str) -> list[str]:
     return sorted(
         module.name
         for module in pkgutil.iter_modules(package.__path__)
-        if not module.ispkg and hasattr(_class_of(kind, module.name), VERBS.get(kind, "__init__"))
+        if not module.ispkg and _class_of(kind, module.name) is not None
     )
 
 
-def resolve(kind: str, spec: Any) -> Any:
+def resolve(kind: str, spec: Any, *, foreign: bool = True) -> Any:
     """The object that a spec names.
 
     Args:
-        kind: `policies`, `models` or `stores`: the package that bare names are looked up in.
-        spec: a spec string; anything else is returned as it is.
+        kind: `policies`, `models`, `stores` or `kv.presses`: the package that bare names are looked up in.
+        spec: a spec string, or an object of the kind, which is returned as it is.
+        foreign: whether the spec may name what is not Kilburn's: `pkg.mod:Name`, and entry points of
+            installed packages.
 
     Raises:
-        SpecError: a name that resolves to nothing, a spec that does not parse, or arguments that
-            do not fit; the message lists the names there are.
+        SpecError: a name that resolves to nothing or to something of another kind, a spec that does not
+            parse, or arguments that do not fit; the message lists the names there are.
     """
     if not isinstance(spec, str):
+        if isinstance(spec, type) or not all(callable(getattr(spec, verb, None)) for verb in VERBS[kind]):
+            raise SpecError(f"{_short(spec)} is none of the {kind}: they have {_verbs(kind)}", advice="give a spec or an object")
         return spec
-    target, _, call = spec.strip().partition("(")
-    dotted = target.replace(":", ".").strip()
-    text = f"{_flat(dotted)}({call}" if "(" in spec else _flat(dotted)
-    try:
-        node = ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        raise SpecError(f"{spec!r} is not a spec: {error.msg}", advice="write name, name(key=value), or pkg.mod:Name") from None
-    return _build(kind, node, spec, {_flat(dotted): target.strip()})
+    target, bracket, call = spec.strip().partition("(")
+    target = target.strip()
+    # A path is no name in Python's grammar, so one stands for it while the arguments are read.
+    stand_in = target.replace("-", "_") if ":" not in target and "." not in target else "path"
+    node = _parsed(f"{stand_in}{bracket}{call}", spec)
+    named = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(named, ast.Name) or named.id != stand_in:
+        raise SpecError(f"{_short(spec)} is not a spec", advice="write name, name(key=value), or pkg.mod:Name")
+    return _build(kind, node, spec, target, foreign)
 
 
-def _flat(dotted: str) -> str:
-    return dotted.replace(".", "__dot__").replace("-", "_")
+def _parsed(text: str, spec: str) -> ast.expr:
+    what = f"more than {LONGEST:,} characters"
+    if len(text) <= LONGEST:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python's advice on how to write code is none on a spec
+                return ast.parse(text, mode="eval").body
+        except SyntaxError as error:
+            what = error.msg
+        except (ValueError, RecursionError, MemoryError) as error:
+            what = str(error) or "nested too deep"
+    raise SpecError(f"{_short(spec)} is not a spec: {what}", advice="write name, name(key=value), or pkg.mod:Name")
 
 
-def _build(kind: str, node: ast.expr, spec: str, targets: dict[str, str]) -> Any:
-    if isinstance(node, ast.Name):
-        return _make(kind, targets.get(node.id, node.id), (), {}, spec)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        positional = [_argument(kind, argument, spec) for argument in node.args]
-        named = {keyword.arg: _argument(kind, keyword.value, spec) for keyword in node.keywords if keyword.arg}
+def _build(kind: str, node: ast.expr, spec: str, name: str, foreign: bool) -> Any:
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    if isinstance(node, ast.Call):
+        positional = [_argument(kind, argument, spec, foreign) for argument in node.args]
+        named = {keyword.arg: _argument(kind, keyword.value, spec, foreign) for keyword in node.keywords if keyword.arg}
         if len(named) != len(node.keywords):
-            raise SpecError(f"{spec!r} unpacks arguments", advice="write every argument out")
-        return _make(kind, targets.get(node.func.id, node.func.id), positional, named, spec)
-    raise SpecError(f"{spec!r} is not a spec", advice="write name, name(key=value), or pkg.mod:Name")
+            raise SpecError(f"{_short(spec)} unpacks arguments", advice="write every argument out")
+    made = locate(kind, name, foreign=foreign)
+    if made is None:
+        raise SpecError(f"no {kind} named {_short(name)}", advice=f"known: {', '.join(names(kind))}; or give pkg.mod:Name")
+    try:
+        return made(*positional, **named)
+    except KilburnError:
+        raise
+    except Exception as error:
+        raise SpecError(f"{_short(spec)}: {error}", advice=f"see the arguments of {_short(name)} in docs/reference") from error
 
 
-def _argument(kind: str, node: ast.expr, spec: str) -> Any:
-    if isinstance(node, ast.Name | ast.Call):
-        return _build(kind, node, spec, {})
+def _argument(kind: str, node: ast.expr, spec: str, foreign: bool) -> Any:
+    if isinstance(node, ast.Name):
+        return _build(kind, node, spec, node.id, foreign)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return _build(kind, node, spec, node.func.id, foreign)
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError, MemoryError):
         raise SpecError(
-            f"an argument of {spec!r} is neither a literal nor a spec", advice="use numbers, strings, lists, or nested specs"
+            f"an argument of {_short(spec)} is neither a literal nor a spec",
+            advice="use numbers, strings, lists, or nested specs",
         ) from None
 
 
-def _make(kind: str, name: str, positional: Any, named: Any, spec: str) -> Any:
-    made = locate(kind, name)
-    if made is None:
-        raise SpecError(f"no {kind} named {name!r}", advice=f"known: {', '.join(names(kind))}; or give pkg.mod:Name")
-    try:
-        return made(*positional, **named)
-    except (TypeError, ValueError) as error:
-        raise SpecError(f"{spec!r}: {error}", advice=f"see the arguments of {name} in docs/reference") from error
-
-
-def locate(kind: str, name: str) -> Any:
+def locate(kind: str, name: str, *, foreign: bool = True) -> Any:
     """The class that a bare name, an entry point or `pkg.mod:Name` stands for; None where there is none.
 
+    Args:
+        foreign: see `resolve`. Nothing is imported but modules of Kilburn where it is False.
+
     Raises:
-        SpecError: the module of `pkg.mod:Name` cannot be imported.
+        SpecError: the module of `pkg.mod:Name` cannot be imported, what it names is no class of the kind,
+            or it is foreign and must not be.
     """
     if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            return getattr(importlib.import_module(module), attribute, None)
-        except ImportError as error:
-            raise SpecError(f"cannot import {module!r}: {error}", advice="is it installed, and on the path?") from error
+        return _foreign(kind, name, foreign)
     found = _class_of(kind, name)
-    if found is not None:
+    if found is not None or not foreign:
         return found
     from importlib.metadata import entry_points  # slow to import, and seldom needed
 
     for point in entry_points(group=f"kilburn.{kind}"):
         if point.name == name:
-            return point.load()
+            return _foreign(kind, point.value.partition("[")[0].strip(), foreign)
     return None
 
 
+def _foreign(kind: str, path: str, allowed: bool) -> type:
+    if not allowed:
+        raise SpecError(f"{_short(path)} is not Kilburn's", advice=f"this place takes only: {', '.join(names(kind))}")
+    module, _, attribute = path.partition(":")
+    if not attribute.isidentifier() or not all(piece.isidentifier() for piece in module.split(".")):
+        raise SpecError(f"{_short(path)} is no path of a class", advice="write pkg.mod:Name")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"cannot import {_short(module)}: {error}", advice="is it installed, and on the path?") from error
+    if not isinstance(found, type) or not _is_of(kind, found):
+        raise SpecError(f"{_short(path)} is no class of {kind}: those have {_verbs(kind)}", advice="name a class that has it")
+    return found
+
+
+def _is_of(kind: str, made: type) -> bool:
+    """Whether a class has the verbs of a kind, and each takes what the kind's verb takes. Nothing of it is called."""
+    return all(_takes(inspect.getattr_static(made, verb, None), given + 1) for verb, given in VERBS[kind].items())
+
+
+def _takes(method: Any, given: int) -> bool:
+    """Whether it is a method that so many arguments in order are enough for, the object included."""
+    if not inspect.isfunction(method):
+        return False
+    parameters = inspect.signature(method).parameters.values()
+    ordered = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    most = float("inf") if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(ordered)
+    return sum(one.default is one.empty for one in ordered) <= given <= most
+
+
+def _verbs(kind: str) -> str:
+    return ", ".join(f"{verb}()" for verb in VERBS[kind])
+
+
+def _short(text: Any) -> str:
+    said = repr(text)
+    return said if len(said) <= 200 else f"{said[:200]}..."
+
+
 def _class_of(kind: str, name: str) -> Any:
-    """Class `Lru` of module `kilburn.policies.lru`; None where there is no such module or class."""
+    """Class `Lru` of module `kilburn.policies.lru`; None where there is no such module or class of the kind."""
     if not name.isidentifier():
         return None
     path = f"kilburn.{kind}.{name}"
@@ -125,4 +193,5 @@ def _class_of(kind: str, name: str) -> Any:
         if error.name != path:
             raise
         return None
-    return getattr(module, "".join(piece.capitalize() for piece in name.split("_")), None)
+    found = getattr(module, "".join(piece.capitalize() for piece in name.split("_")), None)
+    return found if isinstance(found, type) and _is_of(kind, found) else None

@@ -13,14 +13,16 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from kilburn.errors import Unavailable
+from kilburn.file import written
 
-__all__ = ["Download", "Progress", "digest", "disk", "folder", "recorded"]
+__all__ = ["Download", "Progress", "digest", "disk", "folder", "own", "recorded"]
 
 Progress = Callable[[str, int, int], None]
 """Called with a name, the bytes done and the bytes in all (0 where nobody said how many)."""
@@ -78,6 +80,20 @@ def disk(path: Path) -> Iterator[None]:
         raise Unavailable(f"{path}: {what}", advice=advice) from error
 
 
+def own(path: Path, flags: int) -> int:
+    """A descriptor of a file that only this name leads to; made where there is none and `flags` say so.
+
+    What lies beside a target has names that anybody can foresee, since a later pull goes on with it. So no
+    link is followed, and a file with a second name elsewhere is not written to. Raises OSError.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, "a link to another file, or no file", str(path))
+    return descriptor
+
+
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
@@ -103,7 +119,8 @@ class Download:
                 self.target.parent.mkdir(parents=True, exist_ok=True)
                 # The system drops the lock when this process ends, however it ends. The file stays: with
                 # it removed, a third process could lock a new file while a second holds the old one.
-                lock = self._closing.enter_context(_beside(self.target, ".lock").open("ab"))
+                name = _beside(self.target, ".lock")
+                lock = self._closing.enter_context(open(own(name, os.O_WRONLY | os.O_CREAT), "ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 self._sweep()
                 self.scratch.mkdir(exist_ok=True)
@@ -144,7 +161,8 @@ class Download:
 
     def note(self, line: str) -> None:
         """Vouch for bytes of the partial file that have reached the disk."""
-        with disk(self._journal), self._journal.open("a", encoding="utf-8") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with disk(self._journal), open(own(self._journal, flags), "a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -178,7 +196,7 @@ class Download:
             raise Unavailable(f"{self.target.name}: {wrong}", advice="the bad file was removed; pull again, or get it elsewhere")
         self.record(actual, found)
         with disk(self.target):
-            with self.partial.open("rb+") as file:
+            with open(own(self.partial, os.O_RDWR), "rb+") as file:
                 os.fsync(file.fileno())
             self.partial.replace(self.target)
             self._journal.unlink(missing_ok=True)
@@ -192,10 +210,5 @@ class Download:
     def record(self, sha256: str, size: int) -> None:
         """Write `<file>.sha256`; `sha256sum -c` reads it, and skips the line with the size."""
         beside = _beside(self.target, ".sha256")
-        fresh = _beside(beside, ".partial")
-        with disk(beside):
-            with fresh.open("w", encoding="ascii") as file:
-                file.write(f"{sha256}  {self.target.name}\n# bytes {size}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(beside)
+        with disk(beside), written(beside, force=True, mode=0o644) as file:
+            file.write(f"{sha256}  {self.target.name}\n# bytes {size}\n".encode("ascii"))

@@ -20,7 +20,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 import msgspec
 
 from kilburn.errors import ModelError, RateLimited, Refused, SpecError, Unavailable
-from kilburn.models.download import Download, Progress, disk
+from kilburn.models.download import Download, Progress, disk, own
 
 __all__ = ["HubFile", "fetch", "parse"]
 
@@ -120,11 +120,13 @@ def _receive(
 ) -> int:
     download.room((size or 0) - start)
     with disk(download.partial):
-        file = download.partial.open("rb+" if start else "wb")
+        file = os.fdopen(own(download.partial, os.O_RDWR | os.O_CREAT), "rb+")
     done = start
     with file:
         if line and not start:
             download.note(line)
+        if not start:
+            file.truncate(0)
         file.seek(start)
         while True:
             if progress is not None:

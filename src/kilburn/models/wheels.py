@@ -25,7 +25,7 @@ from typing import IO
 import msgspec
 
 from kilburn.errors import Unavailable
-from kilburn.models.download import Download, Progress, disk
+from kilburn.models.download import Download, Progress, disk, own
 
 __all__ = ["Part", "assemble"]
 
@@ -70,7 +70,7 @@ def assemble(download: Download, parts: tuple[Part, ...], name: str, progress: P
     tell: Progress = progress or (lambda name, done, total: None)
     tell(name, meter.done, total)
     with disk(download.partial):
-        descriptor = os.open(download.partial, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = own(download.partial, os.O_RDWR | os.O_CREAT)
     try:
         with disk(download.partial):
             os.ftruncate(descriptor, total)

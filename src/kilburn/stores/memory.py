@@ -15,7 +15,7 @@ import msgspec
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, tombstone_of
-from kilburn.store import Batch, Passage, ProcessInfo, State
+from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
 from kilburn.stores.codec import encoded, key_of
 from kilburn.stores.passages import passages
 from kilburn.stores.transaction import scrubbed, telling
@@ -38,7 +38,7 @@ class Memory:
     """A store in memory, for one tenant; another object shares nothing with it."""
 
     def __init__(self, tenant: str = "default") -> None:
-        self.tenant = tenant
+        self.tenant = checked_name(tenant, "tenant")
         self.readonly = False
         self._lock = threading.RLock()
         self._processes: dict[int, _Process] = {}

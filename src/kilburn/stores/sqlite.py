@@ -22,7 +22,7 @@ import apsw
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly
 from kilburn.event import Event
 from kilburn.page import Page
-from kilburn.store import Batch, Passage, ProcessInfo, State
+from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
 from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.faults import typed
 from kilburn.stores.inspection import Finding, inspect, rebuild
@@ -56,6 +56,7 @@ class Sqlite:
         StoreCorrupt: not a Kilburn file.
         StoreReadOnly: the folder or file may not be written.
         StoreError: `readonly` and no such file.
+        SpecError: no name of a tenant.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Sqlite:
         if synchronous not in ("FULL", "NORMAL", "OFF"):
             raise StoreError(f"synchronous {synchronous!r} is none of FULL, NORMAL, OFF")
         self.path = os.fspath(path)
-        self.tenant = tenant
+        self.tenant = checked_name(tenant, "tenant")
         self.readonly = readonly
         self._lock = threading.RLock()
         # Set while erased bytes may still lie in the write-ahead log.

@@ -10,16 +10,22 @@ import gzip
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from kilburn.errors import InvalidMessage
 
-__all__ = ["Run", "read_lines", "read_runs"]
+__all__ = ["MOST", "Run", "bounded", "read_lines", "read_runs"]
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 GZIP = b"\x1f\x8b"
+
+MOST = 1 << 30
+"""Bytes of one file, unpacked: a few kilobytes of gzip can be terabytes."""
+
+LONGEST = 128 << 20
+"""Bytes of one line."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -47,15 +53,18 @@ def read_runs(path: str | Path) -> Iterator[Run]:
             yield run if used[run.name] == 1 else Run(f"{run.name}#{used[run.name]}", run.messages)
 
 
-def read_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[str, Any]]]:
     """The JSON objects of a file, one a line, each with where it stands (`file:line`); empty lines are skipped.
 
+    Args:
+        most: bytes that the file may have, unpacked.
+
     Raises:
-        InvalidMessage: the file cannot be read, or a line is no JSON object.
+        InvalidMessage: the file cannot be read or is too large, or a line is no JSON object; it names the line.
     """
     name = Path(path).name
     decode = msgspec.json.Decoder().decode
-    for number, line in enumerate(_raw_lines(Path(path)), start=1):
+    for number, line in enumerate(_raw_lines(Path(path), most), start=1):
         if not line.strip():
             continue
         where = f"{name}:{number}"
@@ -63,6 +72,8 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
             value = decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidMessage(f"{where}: not JSON: {error}", advice="write one JSON object a line") from None
+        except RecursionError:
+            raise InvalidMessage(f"{where}: nested too deep", advice="no provider takes such a message") from None
         if not isinstance(value, dict):
             raise InvalidMessage(
                 f"{where}: {type(value).__name__} where an object belongs", advice="write one JSON object a line"
@@ -79,16 +90,33 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def bounded(lines: IO[bytes] | gzip.GzipFile, name: str, most: int = MOST) -> Iterator[bytes]:
+    """The lines of a file, read no further than a bound; `lines` unpacks as it is read.
+
+    Raises:
+        InvalidMessage: a line of more than `LONGEST` bytes, or more than `most` in all.
+    """
+    left, number = most, 0
+    while line := lines.readline(min(left, LONGEST) + 1):
+        number += 1
+        if len(line) > left:
+            raise InvalidMessage(f"{name}:{number}: the file has more than {most:,} bytes, unpacked", advice="split it")
+        if len(line) > LONGEST:
+            raise InvalidMessage(f"{name}:{number}: a line of more than {LONGEST:,} bytes", advice="one message a line is less")
+        left -= len(line)
+        yield line
+
+
+def _raw_lines(path: Path, most: int = MOST) -> Iterator[bytes]:
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP
             raw.seek(0)
             if packed:
                 with gzip.open(raw) as unpacked:
-                    yield from unpacked
+                    yield from bounded(unpacked, path.name, most)
             else:
-                yield from raw
+                yield from bounded(raw, path.name, most)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidMessage(f"{path}: a broken gzip file: {error}", advice="fetch or write it again") from error
     except OSError as error:

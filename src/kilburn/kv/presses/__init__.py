@@ -24,13 +24,12 @@ def press(spec: str | Press) -> Press:
         SpecError: a name that resolves to nothing, arguments that do not fit, or something that is no press.
         MissingExtra: torch is not installed.
     """
-    made = resolve(KIND, spec)
-    if not all(hasattr(made, name) for name in ("needs", "recent", "keep")):
+    made: Press = resolve(KIND, spec)
+    if not all(hasattr(made, name) for name in ("needs", "recent")):
         raise SpecError(
             f"{spec!r} is no press", advice=f"known: {', '.join(names())}; or write a class with needs, recent and keep"
         )
-    found: Press = made
-    return found
+    return made
 
 
 def names() -> list[str]:

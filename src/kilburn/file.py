@@ -1,0 +1,112 @@
+"""Writing a file that somebody named: whole or not at all, and never over what was not meant.
+
+The bytes go to a new file beside it, of a name that nobody can foresee, readable by its owner only;
+when all of them are on the disk it gets its name. So neither a link nor a file that somebody planted is
+followed, written to, or asked for its mode. It refuses to replace a database, whatever it is told.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from kilburn.errors import SpecError
+
+__all__ = ["check_target", "written"]
+
+DATABASE = (
+    b"SQLite format 3\0",
+    b"\x37\x7f\x06\x82",
+    b"\x37\x7f\x06\x83",
+    b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7",
+    struct.pack("=I", 3_007_000),
+)
+"""How a database begins, and its companions: write-ahead logs (both orders of bytes), journal, shared memory."""
+
+COMPANIONS = ("-wal", "-shm", "-journal")
+
+
+def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Refuse what `written` would refuse, before the work is done.
+
+    Raises:
+        SpecError: a database or a companion of one; no file, but a folder, a device or a pipe; or a file
+            that is there, unless `force` is set.
+    """
+    place = Path(path)
+    owner = next((Path(str(place).removesuffix(end)) for end in COMPANIONS if place.name.endswith(end)), place)
+    if _begins_as_database(place) or _begins_as_database(owner):
+        raise SpecError(f"{place} is a database, or belongs to one", advice="give a file of another name")
+    if not os.path.lexists(place):
+        return
+    if place.exists() and not stat.S_ISREG(place.stat().st_mode):
+        raise SpecError(f"{place} is no file", advice="give the name of a file; pipes and devices take standard output")
+    if not force:
+        raise SpecError(f"{place} exists", advice="give another name, or --force to replace it")
+
+
+def _begins_as_database(path: Path) -> bool:
+    """Whether a file, whatever links lead to it, begins as a database or a companion does; False where it cannot be read."""
+    try:
+        # Asked first, since opening a pipe would wait for its other end.
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(16).startswith(DATABASE)
+    except OSError:
+        return False
+
+
+@contextmanager
+def written(path: str | os.PathLike[str], *, force: bool = False, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """A new file to write to, which has the name `path` when the block ends, and is gone where the block raises.
+
+    Args:
+        force: replace a file that is there. Where `path` is a link, the link is replaced, not what it leads to.
+        mode: who may read it; its owner only.
+
+    Raises:
+        SpecError: see `check_target`. OSError: it cannot be written; what was there before is untouched.
+    """
+    place = Path(path)
+    check_target(place, force=force)
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=place.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(place)) from error
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        _named(name, place, force)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _named(part: str, place: Path, force: bool) -> None:
+    if force:
+        os.replace(part, place)
+    else:
+        try:
+            # Unlike a renaming, this fails where somebody else made the file meanwhile.
+            os.link(part, place)
+        except FileExistsError:
+            check_target(place)
+            raise
+        except OSError:  # a file system without hard links
+            check_target(place)
+            os.replace(part, place)
+    folder = os.open(place.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,68 @@
+"""What people and programs read of us: the one place that prints.
+
+Text from tools is data here too: escapes, control characters and what reorders or breaks a line are made
+visible, never sent. It refuses markup. Exact bytes go to `sys.stdout.buffer`, by those who have a reason.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import msgspec
+
+__all__ = ["console", "emit", "line", "plain", "say", "show", "spelled", "tell"]
+
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What drives a terminal, breaks or reorders a line, or cannot be written: all but tab and line feed."""
+
+
+def plain(text: str) -> str:
+    """The text with control characters, and those that break or reorder a line, made visible; its lines stay."""
+    return UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] <= "\xff" else f"\\u{ord(found[0]):04x}", text)
+
+
+def line(text: str) -> str:
+    """The same for what has to stay on one line, such as a name: the ends of lines are made visible too."""
+    return plain(text).replace("\n", "\\x0a").replace("\t", "\\x09")
+
+
+def spelled(json: str) -> str:
+    """JSON of the same meaning, in which what `plain` makes visible is spelled out."""
+    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
+
+
+def tell(text: str = "", end: str = "\n") -> None:
+    """Text on standard output, made plain."""
+    sys.stdout.write(plain(text) + end)
+
+
+def say(text: str) -> None:
+    """Text for people on standard error, made plain."""
+    sys.stderr.write(plain(text) + "\n")
+    sys.stderr.flush()
+
+
+def emit(value: Any) -> None:
+    """A value as JSON on standard output, keys in the order given."""
+    sys.stdout.write(spelled(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()) + "\n")
+
+
+def show(report: Any, json: bool) -> None:
+    """A report on standard output: its `to_json()` or its `table()`."""
+    if json:
+        sys.stdout.write(spelled(report.to_json()) + "\n")
+    else:
+        tell(report.table())
+
+
+def console(*, stderr: bool = False) -> Any:
+    """A console of rich that takes texts as they are, made plain, for tables and bars."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def render_str(self, text: str, **style: Any) -> Any:
+            return super().render_str(plain(text), **style)
+
+    return Plain(stderr=stderr, highlight=False, markup=False, emoji=False)

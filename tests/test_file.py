@@ -1,0 +1,119 @@
+"""`kilburn.file`: what somebody named is written whole or not at all, and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+import kilburn
+from kilburn.errors import SpecError
+from kilburn.file import check_target, written
+
+
+def put(path: Path, data: bytes = b"new", *, force: bool = False) -> None:
+    with written(path, force=force) as file:
+        file.write(data)
+
+
+def test_a_new_file_is_whole_and_its_owners(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        put(tmp_path / "a")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_that_is_there_stays_without_force(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    with pytest.raises(SpecError, match="--force"):
+        put(path)
+    assert path.read_bytes() == b"old"
+    put(path, force=True)
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_one_that_comes_meanwhile_stays_too(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+
+    def meet() -> None:
+        with written(path) as file:
+            file.write(b"new")
+            path.write_bytes(b"another's")
+
+    with pytest.raises(SpecError):
+        meet()
+    assert path.read_bytes() == b"another's"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_an_error_leaves_what_was(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with written(path, force=True) as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_links_are_replaced_and_never_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    for name in ("link", "link.part", ".link.part"):
+        (tmp_path / name).symlink_to(tmp_path / "mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for name in ("link", "nowhere"):
+        with pytest.raises(SpecError):
+            put(tmp_path / name)
+        put(tmp_path / name, force=True)
+        assert not (tmp_path / name).is_symlink()
+        assert (tmp_path / name).read_bytes() == b"new"
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+    assert not (tmp_path / "gone").exists()
+
+
+def test_no_store_is_replaced_whatever_leads_to_it(tmp_path: Path) -> None:
+    db = tmp_path / "agent.db"
+    with kilburn.open(str(db), policy="fifo") as store:
+        store.process("a").append({"role": "user", "content": "x"})
+        companions = [Path(f"{db}{end}") for end in ("-wal", "-shm")]
+        assert all(each.exists() for each in companions)
+        (tmp_path / "sub").mkdir()
+        names = [*companions, db, tmp_path / "sub" / ".." / "agent.db", Path(os.path.relpath(db)), Path(f"{db}-journal")]
+        for number, file in enumerate((db, *companions)):
+            os.link(file, tmp_path / f"hard{number}")
+            (tmp_path / f"soft{number}").symlink_to(file)
+            names += [tmp_path / f"hard{number}", tmp_path / f"soft{number}"]
+        before = db.read_bytes()
+        for name in names:
+            for force in (False, True):
+                with pytest.raises(SpecError, match="database"):
+                    put(name, force=force)
+        assert db.read_bytes() == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_no_file_is_refused(tmp_path: Path, force: bool) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(SpecError, match="no file"):
+            check_target(path, force=force)
+
+
+def test_a_folder_that_is_not_there_is_named_as_it_was_given(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        put(tmp_path / "no" / "a")
+    assert caught.value.filename == str(tmp_path / "no" / "a")
