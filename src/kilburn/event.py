@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Act", "Event", "plain", "writable"]
+__all__ = ["Act", "Event", "encodable", "writable"]
 
 
 class Act(StrEnum):
@@ -88,7 +88,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     data: dict[str, Any] = {}
 
 
-def plain(text: str) -> str:
+def encodable(text: str) -> str:
     """A text that UTF-8 can hold: pairs of surrogates joined, lone ones replaced by U+FFFD."""
     if text.isascii():
         return text
@@ -98,20 +98,21 @@ def plain(text: str) -> str:
 def writable(event: Event) -> Event:
     """The event as it can be written: what a policy or a model put into it may be anything.
 
-    Text that UTF-8 cannot hold is made plain, a whole number beyond 2^53 becomes that bound, and what JSON
+    Text that UTF-8 cannot hold is replaced, a whole number beyond 2^53 becomes that bound, and what JSON
     does not know becomes its type's name.
     """
     try:
         _encode(event)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        words = {name: plain(getattr(event, name)) for name in ("policy", "cause", "why")}
-        return msgspec.structs.replace(event, **words, data={plain(str(key)): _plain(value) for key, value in event.data.items()})
+        words = {name: encodable(getattr(event, name)) for name in ("policy", "cause", "why")}
+        data = {encodable(str(key)): _encodable(value) for key, value in event.data.items()}
+        return msgspec.structs.replace(event, **words, data=data)
     return event
 
 
-def _plain(value: object, depth: int = 8) -> object:
+def _encodable(value: object, depth: int = 8) -> object:
     if isinstance(value, str):
-        return plain(value)
+        return encodable(value)
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
@@ -119,7 +120,7 @@ def _plain(value: object, depth: int = 8) -> object:
     if isinstance(value, list | tuple | dict) and not depth:
         return type(value).__name__
     if isinstance(value, list | tuple):
-        return [_plain(item, depth - 1) for item in value]
+        return [_encodable(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {plain(str(key)): _plain(item, depth - 1) for key, item in value.items()}
+        return {encodable(str(key)): _encodable(item, depth - 1) for key, item in value.items()}
     return type(value).__name__

@@ -18,7 +18,7 @@ import msgspec
 from kilburn.agents.tool import Tool
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, PinsExceedWindow, SpecError, ToolError
-from kilburn.event import plain
+from kilburn.event import encodable
 from kilburn.kernel import syscall
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
@@ -269,7 +269,7 @@ class Agent:
         parts: list[Part] = []
         seen: set[str] = set()
         for index, part in enumerate(reply.message.parts):
-            part = msgspec.structs.replace(part, text=plain(part.text), name=plain(part.name) if part.name else part.name)
+            part = msgspec.structs.replace(part, text=encodable(part.text), name=encodable(part.name) if part.name else part.name)
             if part.kind is Kind.CALL and (not part.call or part.call in known or part.call in seen):
                 part = msgspec.structs.replace(part, call=f"call_{turn}_{index}")
             seen.add(part.call or "")

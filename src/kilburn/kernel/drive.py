@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from kilburn.effect import Answer, Ask
 from kilburn.errors import ModelError, Refused
-from kilburn.event import plain
+from kilburn.event import encodable
 from kilburn.model import Model, Reply, Request, complete
 
 __all__ = ["answerer", "arun", "run"]
@@ -116,7 +116,7 @@ def _judge(reply: Reply, most: int) -> Answer:
         return Answer(outcome="refused", detail="the model declined")
     if reply.calls:
         return Answer(outcome="failed", detail="the model called a tool instead of answering")
-    text = plain(reply.text[:most])
+    text = encodable(reply.text[:most])
     if not text.strip():
         return Answer(outcome="empty")
     cut = reply.finish == "length" or len(reply.text) > most
