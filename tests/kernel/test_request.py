@@ -11,9 +11,10 @@ import pytest
 import kilburn
 from kernel.talk import PIXEL, assistant, call_of, tool, user
 from kilburn.budget import Budget
-from kilburn.errors import LawBroken
+from kilburn.errors import LawBroken, SpecError
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import names
+from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.models.scripted import Scripted
 from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.policy import Cause, View
@@ -64,7 +65,9 @@ def test_the_latest_request_is_in_every_prompt(policy: str, window: int) -> None
 @pytest.mark.parametrize("policy", POLICIES)
 def test_of_a_long_request_head_and_tail_and_handle_are_in_every_prompt(policy: str, window: int) -> None:
     process = opened(window, policy)
-    long = "\n".join(["Head of the order.", *(f"row {number} of the table" for number in range(window // 2)), "End of the order."])
+    long = "\n".join(
+        ["Head of the order.", *(f"row {number} of the table" for number in range(window // 2)), "End of the order."]
+    )
     process.append(user(FIRST), assistant("Done."), user(long))
     for number in range(20):
         prompt = step(process, number, 37)
@@ -135,7 +138,9 @@ def test_results_and_pictures_are_no_request() -> None:
     for number in range(12):
         use = {"type": "tool_use", "id": f"t{number}", "name": "read", "input": {}}
         process.append({"role": "assistant", "content": [use]})
-        process.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": "out " * 90}]})
+        process.append(
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": "out " * 90}]}
+        )
         assert SECOND in shown(process)
     process.append(user([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}]))
     assert process.kernel.tier.request == (3,)
@@ -152,6 +157,17 @@ def test_of_text_and_picture_the_text_stays() -> None:
         assert SECOND in prompt
         assert "(see above)" in prompt
     assert process.kernel.tier.request == (2, 4)
+    check_laws(process)
+
+
+def test_what_is_marked_as_a_tools_is_no_request() -> None:
+    process = opened(1000)
+    process.append(user(FIRST), assistant("ok"), user(SECOND))
+    for number in range(10):
+        observed = Part(kind=Kind.TEXT, text=f"observed {number} " + "w" * 400)
+        process.append(assistant(f"thought {number}"), Message(role=Role.USER, parts=(observed,), trust=Trust.TOOL))
+        assert SECOND in shown(process)
+    assert process.view().task == SECOND
     check_laws(process)
 
 
@@ -212,6 +228,12 @@ def test_a_person_may_forget_or_retire_it() -> None:
 class Retiring:
     def plan(self, view: View) -> Sequence[Move]:
         return [Retire((view.task_page,))] if view.cause is Cause.ADMIT and view.task_page > 1 else []
+
+
+@pytest.mark.parametrize("name", ["Kernel", "User"])
+def test_no_policy_passes_for_the_kernel_or_a_person(name: str) -> None:
+    with pytest.raises(SpecError, match="rename it"):
+        opened(policy=type(name, (Retiring,), {})())
 
 
 def test_a_policy_may_not_retire_it() -> None:

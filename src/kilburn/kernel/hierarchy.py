@@ -50,6 +50,11 @@ class Hierarchy:
     ) -> None:
         self.store, self.budget, self.clock = store, budget, clock
         self.policy_name = policy if isinstance(policy, str) else type(policy).__name__.lower()
+        if self.policy_name in ("kernel", "user"):
+            raise SpecError(
+                f"a policy named {self.policy_name!r}",
+                advice="the ledger has this name for moves that a policy may not make; rename it",
+            )
         self.policy: Policy = resolve("policies", policy)
         if not isinstance(self.policy, Policy):
             raise SpecError(f"{policy!r} has no plan(view)", advice="see docs/howto/write-a-policy.md")
