@@ -27,7 +27,7 @@ class Cause(StrEnum):
     """Why a policy is asked."""
 
     ADMIT = "admit"
-    """Messages were just appended (`wanted` are their pages); no tool call is open."""
+    """Messages were just appended (`wanted` are their pages); no tool call waits for its result."""
     PRESSURE = "pressure"
     """The window is over its capacity."""
     FAULT = "fault"
@@ -58,8 +58,10 @@ class View:
         budget: what the level may hold; `use` is what it holds now, handles included, in tokens.
         wanted: the pages that the cause is about.
         turn: number of the last admitted message; `now` is the kernel's time in seconds.
-        pins: ids that no move may touch.
-        open: calls without a result yet, and what stands for them: they cannot leave.
+        pins: ids that no move may touch: pinned pages, the user's latest message (it stays until the next one),
+            and the pages that excerpts and summaries among these stand for.
+        open: what stands for calls whose results may still come: they cannot leave. An abandoned call, one that
+            eight messages of the user and the assistant came after, is not among them.
         stubs: results that stand as a handle in place.
         marks: explicit importance ("remember this"), 0 to 1, by page id.
         uses: how pages were used, by page id; a page never recalled has its admission only.
@@ -68,11 +70,11 @@ class View:
         group: all pages that must move with a page, itself included, whatever their level.
         count: tokens of a text, by the process's counter.
         handle: what a handle costs at most, in tokens.
-        task: the text of the last user message, or "".
+        task: the text of the user's latest message, or ""; of several parts the last.
         seen: tokens of all originals that were ever admitted, `wanted` included where they just came.
         deferred: the question in the background (`Later`), with its answer the first time it is there.
         gone: whether a page is retired or forgotten: no fold may cite it.
-        task_page: the id of the page of the last user message, or 0.
+        task_page: the id of that page, or 0; it is among the pins while it stands.
     """
 
     cause: Cause

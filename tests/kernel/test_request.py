@@ -11,9 +11,10 @@ import pytest
 import kilburn
 from kernel.talk import PIXEL, assistant, call_of, tool, user
 from kilburn.budget import Budget
-from kilburn.errors import LawBroken
+from kilburn.errors import LawBroken, SpecError
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import names
+from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.models.scripted import Scripted
 from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.policy import Cause, View
@@ -159,6 +160,17 @@ def test_of_text_and_picture_the_text_stays() -> None:
     check_laws(process)
 
 
+def test_what_is_marked_as_a_tools_is_no_request() -> None:
+    process = opened(1000)
+    process.append(user(FIRST), assistant("ok"), user(SECOND))
+    for number in range(10):
+        observed = Part(kind=Kind.TEXT, text=f"observed {number} " + "w" * 400)
+        process.append(assistant(f"thought {number}"), Message(role=Role.USER, parts=(observed,), trust=Trust.TOOL))
+        assert SECOND in shown(process)
+    assert process.view().task == SECOND
+    check_laws(process)
+
+
 def test_of_many_parts_the_short_ones_stay_whole() -> None:
     process = opened(2000)
     process.append(user(FIRST), user([{"type": "text", "text": SECOND}, {"type": "text", "text": "attachment line\n" * 400}]))
@@ -216,6 +228,12 @@ def test_a_person_may_forget_or_retire_it() -> None:
 class Retiring:
     def plan(self, view: View) -> Sequence[Move]:
         return [Retire((view.task_page,))] if view.cause is Cause.ADMIT and view.task_page > 1 else []
+
+
+@pytest.mark.parametrize("name", ["Kernel", "User"])
+def test_no_policy_passes_for_the_kernel_or_a_person(name: str) -> None:
+    with pytest.raises(SpecError, match="rename it"):
+        opened(policy=type(name, (Retiring,), {})())
 
 
 def test_a_policy_may_not_retire_it() -> None:

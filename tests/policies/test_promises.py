@@ -148,7 +148,7 @@ def test_summarize_acts_at_its_trigger_and_folds_from_originals() -> None:
 
 
 def test_preprocess_condenses_on_the_way_in_only() -> None:
-    process = opened("preprocess(limit=100, to=60)", 4000)
+    process = opened("preprocess(limit=100, to=60)", 8000)
     log = "\n".join(f"INFO step {number} ok" for number in range(300)) + "\nERROR disk 7 failed at /var/data/x.bin\nINFO done"
     process.append(assistant(None, call_of("c")), tool("c", log))
     shown = process.render()[-1]["content"]

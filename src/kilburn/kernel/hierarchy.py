@@ -52,6 +52,11 @@ class Hierarchy:
     ) -> None:
         self.store, self.budget, self.clock = store, budget, clock
         self.policy_name = policy if isinstance(policy, str) else type(policy).__name__.lower()
+        if self.policy_name in ("kernel", "user"):
+            raise SpecError(
+                f"a policy named {self.policy_name!r}",
+                advice="the ledger has this name for moves that a policy may not make; rename it",
+            )
         self.policy: Policy = resolve("policies", policy, foreign=foreign)
         self.model = None if model is None or model == "none" else resolve("models", model, foreign=foreign)
         if tokenizer == "auto" and self.model is not None:

@@ -1,7 +1,7 @@
 """The layout of a window: which page is where, in what order, at what cost. Reading only.
 
 What stands in the prompt is resident pages, handles in place of results whose calls stay, and one
-handle for each stretch that is out.
+handle for all that is out between two of them.
 """
 
 from __future__ import annotations

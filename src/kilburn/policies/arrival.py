@@ -1,6 +1,6 @@
 """What came since a policy was last asked to its face: the new originals, calls that had to wait included.
 
-While a call is open no policy is asked, so the pages that an admission is about are not always all that
+While a call waits for its result no policy is asked, so the pages that an admission is about are not always all that
 is new. This module reads a view and refuses to remember anything.
 """
 
