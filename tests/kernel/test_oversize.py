@@ -128,7 +128,9 @@ def fifty_megabytes(path: str) -> None:
 
 def test_fifty_megabytes(tmp_path: Path) -> None:
     tests = str(Path(__file__).resolve().parent.parent)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from kernel.test_oversize import fifty_megabytes as big; big(sys.argv[2])"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from kernel.test_oversize import fifty_megabytes as big; big(sys.argv[2])"
+    )
     command = [sys.executable, "-c", code, tests, str(tmp_path / "a.db")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
