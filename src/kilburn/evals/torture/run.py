@@ -3,7 +3,8 @@
     report = torture(seconds=60, seed=1)
     assert not report.violations, report.table()
 
-Each session has a seed of its own, by which it comes again. It refuses to go on with a session in which a promise broke.
+Each session has a seed of its own, by which it comes again, but for the moments at which the system lets threads and
+processes go on. It refuses to go on with a session in which a promise broke.
 """
 
 from __future__ import annotations
