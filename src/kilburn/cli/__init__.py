@@ -24,6 +24,7 @@ from kilburn.cli import (
     replay,
     session,
     top,
+    torture,
     transfer,
 )
 from kilburn.cli.shell import app, main
@@ -46,6 +47,7 @@ VERBS = (
     replay,
     session,
     top,
+    torture,
     transfer,
 )
 """The modules whose import registers their verbs."""
