@@ -13,7 +13,7 @@ import msgspec
 
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
 from kilburn.kernel.tier import Tier
-from kilburn.message import Kind
+from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Retire
 from kilburn.page import Page, address_of
 
@@ -137,7 +137,7 @@ def _followers(tier: Tier, page: Page, leaving: set[int]) -> list[int]:
     acts_as = _acts_as(tier, page)
     if acts_as is Kind.CALL and {page.id, *page.sources} & tier.open:
         raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
-    if acts_as not in (Kind.CALL, Kind.REASONING):
+    if page.answers or _leave_alone(tier, page, leaving):
         return []
     stubs = []
     for member in tier.group(page.id):
@@ -149,6 +149,21 @@ def _followers(tier: Tier, page: Page, leaving: set[int]) -> list[int]:
             )
         stubs.append(member)
     return stubs
+
+
+def is_bound(page: Page) -> bool:
+    """Whether a provider takes a page back only as it came: thinking, or a block of its own in an assistant's message."""
+    return page.role is Role.ASSISTANT and page.kind in (Kind.REASONING, Kind.OPAQUE)
+
+
+def _leave_alone(tier: Tier, page: Page, leaving: set[int]) -> bool:
+    """Whether thinking may leave without its message: all of that message's, once the user has spoken since and its
+    calls have their results; in an open tool loop the provider wants it back."""
+    if _acts_as(tier, page) is not Kind.REASONING or page.id > tier.task:
+        return False
+    shown = [member for member in tier.group(page.id) if tier.is_visible(member)]
+    thoughts = [member for member in shown if _acts_as(tier, tier.pages[member]) is Kind.REASONING]
+    return tier.open.isdisjoint(tier.group(page.id)) and leaving.issuperset(thoughts)
 
 
 def _departures(tier: Tier, leaving: set[int]) -> dict[int, str]:
@@ -204,7 +219,8 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
             raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
         return Change(depth=deepest)
     _unpinned(tier, leaving)
-    if not (len(chosen) == 1 and (move.keep or tier.pages[move.pages[0]].kind is Kind.RESULT)):
+    first = tier.pages[move.pages[0]]
+    if not (len(chosen) == 1 and ((move.keep and not is_bound(first)) or first.kind is Kind.RESULT)):
         _whole_groups(tier, chosen, subsumed)
     at = {page: "folded" for page in sorted(fresh) if page > 0}
     at.update({page: "out" for page in sorted(leaving) if page < 0})

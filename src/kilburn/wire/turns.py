@@ -16,7 +16,7 @@ from typing import Any
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.plain import unpack
 
-__all__ = ["PROSE", "Turn", "safe_id", "safe_name", "turns"]
+__all__ = ["CHAT_ID", "MESSAGES_ID", "PROSE", "Turn", "safe_id", "safe_name", "turns"]
 
 PROSE = frozenset({Kind.TEXT, Kind.FOLD, Kind.EXCERPT})
 """Kinds that are rendered as text."""
@@ -90,6 +90,9 @@ def _split(message: Message) -> list[Turn]:
     return [Turn(message.role, tuple(run), unpack(message.extra)) for run in runs]
 
 
+CHAT_ID = re.compile(r"(?s).{1,40}\Z")
+"""OpenAI refuses call ids of more than 40 characters."""
+MESSAGES_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 _UNSAFE = re.compile(r"[^a-zA-Z0-9_-]")
 _HASHED = re.compile(r"kilburn-[0-9a-f]{32}\Z")
 
