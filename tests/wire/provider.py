@@ -16,7 +16,7 @@ from anthropic.types import MessageParam, TextBlockParam
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter, ValidationError
 
-__all__ = ["Refused", "check_chat", "check_messages", "weight"]
+__all__ = ["Refused", "check_chat", "check_messages", "check_speakers", "weight"]
 
 Dicts = dict[str, Any]
 
@@ -136,7 +136,7 @@ def _blocks(message: Dicts) -> list[Dicts]:
 
 
 def _nested(blocks: Sequence[Dicts]) -> list[Dicts]:
-    inner = [item for block in blocks if block["type"] == "tool_result" for item in _blocks(block) if block.get("content")]
+    inner = [item for block in blocks if block["type"] == "tool_result" for item in _blocks(block) if not isinstance(block.get("content"), str)]
     return [*blocks, *inner]
 
 
@@ -186,8 +186,8 @@ def _served(prompt: Sequence[Dicts]) -> None:
 def _thinking(prompt: Sequence[Dicts], appended: Sequence[Dicts]) -> None:
     """Thinking is as it came, of each message all or none, in order; a tool loop starts with what it came with."""
     whole = [thoughts for message in appended if (thoughts := _thoughts(_blocks(message)))]
-    of_call = {
-        block["id"]: _thoughts(_blocks(message))
+    origin = {
+        block["id"]: _blocks(message)
         for message in appended
         for block in _blocks(message)
         if message["role"] == "assistant" and block["type"] == "tool_use"
@@ -204,19 +204,20 @@ def _thinking(prompt: Sequence[Dicts], appended: Sequence[Dicts]) -> None:
     last = next((message for message in reversed(prompt) if message["role"] == "assistant"), None)
     calls = [block["id"] for block in _blocks(last or {}) if block["type"] == "tool_use"]
     if last is not None and calls:
-        came = [thoughts for call in calls if (thoughts := of_call.get(call))]
-        if came:
+        first = origin.get(calls[0], [])
+        if first and _thoughts(first[:1]):
             _demand(
                 _blocks(last)[0]["type"] in _THOUGHT,
                 f"Expected `thinking` or `redacted_thinking`, but found `{_blocks(last)[0]['type']}`: a final `assistant` message "
                 "must start with a thinking block",
             )
-            shown = _thoughts(_blocks(last))
-            _demand(all(_within(thoughts, shown) for thoughts in came), "thinking of the last calls is missing")
+        shown = _thoughts(_blocks(last))
+        came = (_thoughts(origin.get(call, [])) for call in calls)
+        _demand(all(_within(thoughts, shown) for thoughts in came), "thinking of the last calls is missing")
 
 
 def _within(part: Sequence[str], whole: Sequence[str]) -> bool:
-    return any(whole[start : start + len(part)] == list(part) for start in range(len(whole)))
+    return not part or any(whole[start : start + len(part)] == list(part) for start in range(len(whole)))
 
 
 def _thoughts(blocks: Sequence[Dicts]) -> list[str]:
@@ -226,6 +227,38 @@ def _thoughts(blocks: Sequence[Dicts]) -> list[str]:
         for block in blocks
         if block["type"] == "redacted_thinking" or (block["type"] == "thinking" and block.get("signature"))
     ]
+
+
+_OPENED = re.compile(r"\[[^\n]* (?:marks|until) (\w{6})(?:;[^\n]*)?\]\n")
+
+
+def check_speakers(prompt: Sequence[Dicts]) -> None:
+    """Nobody's words are another's: what a tool said ("tool-said") stands in a result, or under the user's name between marks
+    with a nonce that it does not hold; what the assistant thought ("my-thought") is in no text of the assistant's.
+
+    A summary by a model may say either; the run's own model says neither.
+    """
+    for index, message in enumerate(prompt):
+        for text in _texts(message):
+            where = f"messages[{index}]: {text[:200]!r}"
+            if message["role"] == "assistant":
+                _demand("my-thought" not in text, f"thinking became words of the assistant: {where}")
+            elif message["role"] in ("user", "system"):
+                _demand("tool-said" not in _outside(text), f"a tool's words under the name of the {message['role']}: {where}")
+
+
+def _texts(message: Dicts) -> list[str]:
+    content = message.get("content")
+    return [content] if isinstance(content, str) else [block["text"] for block in content or () if block.get("type") == "text"]
+
+
+def _outside(text: str) -> str:
+    """A text without what stands between a heading that names a nonce and the line that ends it."""
+    opened = _OPENED.match(text)
+    end = text.find(f"[end {opened[1]}]") if opened else -1
+    if opened is None or end < 0:
+        return text
+    return text[: opened.start()] + text[end:]
 
 
 _DELIMITERS = frozenset(

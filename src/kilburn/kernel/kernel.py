@@ -98,7 +98,7 @@ class Kernel(AddressSpace):
             case Load():
                 change, act = check_load(self.tier, move), Act.LOAD
             case Evict():
-                change, act = check_evict(self.tier, move), Act.EVICT
+                change, act = check_evict(self.tier, move, forced=policy == "kernel"), Act.EVICT
             case Retire():
                 change, act = check_retire(self.tier, move), Act.RETIRE
                 self.pending.unindex.update(page for page in move.pages if page > 0)

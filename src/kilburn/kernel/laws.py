@@ -120,24 +120,28 @@ def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
         change.at[fold] = "out"
 
 
-def check_evict(tier: Tier, move: Evict) -> Change:
-    """An evicted call takes its results along; a result whose call stays becomes a handle in place."""
+def check_evict(tier: Tier, move: Evict, *, forced: bool = False) -> Change:
+    """An evicted call takes its results along; a result whose call stays becomes a handle in place.
+
+    Args:
+        forced: thinking may leave an open tool loop, all of a message's: it does not fit the window.
+    """
     pages = known(tier, move.pages)
     leaving = {page.id for page in pages}
     _unpinned(tier, leaving)
     for page in pages:
         if not tier.is_visible(page.id):
             raise KernelError(f"{page.address} is not in the window", advice="evict pages of view.pages only")
-        leaving.update(_followers(tier, page, leaving))
+        leaving.update(_followers(tier, page, leaving, forced=forced))
     return Change(at=_departures(tier, leaving), uncover=_uncovered(tier, leaving))
 
 
-def _followers(tier: Tier, page: Page, leaving: set[int]) -> list[int]:
+def _followers(tier: Tier, page: Page, leaving: set[int], *, forced: bool = False) -> list[int]:
     """Handles in place that must leave with a call; everything else the move has to name itself."""
     acts_as = _acts_as(tier, page)
     if acts_as is Kind.CALL and {page.id, *page.sources} & tier.open:
         raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
-    if page.answers or _leave_alone(tier, page, leaving):
+    if page.answers or _leave_alone(tier, page, leaving, forced=forced):
         return []
     stubs = []
     for member in tier.group(page.id):
@@ -156,14 +160,15 @@ def is_bound(page: Page) -> bool:
     return page.role is Role.ASSISTANT and page.kind in (Kind.REASONING, Kind.OPAQUE)
 
 
-def _leave_alone(tier: Tier, page: Page, leaving: set[int]) -> bool:
+def _leave_alone(tier: Tier, page: Page, leaving: set[int], *, forced: bool) -> bool:
     """Whether thinking may leave without its message: all of that message's, once the user has spoken since and its
     calls have their results; in an open tool loop the provider wants it back."""
-    if _acts_as(tier, page) is not Kind.REASONING or page.id > tier.task:
+    if _acts_as(tier, page) is not Kind.REASONING:
         return False
     shown = [member for member in tier.group(page.id) if tier.is_visible(member)]
     thoughts = [member for member in shown if _acts_as(tier, tier.pages[member]) is Kind.REASONING]
-    return tier.open.isdisjoint(tier.group(page.id)) and leaving.issuperset(thoughts)
+    over = page.id < tier.task and tier.open.isdisjoint(tier.group(page.id))
+    return (over or forced) and leaving.issuperset(thoughts)
 
 
 def _departures(tier: Tier, leaving: set[int]) -> dict[int, str]:

@@ -219,6 +219,11 @@ class Planner:
         for page in self.view(Cause.PRESSURE, ()).pages:
             if kernel.excess and page.answers:
                 self._try(Evict(pages=(page.id,), why="over capacity"))
+        for page in self.view(Cause.PRESSURE, ()).pages:
+            if kernel.excess and page.kind is Kind.REASONING and kernel.tier.at(page.id) == "in":
+                together = map(kernel.tier.pages.__getitem__, kernel.tier.group(page.id))
+                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and kernel.tier.at(each.id) == "in")
+                self._try(Evict(pages=thoughts, why="thinking that does not fit"))
         self._merge_handles()
         if kernel.excess:
             raise PinsExceedWindow(f"{kernel.use} of {kernel.capacity} tokens are pinned or wait for a result")

@@ -252,10 +252,18 @@ def _merged(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str |
         if not content:
             continue
         if merged and merged[-1][0] == role:
-            merged[-1] = (role, [*_as_blocks(merged[-1][1]), *_as_blocks(content)])
+            merged[-1] = (role, _joined(_as_blocks(merged[-1][1]), _as_blocks(content)))
         else:
             merged.append((role, content))
     return merged
+
+
+def _joined(before: Blocks, blocks: Blocks) -> Blocks:
+    """Two messages of one role as one. Thinking that the second began with begins both, for calls must follow theirs."""
+    lead = next((at for at, block in enumerate(blocks) if block["type"] not in _THOUGHTS), len(blocks))
+    if any(block["type"] in _THOUGHTS for block in before):
+        lead = 0
+    return [*blocks[:lead], *before, *blocks[lead:]]
 
 
 def _as_blocks(content: str | Blocks) -> Blocks:
