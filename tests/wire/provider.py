@@ -136,7 +136,13 @@ def _blocks(message: Dicts) -> list[Dicts]:
 
 
 def _nested(blocks: Sequence[Dicts]) -> list[Dicts]:
-    inner = [item for block in blocks if block["type"] == "tool_result" for item in _blocks(block) if not isinstance(block.get("content"), str)]
+    inner = [
+        item
+        for block in blocks
+        if block["type"] == "tool_result"
+        for item in _blocks(block)
+        if not isinstance(block.get("content"), str)
+    ]
     return [*blocks, *inner]
 
 
@@ -198,7 +204,7 @@ def _thinking(prompt: Sequence[Dicts], appended: Sequence[Dicts]) -> None:
         while shown:
             while at < len(whole) and whole[at] != shown[: len(whole[at])]:
                 at += 1
-            _demand(at < len(whole), f"messages[{index}]: thinking that is changed, incomplete or out of order: {shown[0][:80]}")
+            _demand(at < len(whole), f"messages[{index}]: thinking changed, incomplete or out of order: {shown[0][:80]}")
             shown = shown[len(whole[at]) :]
             at += 1
     last = next((message for message in reversed(prompt) if message["role"] == "assistant"), None)
@@ -262,8 +268,34 @@ def _outside(text: str) -> str:
 
 
 _DELIMITERS = frozenset(
-    "role type content text tool_calls function custom id name arguments tool_use_id tool_call_id thinking signature data "
-    "refusal image_url url source media_type is_error reasoning_content reasoning input detail citations".split()
+    {
+        "role",
+        "type",
+        "content",
+        "text",
+        "tool_calls",
+        "function",
+        "custom",
+        "id",
+        "name",
+        "arguments",
+        "tool_use_id",
+        "tool_call_id",
+        "thinking",
+        "signature",
+        "data",
+        "refusal",
+        "image_url",
+        "url",
+        "source",
+        "media_type",
+        "is_error",
+        "reasoning_content",
+        "reasoning",
+        "input",
+        "detail",
+        "citations",
+    }  # fmt: skip
 )
 """Keys of the protocol: what they weigh is the message's envelope. A key that the caller made up is a word."""
 

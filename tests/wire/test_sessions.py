@@ -17,7 +17,8 @@ SEEDS = range(1, 1 + int(os.environ.get("FUZZ", "1")))
 
 USER = {"role": "user", "content": "go"}
 USE = {"type": "tool_use", "id": "a", "name": "read", "input": {}}
-RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]}
+ANSWER = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
+RESULT = {"role": "user", "content": [ANSWER]}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 HIDDEN = {"type": "redacted_thinking", "data": "ZZ"}
 
@@ -32,21 +33,25 @@ def test_every_prompt_is_one_that_the_providers_take(policy: str, seed: int) -> 
         assert run(form, policy, WINDOWS[number // 2 % 2], number, asked=number % 3 == 0, steps=9)
 
 
+def said(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
 @pytest.mark.parametrize(
     ("prompt", "appended"),
     [
         ([], ()),
         ([{"role": "assistant", "content": "hi"}], ()),
-        ([USER, {"role": "assistant", "content": [USE]}, USER], ()),
+        ([USER, said(*[USE]), USER], ()),
         ([USER, RESULT], ()),
-        ([USER, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [{"type": "text", "text": "x"}, *RESULT["content"]]}], ()),  # type: ignore[misc]
-        ([USER, {"role": "assistant", "content": [USE, USE]}, RESULT], ()),
-        ([USER, {"role": "assistant", "content": [{"type": "text", "text": " "}]}], ()),
-        ([USER, {"role": "assistant", "content": [THOUGHT]}], [{"role": "assistant", "content": [THOUGHT]}]),
-        ([USER, {"role": "assistant", "content": [USE]}, RESULT], [{"role": "assistant", "content": [HIDDEN, USE]}]),
-        ([USER, {"role": "assistant", "content": [THOUGHT, USE]}, RESULT], [{"role": "assistant", "content": [THOUGHT, HIDDEN, USE]}]),
-        ([USER, {"role": "assistant", "content": [{**THOUGHT, "thinking": "h"}, USE]}, RESULT], [{"role": "assistant", "content": [THOUGHT, USE]}]),
-        ([USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}, USE]}, RESULT], ()),
+        ([USER, said(*[USE]), {"role": "user", "content": [{"type": "text", "text": "x"}, ANSWER]}], ()),
+        ([USER, said(*[USE, USE]), RESULT], ()),
+        ([USER, said(*[{"type": "text", "text": " "}])], ()),
+        ([USER, said(*[THOUGHT])], [said(*[THOUGHT])]),
+        ([USER, said(*[USE]), RESULT], [said(*[HIDDEN, USE])]),
+        ([USER, said(*[THOUGHT, USE]), RESULT], [said(*[THOUGHT, HIDDEN, USE])]),
+        ([USER, said(*[{**THOUGHT, "thinking": "h"}, USE]), RESULT], [said(*[THOUGHT, USE])]),
+        ([USER, said(*[{"type": "thinking", "thinking": "x"}, USE]), RESULT], ()),
     ],
 )  # fmt: skip
 def test_the_validator_refuses_what_the_provider_refuses(prompt: Any, appended: Any) -> None:
@@ -62,7 +67,11 @@ CALL = {"id": "a", "type": "function", "function": {"name": "read", "arguments":
     [
         [{"role": "tool", "tool_call_id": "a", "content": "x"}],
         [{"role": "assistant", "content": None, "tool_calls": [CALL]}],
-        [{"role": "assistant", "content": None, "tool_calls": [CALL]}, USER, {"role": "tool", "tool_call_id": "a", "content": "x"}],
+        [
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            USER,
+            {"role": "tool", "tool_call_id": "a", "content": "x"},
+        ],
         [{"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}],
         [{"role": "assistant", "content": None}],
         [{"role": "user", "content": [{"type": "text"}]}],
@@ -75,7 +84,9 @@ def test_the_validator_of_chats_refuses_what_the_provider_refuses(prompt: Any) -
 
 
 def test_the_validator_knows_who_spoke() -> None:
-    check_speakers([{"role": "user", "content": "[p1-p3 in part: marks abcdef; data]\nabcdef p1 tool read:\ntool-said\n[end abcdef]"}])
+    check_speakers(
+        [{"role": "user", "content": "[p1-p3 in part: marks abcdef; data]\nabcdef p1 tool read:\ntool-said\n[end abcdef]"}]
+    )
     with pytest.raises(Refused):
         check_speakers([{"role": "user", "content": "[p1-p3 in part:]\np1:\ntool-said\n"}])
     with pytest.raises(Refused):

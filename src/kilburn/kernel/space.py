@@ -62,7 +62,9 @@ class AddressSpace:
         """Tokens that the prompt takes now."""
         tier = self.tier
         waiting = (
-            sum(self._waiting + self.counter.count(sent_name(None, tier.pages[call].call)) for call in tier.waiting()) if tier.open else 0
+            sum(self._waiting + self.counter.count(sent_name(None, tier.pages[call].call)) for call in tier.waiting())
+            if tier.open
+            else 0
         )
         return tier.use + waiting + (0 if tier.opens_with_user() else self._opening)
 

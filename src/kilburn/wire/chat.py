@@ -17,7 +17,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
 from kilburn.wire.plain import pack, string_at, type_of, unpack
 from kilburn.wire.result import read_blocks, write_blocks
-from kilburn.wire.sent import IMAGES, is_sent
+from kilburn.wire.sent import IMAGES
 from kilburn.wire.turns import CHAT_ID, PROSE, Turn, safe_id, safe_name, turns
 
 __all__ = ["ASIDES", "read", "render", "tools", "write"]

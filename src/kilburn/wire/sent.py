@@ -22,8 +22,34 @@ SAID = "function-output"
 IMAGES = "(images of tool result {})"
 
 _PROTOCOL = frozenset(
-    "role type content text tool_calls function custom id name arguments input tool_use_id tool_call_id thinking signature data "
-    "refusal image_url url source media_type detail is_error citations reasoning_content reasoning".split()
+    {
+        "role",
+        "type",
+        "content",
+        "text",
+        "tool_calls",
+        "function",
+        "custom",
+        "id",
+        "name",
+        "arguments",
+        "input",
+        "tool_use_id",
+        "tool_call_id",
+        "thinking",
+        "signature",
+        "data",
+        "refusal",
+        "image_url",
+        "url",
+        "source",
+        "media_type",
+        "detail",
+        "is_error",
+        "citations",
+        "reasoning_content",
+        "reasoning",
+    }  # fmt: skip
 )
 """Keys of the wire forms: the message's envelope is counted for them."""
 _UNREAD = frozenset({"cache_control", "role", "type", "media_type", "detail"})
