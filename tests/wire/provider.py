@@ -214,8 +214,8 @@ def _thinking(prompt: Sequence[Dicts], appended: Sequence[Dicts]) -> None:
         if first and _thoughts(first[:1]):
             _demand(
                 _blocks(last)[0]["type"] in _THOUGHT,
-                f"Expected `thinking` or `redacted_thinking`, but found `{_blocks(last)[0]['type']}`: a final `assistant` message "
-                "must start with a thinking block",
+                f"Expected `thinking` or `redacted_thinking`, but found `{_blocks(last)[0]['type']}`: "
+                "a final `assistant` message must start with a thinking block",
             )
         shown = _thoughts(_blocks(last))
         came = (_thoughts(origin.get(call, [])) for call in calls)
@@ -267,36 +267,11 @@ def _outside(text: str) -> str:
     return text[: opened.start()] + text[end:]
 
 
-_DELIMITERS = frozenset(
-    {
-        "role",
-        "type",
-        "content",
-        "text",
-        "tool_calls",
-        "function",
-        "custom",
-        "id",
-        "name",
-        "arguments",
-        "tool_use_id",
-        "tool_call_id",
-        "thinking",
-        "signature",
-        "data",
-        "refusal",
-        "image_url",
-        "url",
-        "source",
-        "media_type",
-        "is_error",
-        "reasoning_content",
-        "reasoning",
-        "input",
-        "detail",
-        "citations",
-    }  # fmt: skip
-)
+_DELIMITERS = frozenset({
+    "role", "type", "content", "text", "tool_calls", "function", "custom", "id", "name", "arguments",
+    "tool_use_id", "tool_call_id", "thinking", "signature", "data", "refusal", "image_url", "url", "source",
+    "media_type", "is_error", "reasoning_content", "reasoning", "input", "detail", "citations",
+})  # fmt: skip
 """Keys of the protocol: what they weigh is the message's envelope. A key that the caller made up is a word."""
 
 

@@ -16,7 +16,7 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, digest_of
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.plain import unpack
-from kilburn.wire.sent import beside, form_of, is_sent, sent_name, sent_text
+from kilburn.wire.sent import beside, form_of, is_plain, is_sent, sent_name, sent_text
 
 __all__ = ["Admitted", "cost_of", "extra_text", "framing", "pages_of", "pins_on_arrival", "text_cost"]
 
@@ -47,6 +47,9 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
     Args:
         leftovers: its message's extra, or what is kept of that with this part.
     """
+    if is_plain(part, role, leftovers):
+        named = counter.count(sent_name(part.name, part.call)) if part.kind is Kind.RESULT else 0
+        return counter.count(part.text) + named + counter.envelope
     form = unpack(leftovers).get("form")
     more = beside(part, role, leftovers)
     if part.kind is Kind.IMAGE and role in (Role.USER, Role.TOOL):

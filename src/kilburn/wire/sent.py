@@ -14,43 +14,18 @@ from kilburn.wire.plain import load_object, pack, unpack
 from kilburn.wire.quotation import quoted
 from kilburn.wire.turns import MESSAGES_ID, safe_id, safe_name
 
-__all__ = ["FAILED", "IMAGES", "SAID", "UNSHOWN", "beside", "form_of", "is_sent", "is_signed", "sent_name", "sent_text"]
+__all__ = ["FAILED", "IMAGES", "SAID", "UNSHOWN", "beside", "form_of", "is_plain", "is_sent", "is_signed", "sent_name", "sent_text"]
 
 FAILED = "(it failed without a message)"
 UNSHOWN = "(an image that cannot be shown here)"
 SAID = "function-output"
 IMAGES = "(images of tool result {})"
 
-_PROTOCOL = frozenset(
-    {
-        "role",
-        "type",
-        "content",
-        "text",
-        "tool_calls",
-        "function",
-        "custom",
-        "id",
-        "name",
-        "arguments",
-        "input",
-        "tool_use_id",
-        "tool_call_id",
-        "thinking",
-        "signature",
-        "data",
-        "refusal",
-        "image_url",
-        "url",
-        "source",
-        "media_type",
-        "detail",
-        "is_error",
-        "citations",
-        "reasoning_content",
-        "reasoning",
-    }  # fmt: skip
-)
+_PROTOCOL = frozenset({
+    "role", "type", "content", "text", "tool_calls", "function", "custom", "id", "name", "arguments", "input",
+    "tool_use_id", "tool_call_id", "thinking", "signature", "data", "refusal", "image_url", "url", "source",
+    "media_type", "detail", "is_error", "citations", "reasoning_content", "reasoning",
+})  # fmt: skip
 """Keys of the wire forms: the message's envelope is counted for them."""
 _UNREAD = frozenset({"cache_control", "role", "type", "media_type", "detail"})
 """Keys whose values are orders to the provider and no words to the model."""
@@ -62,6 +37,13 @@ def form_of(extra: str | None) -> str | None:
         return None
     kept = {key: value for key, value in unpack(extra).items() if key in ("form", "shape")}
     return pack(kept) if kept else None
+
+
+def is_plain(part: Part, role: Role, leftovers: str | None) -> bool:
+    """Whether of a part its text is sent in either form, and nothing beside it: most are so."""
+    if part.extra is not None or (leftovers is not None and '"dict"' in leftovers):
+        return False
+    return part.kind is Kind.RESULT or (part.kind is Kind.TEXT and role is not Role.TOOL)
 
 
 def is_signed(part: Part) -> bool:

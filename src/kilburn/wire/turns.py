@@ -11,6 +11,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kilburn.message import Kind, Message, Part, Role
@@ -109,6 +110,7 @@ def safe_id(call: str | None, accepted: re.Pattern[str]) -> str:
     return f"kilburn-{hashlib.sha256(name.encode('utf-8')).hexdigest()[:32]}"
 
 
+@lru_cache(maxsize=1024)
 def safe_name(name: str | None) -> str:
     """A tool's name as providers accept it: a model may have called a name that no tool can have."""
     return _UNSAFE.sub("_", name or "")[:64] or "_"
