@@ -254,8 +254,8 @@ def _scan(view: View, page: Page, number: int) -> Scanned:
 def _may_be_cleaned(view: View, page: Page, original: Page) -> bool:
     if original.role not in (Role.ASSISTANT, Role.TOOL) or view.is_latest(page):
         return False
-    # A thought that its provider signed is only valid whole.
-    if original.kind is Kind.REASONING and original.extra:
+    # A thought goes back whole, or not at all.
+    if original.kind is Kind.REASONING:
         return False
     use = view.uses.get(original.id)
     together = view.group(original.id)
