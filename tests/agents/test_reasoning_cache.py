@@ -98,7 +98,7 @@ class Heedless:
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         asked = str(request.messages)
-        words = random.Random("<reasoning>" in asked).choices(WORDS, k=9000)
+        words = random.Random("<reasoning-" in asked).choices(WORDS, k=9000)
         text = " ".join(f"{word}{'.' * (number % 7 == 6)}" for number, word in enumerate(words))
         for at in range(0, len(text), 13):
             yield Delta(text[at : at + 13])

@@ -69,7 +69,7 @@ def forgetful(chance: float, seed: int = 0) -> Scripted:
     calls = count()
 
     def answer(request: Request) -> str:
-        log = str(request.messages[-1]["content"]).partition("<log>\n")[2].partition("\n</log>")[0]
+        log = str(request.messages[-1]["content"]).partition("\n")[2].partition("\n</log-")[0]
         memory = random.Random(f"{seed}/{next(calls)}")
         kept = "\n".join(line for line in log.split("\n") if memory.random() >= chance)
         return kept[: 4 * request.max_tokens] or "nothing"

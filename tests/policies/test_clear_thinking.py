@@ -62,8 +62,8 @@ def test_a_turn_is_all_between_two_messages_of_the_user() -> None:
     turn(process, 1, tools=True)
     assert thoughts(process) == [1, 101]
     said = json.dumps(process.render("messages"))
-    assert "thought 0 begins here" in said, "thinking that belongs to calls leaves its first words"
-    assert "result 0" in said
+    assert "thought 0 begins here" not in said
+    assert "result 0" in said, "what was called with it stays"
     figures = [event.data for event in process.events() if event.act is Act.COMPACT]
     assert figures[-1]["cleared_thinking_turns"] == 1
     assert figures[-1]["cleared_input_tokens"] > 0

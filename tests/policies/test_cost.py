@@ -47,7 +47,7 @@ def test_most_edits_leave_the_excerpts_in_front_as_they_are() -> None:
         for before, after in pairwise(prompts):
             if before != after[: len(before)]:
                 edited += 1
-                excerpts = [text for text in before if text.startswith("[") and " in part:]" in text[:40]]
+                excerpts = [text for text in before if text.startswith("[") and " in part: " in text[:40]]
                 extended += bool(excerpts) and all(text in after for text in excerpts)
         assert edited > 10
         assert extended > edited / 2

@@ -230,7 +230,7 @@ def test_no_pass_while_a_call_is_open_but_its_border_is_not_lost() -> None:
     assert len(cleaner.heard) == 1
 
 
-def test_signed_thoughts_stay_whole_and_plain_ones_may_be_cleaned() -> None:
+def test_thoughts_stay_whole() -> None:
     heard = []
     for extra in (None, '{"signature": "abc"}'):
         cleaner = Fixed(())
@@ -240,7 +240,7 @@ def test_signed_thoughts_stay_whole_and_plain_ones_may_be_cleaned() -> None:
         process.append(assistant("b " * 300))
         process.append(assistant("c " * 300))
         heard.append({page.page: page.fixed for page in cleaner.heard[-1]}[2])
-    assert heard == [False, True]
+    assert heard == [True, True]
 
 
 DELETE = json.dumps({"delete": [{"prefix": "BEGIN-NOISE", "suffix": "END-NOISE"}]})

@@ -30,6 +30,7 @@ from kilburn.policies.memento import SYSTEM
 from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Block, Parser, Where, parse
 from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import judge
+from kilburn.wire.quotation import quoted
 
 __all__ = ["INSTRUCTIONS", "Closed", "Finished", "MementoLoop", "Mode", "Reasoned", "Wording"]
 
@@ -279,7 +280,7 @@ class MementoLoop:
         """A memento of a block that the loop closed: the model's, or lines of the block where its words are of no use."""
         most = self.max_memento_tokens
         piece = Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), content)
-        prompt = f"<block>\n{content}\n</block>\nWrite the memento of this block in at most {max(10, most // 2)} words."
+        prompt = f"{quoted('block', content)}\nWrite the memento of this block in at most {max(10, most // 2)} words."
         timeout = 120.0 if self.limits.seconds is None else self.limits.seconds
         answer = self._answer(Ask(prompt=prompt, system=SYSTEM, max_tokens=most, purpose="memento", timeout=timeout))
         said = TAG.sub("", clip(_text_of(answer), most, self._count)).strip()

@@ -136,7 +136,7 @@ def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], tier: Tier) -
     if fold.kind is Kind.EXCERPT:
         try:
             texts = store.texts([fold.digest, sources[0].digest])
-            if not texts[fold.digest].endswith(cut(texts[sources[0].digest], fold.spans)):
+            if cut(texts[sources[0].digest], fold.spans) not in texts[fold.digest]:
                 yield f"it is not what its spans keep of {sources[0].address}"
         except (StoreCorrupt, KernelError) as error:
             yield f"its kept spans cannot be checked: {error.what}"

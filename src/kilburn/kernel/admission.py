@@ -15,10 +15,16 @@ from kilburn.kernel.tier import Tier
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, digest_of
 from kilburn.tokens.images import cost_of_image
+from kilburn.wire.plain import unpack
+from kilburn.wire.sent import beside, form_of, is_plain, is_sent, sent_name, sent_text
 
-__all__ = ["Admitted", "cost_of", "pages_of", "pins_on_arrival", "text_cost"]
+__all__ = ["Admitted", "cost_of", "extra_text", "framing", "pages_of", "pins_on_arrival", "text_cost"]
 
 LABEL = 60
+
+BOUND = frozenset({Kind.REASONING, Kind.OPAQUE})
+"""Parts of an assistant's message that its provider takes back only as they came: thinking, and calls of its own. They
+move with all of their message."""
 
 
 class Admitted(msgspec.Struct, kw_only=True):
@@ -34,12 +40,29 @@ def text_cost(counter: Counter, text: str) -> int:
     return counter.count(text) + counter.envelope
 
 
-def cost_of(counter: Counter, kind: Kind, text: str, call: str | None, name: str | None) -> int:
-    """What one part costs in a prompt, in tokens, its message's envelope included."""
-    if kind is Kind.IMAGE:
-        return cost_of_image(counter, text) + counter.envelope
-    named = counter.count(f"{name or ''} {call or ''}") if kind in (Kind.CALL, Kind.RESULT) else 0
-    return counter.count(text) + named + counter.envelope
+def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = None) -> int:
+    """What one part costs in a prompt, in tokens, its message's envelope included: all that is sent of it, in the
+    dearer form, and nothing else.
+
+    Args:
+        leftovers: its message's extra, or what is kept of that with this part.
+    """
+    if is_plain(part, role, leftovers):
+        named = counter.count(sent_name(part.name, part.call)) if part.kind is Kind.RESULT else 0
+        return counter.count(part.text) + named + counter.envelope
+    form = unpack(leftovers).get("form")
+    more = beside(part, role, leftovers)
+    if part.kind is Kind.IMAGE and role in (Role.USER, Role.TOOL):
+        tokens = cost_of_image(counter, part.text)
+    elif part.kind in (Kind.REASONING, Kind.OPAQUE, Kind.IMAGE) and not any(
+        is_sent(part, role, form, into) for into in ("chat", "messages")
+    ):
+        return counter.count(more) if more else 0
+    else:
+        tokens = counter.count(sent_text(part, role, form))
+    if part.kind in (Kind.CALL, Kind.RESULT):
+        tokens += counter.count(sent_name(part.name, part.call))
+    return tokens + (counter.count(more) if more else 0) + counter.envelope
 
 
 def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: float) -> Admitted:
@@ -55,10 +78,11 @@ def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: flo
         if not message.parts:
             raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
         trust = _trust(message, tier)
-        bundle = any(part.kind is Kind.REASONING for part in message.parts)
+        bound = message.role is Role.ASSISTANT and any(part.kind in BOUND for part in message.parts)
         first = tier.last + len(drafts.pages) + 1
         for position, part in enumerate(message.parts):
             number = tier.last + len(drafts.pages) + 1
+            leftovers = _leftovers(part, message, position)
             _check_call(part, tier, calls, answered)
             page = Page(
                 id=number,
@@ -66,11 +90,10 @@ def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: flo
                 kind=part.kind,
                 role=message.role,
                 message=tier.turn + offset + 1,
-                tokens=cost_of(counter, part.kind, part.text, part.call, part.name)
-                + _asides(counter, part, message, position, tier.last > 0),
+                tokens=cost_of(counter, part, message.role, leftovers) + framing(counter, message.role, number),
                 time=now,
                 trust=trust,
-                group=_group(part, tier, calls, first if bundle else number),
+                group=first if bound else _group(part, tier, calls, number),
                 answers=_answers(part, tier, calls),
                 call=part.call,
                 name=part.name,
@@ -78,7 +101,7 @@ def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: flo
                 place=(number, 0),
                 label=_label(part),
             )
-            page = _with_extra(page, part, message, position, drafts)
+            page = _with_extra(page, part, leftovers, drafts)
             if part.kind is Kind.CALL and part.call is not None:
                 calls[part.call] = page
             drafts.pages.append(page)
@@ -100,14 +123,17 @@ def _trust(message: Message, tier: Tier) -> Trust:
     return min([lowest, *(tier.pages[source].trust for source in message.sources)])
 
 
-def _asides(counter: Counter, part: Part, message: Message, position: int, late: bool) -> int:
-    """What unusual leftovers of the wire form cost where they are rendered again; the usual few are the envelope's."""
-    shown = sum(
-        counter.count(extra) for extra in (part.extra, message.extra if position == 0 else None) if extra and len(extra) > 200
-    )
-    if part.call is not None and part.kind not in (Kind.CALL, Kind.RESULT):
-        shown += counter.count(f"(images of tool result {part.call})")
-    return shown + (counter.count("<system></system>") if message.role is Role.SYSTEM and late else 0)
+def _leftovers(part: Part, message: Message, position: int) -> str | None:
+    """What is kept of the message's extra with a part: all with the first; with others that are only sent in the form
+    that they came in, that form, for the first may leave before them."""
+    if position == 0:
+        return message.extra
+    return form_of(message.extra) if part.extra is not None or part.kind in (Kind.REASONING, Kind.OPAQUE) else None
+
+
+def framing(counter: Counter, role: Role, number: int) -> int:
+    """What stands around a system message that is not the first thing in the prompt."""
+    return counter.count("<system>\n\n</system>") if role is Role.SYSTEM and number > 1 else 0
 
 
 def _check_call(part: Part, tier: Tier, calls: dict[str, Page], answered: set[str]) -> None:
@@ -131,10 +157,10 @@ def _check_call(part: Part, tier: Tier, calls: dict[str, Page], answered: set[st
         answered.add(part.call or "")
 
 
-def _group(part: Part, tier: Tier, calls: dict[str, Page], first: int) -> int:
-    """A call, its result and images inside it share the call's group; a thinking message is one group."""
-    if part.kind is Kind.CALL or part.kind is Kind.REASONING:
-        return first
+def _group(part: Part, tier: Tier, calls: dict[str, Page], number: int) -> int:
+    """A call, its result and images inside it share the call's group."""
+    if part.kind is Kind.CALL:
+        return number
     if part.call is None:
         return 0
     made = calls.get(part.call)
@@ -150,15 +176,20 @@ def _answers(part: Part, tier: Tier, calls: dict[str, Page]) -> int:
     return calls[part.call].id if part.call in calls else tier.calls.get(part.call, 0)
 
 
-def _with_extra(page: Page, part: Part, message: Message, position: int, drafts: Admitted) -> Page:
+def _with_extra(page: Page, part: Part, leftovers: str | None, drafts: Admitted) -> Page:
     """Leftovers of the wire form become content of their own, hashed like any."""
-    kept = {"part": part.extra, "message": message.extra if position == 0 else None}
-    if not any(kept.values()):
+    text = extra_text(part.extra, leftovers)
+    if not text:
         return page
-    text = msgspec.json.encode({key: value for key, value in kept.items() if value}).decode()
     digest = digest_of(text)
     drafts.texts[digest] = text
     return msgspec.structs.replace(page, extra=digest)
+
+
+def extra_text(part: str | None, message: str | None) -> str:
+    """How leftovers of a part and of its message are stored; "" for none."""
+    kept = {"part": part, "message": message}
+    return msgspec.json.encode({key: value for key, value in kept.items() if value}).decode() if part or message else ""
 
 
 def _label(part: Part) -> str:

@@ -127,7 +127,8 @@ class Kernel(AddressSpace):
             case Load():
                 change, act = check_load(self.tier, move), Act.LOAD
             case Evict():
-                change, act = check_evict(self.tier, move, LEAST if policy == "kernel" else PATIENCE), Act.EVICT
+                forced = policy == "kernel"
+                change, act = check_evict(self.tier, move, LEAST if forced else PATIENCE, forced=forced), Act.EVICT
             case Retire():
                 change, act = check_retire(self.tier, move), Act.RETIRE
                 self.pending.unindex.update(page for page in move.pages if page > 0)
@@ -171,8 +172,9 @@ class Kernel(AddressSpace):
             self.tier.set(fold, msgspec.structs.replace(self.tier.states[fold], at="in"))
 
     def _derive(self, move: Fold, change: Change) -> int:
-        page, text = derived_page(move, change, self.tier, self.counter, self.clock(), self.text)
-        self._add(page, {page.digest: text})
+        extra = self.contents.get(self.tier.pages[move.pages[0]].extra) if len(move.pages) == 1 else ""
+        page, text, kept = derived_page(move, change, self.tier, self.counter, self.clock(), self.text, extra)
+        self._add(page, {page.digest: text, page.extra: kept})
         return page.id
 
     def mark(self, pages: Sequence[int], *, pinned: bool | None = None, importance: float | None = None, why: str = "") -> None:

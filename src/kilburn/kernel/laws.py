@@ -14,7 +14,7 @@ import msgspec
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
 from kilburn.kernel.layout import PATIENCE
 from kilburn.kernel.tier import Tier
-from kilburn.message import Kind
+from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, address_of
 
@@ -160,11 +160,12 @@ def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
         change.at[fold] = "out"
 
 
-def check_evict(tier: Tier, move: Evict, patience: int = PATIENCE) -> Change:
+def check_evict(tier: Tier, move: Evict, patience: int = PATIENCE, *, forced: bool = False) -> Change:
     """An evicted call takes its results along; a result whose call stays becomes a handle in place.
 
     Args:
         patience: how long a call waits for its result (see `Layout.awaited`).
+        forced: thinking may leave an open tool loop, all of a message's: it does not fit the window.
     """
     pages = known(tier, move.pages)
     leaving = {page.id for page in pages}
@@ -173,16 +174,16 @@ def check_evict(tier: Tier, move: Evict, patience: int = PATIENCE) -> Change:
     for page in pages:
         if not tier.is_visible(page.id):
             raise KernelError(f"{page.address} is not in the window", advice="evict pages of view.pages only")
-        leaving.update(_followers(tier, page, leaving, awaited))
+        leaving.update(_followers(tier, page, leaving, awaited, forced=forced))
     return Change(at=_departures(tier, leaving), uncover=_uncovered(tier, leaving))
 
 
-def _followers(tier: Tier, page: Page, leaving: set[int], awaited: Set[int]) -> list[int]:
+def _followers(tier: Tier, page: Page, leaving: set[int], awaited: Set[int], *, forced: bool = False) -> list[int]:
     """Handles in place that must leave with a call; everything else the move has to name itself."""
     acts_as = _acts_as(tier, page)
     if acts_as is Kind.CALL and not awaited.isdisjoint((page.id, *page.sources)):
         raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
-    if acts_as not in (Kind.CALL, Kind.REASONING):
+    if page.answers or _leave_alone(tier, page, leaving, forced=forced):
         return []
     stubs = []
     for member in tier.group(page.id):
@@ -194,6 +195,22 @@ def _followers(tier: Tier, page: Page, leaving: set[int], awaited: Set[int]) -> 
             )
         stubs.append(member)
     return stubs
+
+
+def is_bound(page: Page) -> bool:
+    """Whether a provider takes a page back only as it came: thinking, or a block of its own in an assistant's message."""
+    return page.role is Role.ASSISTANT and page.kind in (Kind.REASONING, Kind.OPAQUE)
+
+
+def _leave_alone(tier: Tier, page: Page, leaving: set[int], *, forced: bool) -> bool:
+    """Whether thinking may leave without its message: all of that message's, once the user has spoken since and its
+    calls have their results; in an open tool loop the provider wants it back."""
+    if _acts_as(tier, page) is not Kind.REASONING:
+        return False
+    shown = [member for member in tier.group(page.id) if tier.is_visible(member)]
+    thoughts = [member for member in shown if _acts_as(tier, tier.pages[member]) is Kind.REASONING]
+    over = page.id < tier.task and tier.awaited().isdisjoint(tier.group(page.id))
+    return (over or forced) and leaving.issuperset(thoughts)
 
 
 def _departures(tier: Tier, leaving: set[int]) -> dict[int, str]:
@@ -249,7 +266,8 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
             raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
         return Change(depth=deepest)
     _unpinned(tier, leaving)
-    if not (len(chosen) == 1 and (move.keep or tier.pages[move.pages[0]].kind is Kind.RESULT)):
+    first = tier.pages[move.pages[0]]
+    if not (len(chosen) == 1 and ((move.keep and not is_bound(first)) or first.kind is Kind.RESULT)):
         _whole_groups(tier, chosen, subsumed)
     at = {page: "folded" for page in sorted(fresh) if page > 0}
     at.update({page: "out" for page in sorted(leaving) if page < 0})

@@ -12,9 +12,10 @@ import msgspec
 
 from kilburn.kernel.cover import Cover
 from kilburn.kernel.gaps import Gaps, Key
-from kilburn.message import Role
+from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn.store import State
+from kilburn.wire.sent import sent_name
 
 __all__ = ["GONE", "OUT", "PATIENCE", "VISIBLE", "Layout", "stub_of"]
 
@@ -26,6 +27,11 @@ exchanges, in which a tool that runs beside the talk may well end. Its result ma
 
 VISIBLE = frozenset({"in", "stub"})
 GONE = frozenset({"retired", "dropped"})
+
+
+def _may_be_blank(page: Page) -> bool:
+    """Whether nothing of a page may be sent in one of the forms: no visible character, or what is another provider's."""
+    return page.kind in (Kind.REASONING, Kind.OPAQUE) or (page.kind is Kind.TEXT and not page.label)
 
 
 def stub_of(page: Page, label: str) -> str:
@@ -151,7 +157,7 @@ class Layout:
         """Whether the first thing behind the system messages is a user's, or nothing is there at all."""
         for key in self._order:
             page = self.pages[key[2]]
-            if page.role is not Role.SYSTEM:
+            if page.role is not Role.SYSTEM and not _may_be_blank(page):
                 first = next(iter(self._gaps), None)
                 return page.role is Role.USER or (first is not None and first[0] < key[0])
         return len(self._order) == 0 or len(self._gaps) > 0
@@ -162,5 +168,7 @@ class Layout:
         return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)
 
     def _cost_of_stub(self, page: Page) -> int:
-        """A result's handle is sent with the id of its call, as the result was."""
-        return self._count(self.stub(page.id)) + (self._count(page.call) if page.call else 0)
+        """A result's handle is sent with the id of its call, as the result was; what hung on the result is not shown."""
+        if page.kind is not Kind.RESULT:
+            return 0
+        return self._count(self.stub(page.id)) + self._count(sent_name(None, page.call))

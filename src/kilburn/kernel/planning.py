@@ -263,6 +263,11 @@ class Planner:
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
             if kernel.excess and page.answers:
                 self._try(Evict(pages=(page.id,), why="over capacity"))
+        for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
+            if kernel.excess and page.kind is Kind.REASONING and tier.at(page.id) == "in":
+                together = map(tier.pages.__getitem__, tier.group(page.id))
+                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == "in")
+                self._try(Evict(pages=thoughts, why="thinking that does not fit"))
         # Handles in place of results go with calls that nothing else keeps alive.
         calls = (tier.stands_itself(tier.pages[stub].answers) for stub in list(tier.stubs))
         self._relieve((tier.pages[call] for call in calls if call is not None), stays)

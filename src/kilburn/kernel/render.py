@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.kernel.folding import arguments_of
+from kilburn.kernel.folding import shown_part
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.tier import Tier
 from kilburn.message import Kind, Message, Part, Role
@@ -75,7 +75,8 @@ def transcript(tier: Tier, part: Callable[[Page], tuple[Part, str | None]]) -> l
         shown, leftovers = _shown(page, instead, part, tier)
         role = Role.USER if page is None else page.role
         if page is not None and page.message and key == (role, page.message):
-            made[-1] = msgspec.structs.replace(made[-1], parts=(*made[-1].parts, shown))
+            known = made[-1]
+            made[-1] = msgspec.structs.replace(known, parts=(*known.parts, shown), extra=known.extra or leftovers)
         else:
             made.extend(_pending(made, answered))
             made.append(Message(role=role, parts=(shown,), extra=leftovers))
@@ -101,12 +102,7 @@ def _shown(
     own, leftovers = part(page)
     if page.kind not in (Kind.FOLD, Kind.EXCERPT):
         return own, leftovers
-    stands_for = tier.pages[page.sources[0]].kind if page.call is not None else Kind.TEXT
-    if stands_for is Kind.CALL:
-        return Part(kind=Kind.CALL, text=arguments_of(own.text), call=page.call, name=page.name), None
-    if stands_for is Kind.RESULT:
-        return Part(kind=Kind.RESULT, text=own.text, call=page.call, name=page.name), None
-    return Part(kind=Kind.TEXT, text=own.text), None
+    return shown_part(page, own.text, tier), leftovers
 
 
 def render(messages: list[Message], form: str, tokens: int) -> Prompt:

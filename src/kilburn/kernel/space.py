@@ -14,19 +14,19 @@ from typing import Any
 from kilburn.budget import Budget, Counter
 from kilburn.errors import Forgotten, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Event, writable
-from kilburn.kernel.admission import cost_of, text_cost
+from kilburn.kernel.admission import cost_of, framing, text_cost
 from kilburn.kernel.contents import Contents
-from kilburn.kernel.folding import arguments_of
+from kilburn.kernel.folding import shown_part
 from kilburn.kernel.ledger import Ledger, apply
 from kilburn.kernel.pending import START, Pending, Savepoint
-from kilburn.kernel.render import PENDING
+from kilburn.kernel.render import PENDING, part_of
 from kilburn.kernel.tier import Tier
-from kilburn.message import Kind
 from kilburn.page import Page, address_of
 from kilburn.policy import Use
 from kilburn.store import ProcessInfo, Store
 from kilburn.tokens.calibrated import Calibrated, is_count
 from kilburn.wire.messages import OPENING
+from kilburn.wire.sent import sent_name
 
 __all__ = ["AddressSpace"]
 
@@ -63,7 +63,9 @@ class AddressSpace:
         """Tokens that the prompt takes now."""
         tier = self.tier
         waiting = (
-            sum(self._waiting + self.counter.count(tier.pages[call].call or "") for call in tier.waiting()) if tier.open else 0
+            sum(self._waiting + self.counter.count(sent_name(None, tier.pages[call].call)) for call in tier.waiting())
+            if tier.open
+            else 0
         )
         return tier.use + waiting + (0 if tier.opens_with_user() else self._opening)
 
@@ -208,10 +210,10 @@ class AddressSpace:
 
     def _recount(self, page: Page) -> int:
         """What a page costs by this process's counter, where it was admitted under another one."""
-        text, extra = self.contents.get(page.digest), self.contents.get(page.extra)
-        shown = arguments_of(text) if page.depth and page.sources[0] in self.tier.calls.values() and page.call else text
-        kind = Kind.RESULT if page.depth and page.message else page.kind
-        return cost_of(self.counter, kind, shown, page.call, page.name) + (self.counter.count(extra) if len(extra) > 200 else 0)
+        part, leftovers = part_of(page, self.contents.get(page.digest), self.contents.get(page.extra))
+        if page.depth:
+            part = shown_part(page, part.text, self.tier)
+        return cost_of(self.counter, part, page.role, leftovers) + framing(self.counter, page.role, page.place[0])
 
     def settle_ruler(self) -> None:
         """Remember which counter the costs are by."""

@@ -25,6 +25,7 @@ from kilburn.policies.text.directives import Directive, Malformed, decode, direc
 from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policy import Cause, View
+from kilburn.wire.quotation import quoted
 
 __all__ = ["INSTRUCTIONS", "Agentfold"]
 
@@ -184,7 +185,7 @@ class Agentfold:
 
     def _question(self, view: View, partition: Partition) -> Ask:
         """Ask for a directive. Items are quoted from their originals, so that a fold never stands on a fold's words."""
-        quoted: list[str] = []
+        items: list[str] = []
         begins: list[int] = []
         for number, (first, last) in enumerate(partition.newest()):
             if number >= SHOWN:
@@ -192,10 +193,10 @@ class Agentfold:
             sources = partition.stretch(first, last).sources
             pieces = _pieces(view, sources, *((4, LETTERS // 12) if number else (READ, LETTERS)))
             words = extract(pieces, 800 if not number else 240, view.count, query=view.task[:ASKED]).text
-            quoted.append(f"[{_name(first, last)}]\n{words}")
+            items.append(f"[{_name(first, last)}]\n{words}")
             begins.append(first)
         behind = partition.behind
-        log = "\n".join(reversed(quoted))
+        log = "\n".join(reversed(items))
         schema = {
             "type": "object",
             "properties": {
@@ -211,7 +212,7 @@ class Agentfold:
             "additionalProperties": False,
         }
         prompt = (
-            f"<log>\n{log}\n</log>\nGive compress_range [a, {behind}], a being one of {', '.join(map(str, sorted(begins)))}, and "
+            f"{quoted('log', log)}\nGive compress_range [a, {behind}], a being one of {', '.join(map(str, sorted(begins)))}, and "
             f"compress_text, at most {self._to(view) // 2} words on all of that range."
         )
         return Ask(

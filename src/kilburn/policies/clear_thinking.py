@@ -11,15 +11,12 @@ from dataclasses import dataclass
 
 from kilburn.effect import Answer, Effect, Note
 from kilburn.message import Kind, Role
-from kilburn.move import Evict, Fold, Move
+from kilburn.move import Evict, Move
 from kilburn.page import Page
 from kilburn.policy import View
 from kilburn.wire.editing import Amount, ClearThinkingEdit, number_of
 
 __all__ = ["ClearThinking"]
-
-HEAD = 60
-"""Letters that stay of thinking whose tool calls stay: the thinking of a message leaves whole only with its calls."""
 
 
 @dataclass(frozen=True)
@@ -50,34 +47,24 @@ class ClearThinking:
         return ClearThinkingEdit(keep=Amount(type="thinking_turns", value=keep) if isinstance(keep, int) else "all")
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
-        """Evict old thinking; where its calls stay, leave its first words, so that the message stays whole."""
+        """Evict old thinking, all of a message's or none; what was said and called with it stays."""
         turns = self._old_turns(view) if isinstance(self.keep, int) else []
-        if not any(turns):
-            return []
-        visible = {page.id for page in view.pages} | view.stubs
-        folds: list[Move] = []
         leaving: list[int] = []
         figures = {"cleared_thinking_turns": 0, "cleared_input_tokens": 0}
         for turn in turns:
             freed = 0
-            going = {page.id for page in turn}
-            for page in turn:
-                together = [member for member in view.group(page.id) if member in visible]
-                if going.issuperset(together):
-                    if page.id not in leaving and page.tokens > view.handle:
-                        leaving += together
-                        freed += sum(view.page(member).tokens for member in together) - view.handle
-                    continue
-                text = view.text(page.id)
-                saved = page.tokens - view.count(text[: _head(text)]) - view.handle
-                if saved > 0:
-                    folds.append(Fold(pages=(page.id,), keep=((0, _head(text)),), why="old thinking, its calls stay"))
+            for message in {page.message: None for page in turn}:
+                thoughts = [page for page in turn if page.message == message]
+                saved = sum(page.tokens for page in thoughts) - view.handle * len(thoughts)
+                if saved > 0 and not any(_is_bound(view, page) for page in thoughts):
+                    leaving += [page.id for page in thoughts]
                     freed += saved
             figures["cleared_thinking_turns"] += freed > 0
             figures["cleared_input_tokens"] += freed
-        if folds or leaving:
-            yield Note(figures=figures)
-        return [*folds, Evict(pages=tuple(leaving), why="old thinking")] if leaving else folds
+        if not leaving:
+            return []
+        yield Note(figures=figures)
+        return [Evict(pages=tuple(leaving), why="old thinking")]
 
     def _old_turns(self, view: View) -> list[list[Page]]:
         """The thinking of each turn that is to lose it, newest turn first."""
@@ -95,8 +82,6 @@ class ClearThinking:
         return [[page for page in turn if page.id not in view.pins and not view.is_latest(page)] for turn in turns[keep:]]
 
 
-def _head(text: str) -> int:
-    """Where the first words end: at a line's end or a space where there is one."""
-    line = text.find("\n", 1, HEAD)
-    space = text.rfind(" ", HEAD // 2, HEAD)
-    return line if line > 0 else space if space > 0 else min(HEAD, len(text))
+def _is_bound(view: View, page: Page) -> bool:
+    """Whether the provider may want it back: its tool loop is not over, or a part of it is pinned."""
+    return page.id > view.task_page or any(member in view.open or member in view.pins for member in view.group(page.id))

@@ -22,6 +22,7 @@ from kilburn.policies.arrival import arrived, latest_step
 from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policy import View
+from kilburn.wire.quotation import quoted
 
 __all__ = ["Comem"]
 
@@ -179,7 +180,7 @@ def _compose(pages: Sequence[Page], most: int, policy: Comem, read: Callable[[in
     if _rough(log) > policy.show:
         log = extract(pieces, policy.show, _rough).text
     return Ask(
-        prompt=f"<log>\n{log}\n</log>\nWrite the memory of this log in at most {max(10, most // 2)} words.",
+        prompt=f"{quoted('log', log)}\nWrite the memory of this log in at most {max(10, most // 2)} words.",
         system=SYSTEM,
         max_tokens=most,
         purpose=f"memory of {span_of(pages[0].id, pages[-1].id)}",

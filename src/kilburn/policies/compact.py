@@ -21,11 +21,12 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policies.text.digests import best, digest
 from kilburn.policies.text.extract import Piece, extract, read_ahead
-from kilburn.policies.text.inheritance import held, joined, quoted
+from kilburn.policies.text.inheritance import held, joined, words_at
 from kilburn.policies.text.judgement import judge
 from kilburn.policy import Cause, View
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
+from kilburn.wire.quotation import quoted
 
 __all__ = ["Compact", "behind"]
 
@@ -154,9 +155,7 @@ class Compact:
         asked = self.instructions or f"{INSTRUCTIONS} At most {to // 2} words."
         room = max(500, view.budget.capacity - to - view.count(SYSTEM + asked) - 2 * view.handle)
         pieces = _pieces(view, sources, leaving)
-        log = _quoted(view, sources, pieces, room)
-        tag = _tag(log)
-        prompt = f"<{tag}>\n{log}\n</{tag}>\n{asked}"
+        prompt = f"{quoted('log', _log(view, sources, pieces, room))}\n{asked}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=f"summary of {span_of(sources[0], sources[-1])}")
         if answer.outcome == "none":
             return extract(pieces, to, view.count, query=view.task, reach=READ).text
@@ -267,7 +266,7 @@ def _pieces(view: View, sources: Sequence[int], leaving: Sequence[Page]) -> list
             kept.append(held(view.text(fold.id), mine, view.text))
     fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]
     spans = joined([*kept, best(fresh, READ // 4, view.text)])
-    old = [_piece(view.page(page), quoted(view.text(page), spans[page])) for page in spans]
+    old = [_piece(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
     return [*old, *(_piece(page, view.text(page.id)) for page in pages[first:])]
 
 
@@ -275,7 +274,7 @@ def _piece(page: Page, text: str) -> Piece:
     return Piece(page.id, str(page.role), str(page.kind), text)
 
 
-def _quoted(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:
+def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:
     """The log: whole where it fits; else its most telling lines, each under its address, or in a room that is larger
     than what can be weighed the newest texts whole behind those lines."""
     if sum(view.page(page).tokens for page in sources) <= room:
@@ -296,14 +295,6 @@ def _quoted(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: i
 def _told(view: View, pages: Sequence[int]) -> str:
     known = map(view.page, pages)
     return "\n".join([f"{address_of(page.id)} {page.role} {page.kind}:\n{view.text(page.id)}" for page in known])
-
-
-def _tag(text: str) -> str:
-    """A mark that the text does not hold, so that nothing in it can end the quotation."""
-    number = 0
-    while (tag := f"log{number or ''}") and f"</{tag}>" in text:
-        number += 1
-    return tag
 
 
 def _unwrapped(text: str) -> str:

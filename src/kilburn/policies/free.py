@@ -21,6 +21,7 @@ from kilburn.policies.text.anchors import Anchors, Exact, Scanned, complement, p
 from kilburn.policies.text.cleaning import redundant
 from kilburn.policies.text.lines import join
 from kilburn.policy import View
+from kilburn.wire.quotation import quoted
 
 __all__ = ["Cleaner", "Free", "Heuristic", "Prompted", "Proposal"]
 
@@ -112,7 +113,7 @@ class Prompted:
         if not pages:
             return Proposal(outcome="no progress", why="nothing to clean")
         answer = yield Ask(
-            prompt=f"The agent's task:\n<task>\n{task[:2000]}\n</task>\n\n{_quoted(pages)}\n\nName what to delete.",
+            prompt=f"The agent's task:\n{quoted('task', task[:2000])}\n\n{_shown(pages)}\n\nName what to delete.",
             system=SYSTEM,
             max_tokens=self.tokens,
             schema=SCHEMA,
@@ -133,10 +134,10 @@ class Prompted:
         return Proposal(directives)
 
 
-def _quoted(pages: Sequence[Scanned]) -> str:
+def _shown(pages: Sequence[Scanned]) -> str:
     gap = f"\n{OMITTED}\n"
     shown = (gap.join(page.text[start:stop] for start, stop in page.spans) for page in pages)
-    return "\n".join(f"<page {address_of(page.page)}>\n{text}\n</page>" for page, text in zip(pages, shown, strict=True))
+    return "\n".join(quoted(f"page-{address_of(page.page)}", text) for page, text in zip(pages, shown, strict=True))
 
 
 @dataclass(frozen=True)
@@ -253,8 +254,8 @@ def _scan(view: View, page: Page, number: int) -> Scanned:
 def _may_be_cleaned(view: View, page: Page, original: Page) -> bool:
     if original.role not in (Role.ASSISTANT, Role.TOOL) or view.is_latest(page):
         return False
-    # A thought that its provider signed is only valid whole.
-    if original.kind is Kind.REASONING and original.extra:
+    # A thought goes back whole, or not at all.
+    if original.kind is Kind.REASONING:
         return False
     use = view.uses.get(original.id)
     together = view.group(original.id)

@@ -22,6 +22,7 @@ from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policies.text.lines import merge
 from kilburn.policy import Cause, View
+from kilburn.wire.quotation import quoted
 
 __all__ = ["Memento"]
 
@@ -147,8 +148,8 @@ class Memento:
         verbatim = extract(pieces, self.to, view.count, query=view.task).text
         if not self.ask or not verbatim:
             return verbatim, "extract"
-        quoted = extract(pieces, max(8 * self.to, 1000), view.count, query=view.task).text
-        prompt = f"<step>\n{quoted}\n</step>\nWrite the memento of this step in at most {max(10, self.to // 2)} words."
+        step = extract(pieces, max(8 * self.to, 1000), view.count, query=view.task).text
+        prompt = f"{quoted('step', step)}\nWrite the memento of this step in at most {max(10, self.to // 2)} words."
         purpose = f"memento of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=self.to, purpose=purpose)
         if answer.outcome == "none":

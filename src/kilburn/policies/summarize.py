@@ -17,9 +17,10 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
 from kilburn.policies.excerpts import came_back
 from kilburn.policies.text.extract import Piece, extract, read_ahead
-from kilburn.policies.text.inheritance import held, joined, quoted
+from kilburn.policies.text.inheritance import held, joined, words_at
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policy import Cause, View
+from kilburn.wire.quotation import quoted
 
 __all__ = ["Summarize"]
 
@@ -127,8 +128,8 @@ class Summarize:
 
     def _written(self, view: View, pieces: Sequence[Piece], to: int, known: Known) -> Generator[Effect, Answer, tuple[str, str]]:
         """The model's summary, and how it came about; or "" and what was wrong with it."""
-        quoted = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=known).text
-        prompt = f"<log>\n{quoted}\n</log>\nCondense this log in at most {to // 2} words."
+        log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=known).text
+        prompt = f"{quoted('log', log)}\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
         if answer.outcome == "none":
@@ -167,7 +168,7 @@ def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Kn
     spans = dict(known)
     for page, kept in known.items():
         if page not in texts:
-            texts[page] = quoted(view.text(page), kept)
+            texts[page] = words_at(view.text(page), kept)
             spans[page] = ((0, len(texts[page])),)
     return [Piece(page, *_speaker(view, page), texts[page], "") for page in sorted(texts)], spans
 

@@ -32,6 +32,8 @@ def _read_leaf(block: Any, where: str) -> Part:
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
         raise InvalidMessage(f"{where}: a content block is an object with a `type`, not {type_of(block)}")
+    if kind == "redacted_thinking":
+        return Part(kind=Kind.REASONING, text="", extra=pack({"block": block}))
     if kind in ("text", "thinking"):
         text = string_at(block, kind, where, empty=True)
         default = kind == "text" and list(block) == ["type", "text"]
@@ -129,7 +131,8 @@ def write_block(part: Part) -> dict[str, Any]:
     if part.kind is Kind.IMAGE:
         return write_image(part.text, block)
     block = block or {"type": "text", "text": None}
-    block[block["type"]] = part.text
+    if block["type"] != "redacted_thinking":
+        block[block["type"]] = part.text
     return block
 
 

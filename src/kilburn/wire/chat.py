@@ -7,7 +7,6 @@ taken out. It refuses to guess the form (see `kilburn.wire.form`) and to judge a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
 from kilburn.wire.plain import pack, string_at, type_of, unpack
 from kilburn.wire.result import read_blocks, write_blocks
-from kilburn.wire.turns import PROSE, Turn, safe_id, safe_name, turns
+from kilburn.wire.sent import IMAGES
+from kilburn.wire.turns import CHAT_ID, PROSE, Turn, safe_id, safe_name, turns
 
 __all__ = ["ASIDES", "read", "render", "tools", "write"]
 
@@ -34,9 +34,6 @@ _ROLES = {
 _THOUGHTS = ("reasoning_content", "reasoning")
 ASIDES = (*_THOUGHTS, "refusal", "function_call", "audio")
 """Keys of an assistant message whose value becomes a part of its own."""
-
-_ID = re.compile(r"(?s).{1,40}\Z")
-"""OpenAI refuses call ids of more than 40 characters."""
 
 
 def read(source: dict[str, Any], where: str = "message") -> Message:
@@ -292,13 +289,13 @@ def _render_result(turn: Turn, images: list[dict[str, Any]]) -> dict[str, Any]:
     own = turn.form == "chat"
     result, attached = turn.parts[0], turn.parts[1:]
     out = _template(turn, Role.TOOL)
-    out["tool_call_id"] = call = safe_id(result.call, _ID)
+    out["tool_call_id"] = call = safe_id(result.call, CHAT_ID)
     content = _result_content(result, attached) if own else result.text
     plain_text = isinstance(content, str) or not content or any(block["type"] != "text" for block in content)
     out["content"] = result.text if plain_text else content
     shown = [part for part in attached if part.kind is Kind.IMAGE]
     if shown:
-        images.append({"type": "text", "text": f"(images of tool result {call})"})
+        images.append({"type": "text", "text": IMAGES.format(call)})
         images.extend(_foreign_or_own(part, own) for part in shown)
     return out
 
@@ -363,7 +360,7 @@ def _render_assistant(turn: Turn) -> dict[str, Any] | None:
 
 def _render_call(part: Part, own: bool) -> dict[str, Any]:
     call = _write_call(part if own else msgspec.structs.replace(part, extra=None))
-    call["id"] = safe_id(part.call, _ID)
+    call["id"] = safe_id(part.call, CHAT_ID)
     body = "custom" if call.get("type") == "custom" else "function"
     call.setdefault("type", "function")
     call[body]["name"] = safe_name(part.name)

@@ -6,7 +6,6 @@ to guess the form (see `kilburn.wire.form`) and to judge a transcript (see `kilb
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,9 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
 from kilburn.wire.blocks import call_input, read_block, write_block, write_image, write_result
 from kilburn.wire.plain import pack, type_of, unpack
-from kilburn.wire.turns import PROSE, Turn, safe_id, safe_name, turns
+from kilburn.wire.quotation import quoted
+from kilburn.wire.sent import FAILED, SAID, UNSHOWN, is_sent
+from kilburn.wire.turns import MESSAGES_ID, PROSE, Turn, safe_id, safe_name, turns
 
 __all__ = ["OPENING", "read", "render", "tools", "write"]
 
@@ -127,11 +128,8 @@ def _write_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return blocks
 
 
-_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 _MEDIA = ("image/jpeg", "image/png", "image/gif", "image/webp")
 OPENING = "(conversation continues)"
-_UNSHOWN = "(an image that cannot be shown here)"
-_FAILED = "(it failed without a message)"
 _THOUGHTS = ("thinking", "redacted_thinking")
 _SERVED = ("server_tool_use", "mcp_tool_use")
 _BREAKPOINTS = 4
@@ -199,19 +197,17 @@ def _spoken(turn: Turn) -> tuple[str, str | Blocks]:
 
 def _block(part: Part, turn: Turn, role: str) -> Blocks:
     own = turn.form == "messages"
+    if part.kind in PROSE and turn.role is Role.TOOL and part.text.strip():
+        return [{"type": "text", "text": quoted(SAID, part.text)}]
     if part.kind in PROSE:
         return [_text(part, turn)] if part.text.strip() else []
     if part.kind is Kind.IMAGE:
-        return [_image(part, own)] if role == "user" else [{"type": "text", "text": _UNSHOWN}]
+        return [_image(part, own)] if role == "user" else [{"type": "text", "text": UNSHOWN}]
     if part.kind is Kind.CALL and role == "assistant":
         block = write_block(part) if own else {"type": "tool_use", "id": "", "name": "", "input": call_input(part.text)}
-        block["id"], block["name"] = safe_id(part.call, _ID), safe_name(part.name)
+        block["id"], block["name"] = safe_id(part.call, MESSAGES_ID), safe_name(part.name)
         return [block]
-    if not own or part.kind not in (Kind.REASONING, Kind.OPAQUE):
-        return []
-    if part.kind is Kind.REASONING and not (unpack(part.extra).get("block") or {}).get("signature"):
-        return []
-    return [write_block(part)]
+    return [write_block(part)] if is_sent(part, turn.role, turn.form, "messages") else []
 
 
 def _image(part: Part, own: bool) -> dict[str, Any]:
@@ -219,7 +215,7 @@ def _image(part: Part, own: bool) -> dict[str, Any]:
         return write_block(part)
     media, mark, _ = part.text[5:].partition(";base64,") if part.text.startswith("data:") else ("", "", "")
     shown = (mark and media in _MEDIA) or part.text.startswith(("https://", "http://"))
-    return write_image(part.text, None) if shown else {"type": "text", "text": _UNSHOWN}
+    return write_image(part.text, None) if shown else {"type": "text", "text": UNSHOWN}
 
 
 def _answered(turn: Turn) -> Blocks:
@@ -234,7 +230,7 @@ def _answered(turn: Turn) -> Blocks:
         block = {"type": "tool_result", "tool_use_id": "", "content": [*prose, *images] if images else result.text}
         if turn.form is None and unpack(result.extra).get("is_error") is True:
             block["is_error"] = True
-    block["tool_use_id"] = safe_id(result.call, _ID)
+    block["tool_use_id"] = safe_id(result.call, MESSAGES_ID)
     content = block.get("content")
     if content is None:
         block.pop("content", None)
@@ -245,7 +241,7 @@ def _answered(turn: Turn) -> Blocks:
             moved = [item for item in content if item["type"] != "text"]
             block["content"] = content = [item for item in content if item["type"] == "text"]
     if block.get("is_error") and not content:
-        block["content"] = _FAILED
+        block["content"] = FAILED
     return [block, *moved]
 
 
@@ -256,10 +252,18 @@ def _merged(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str |
         if not content:
             continue
         if merged and merged[-1][0] == role:
-            merged[-1] = (role, [*_as_blocks(merged[-1][1]), *_as_blocks(content)])
+            merged[-1] = (role, _joined(_as_blocks(merged[-1][1]), _as_blocks(content)))
         else:
             merged.append((role, content))
     return merged
+
+
+def _joined(before: Blocks, blocks: Blocks) -> Blocks:
+    """Two messages of one role as one. Thinking that the second began with begins both, for calls must follow theirs."""
+    lead = next((at for at, block in enumerate(blocks) if block["type"] not in _THOUGHTS), len(blocks))
+    if any(block["type"] in _THOUGHTS for block in before):
+        lead = 0
+    return [*blocks[:lead], *before, *blocks[lead:]]
 
 
 def _as_blocks(content: str | Blocks) -> Blocks:

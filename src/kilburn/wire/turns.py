@@ -11,12 +11,13 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.plain import unpack
 
-__all__ = ["PROSE", "Turn", "safe_id", "safe_name", "turns"]
+__all__ = ["CHAT_ID", "MESSAGES_ID", "PROSE", "Turn", "safe_id", "safe_name", "turns"]
 
 PROSE = frozenset({Kind.TEXT, Kind.FOLD, Kind.EXCERPT})
 """Kinds that are rendered as text."""
@@ -90,6 +91,9 @@ def _split(message: Message) -> list[Turn]:
     return [Turn(message.role, tuple(run), unpack(message.extra)) for run in runs]
 
 
+CHAT_ID = re.compile(r"(?s).{1,40}\Z")
+"""OpenAI refuses call ids of more than 40 characters."""
+MESSAGES_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 _UNSAFE = re.compile(r"[^a-zA-Z0-9_-]")
 _HASHED = re.compile(r"kilburn-[0-9a-f]{32}\Z")
 
@@ -106,6 +110,7 @@ def safe_id(call: str | None, accepted: re.Pattern[str]) -> str:
     return f"kilburn-{hashlib.sha256(name.encode('utf-8')).hexdigest()[:32]}"
 
 
+@lru_cache(maxsize=1024)
 def safe_name(name: str | None) -> str:
     """A tool's name as providers accept it: a model may have called a name that no tool can have."""
     return _UNSAFE.sub("_", name or "")[:64] or "_"

@@ -121,7 +121,7 @@ def test_without_a_model_nothing_is_asked_twice() -> None:
 
 def replies() -> Iterator[Any]:
     while True:
-        yield lambda request: GOOD if "<block>" in request.messages[-1]["content"] else "no scores"
+        yield lambda request: GOOD if "<block-" in request.messages[-1]["content"] else "no scores"
 
 
 @pytest.mark.parametrize("model", [False, True])

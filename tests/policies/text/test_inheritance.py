@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn.policies.text.extract import Piece, extract
-from kilburn.policies.text.inheritance import held, joined, quoted
+from kilburn.policies.text.inheritance import held, joined, words_at
 
 TEXTS = {
     3: "The store listens on port 40123.\nNothing else here.\nBuild 9fce21aa07b1 was the last good one.\n",
@@ -20,21 +20,21 @@ def test_lines_of_an_extract_are_found_where_they_stand() -> None:
         "p3 tool:\nThe store listens on port 40123.\n…\nBuild 9fce21aa07b1 was the last good one.\np7 assistant:\nand so on\n"
     )
     found = held(summary, {3, 7}, TEXTS.__getitem__)
-    assert quoted(TEXTS[3], found[3]) == ("The store listens on port 40123.\n…\nBuild 9fce21aa07b1 was the last good one.\n")
-    assert quoted(TEXTS[7], found[7]) == "and so on\n"
+    assert words_at(TEXTS[3], found[3]) == ("The store listens on port 40123.\n…\nBuild 9fce21aa07b1 was the last good one.\n")
+    assert words_at(TEXTS[7], found[7]) == "and so on\n"
 
 
 def test_names_that_a_model_wrote_lead_to_the_lines_that_hold_them() -> None:
     summary = "They saw that 40123 is the port, and that link.py was slow; host zeppelin_9 was never there."
     found = held(summary, {3, 7}, TEXTS.__getitem__)
-    kept = {page: quoted(TEXTS[page], spans) for page, spans in found.items()}
+    kept = {page: words_at(TEXTS[page], spans) for page, spans in found.items()}
     assert kept[3] == "The store listens on port 40123.\n"
     assert "src/net/link.py" in kept[7]
 
 
 def test_lines_that_a_model_was_completed_with_are_found() -> None:
     found = held("All is well.\n\nVerbatim:\np3: Build 9fce21aa07b1 was the last good one.\n", {3}, TEXTS.__getitem__)
-    assert quoted(TEXTS[3], found[3]) == "Build 9fce21aa07b1 was the last good one.\n"
+    assert words_at(TEXTS[3], found[3]) == "Build 9fce21aa07b1 was the last good one.\n"
 
 
 def test_invented_lines_and_foreign_addresses_are_not_found() -> None:

@@ -21,6 +21,7 @@ from kilburn.policies.text.extract import Piece
 from kilburn.policies.text.identifiers import identifiers
 from kilburn.policies.text.judgement import garbage
 from kilburn.policies.text.segmentation import sentences
+from kilburn.wire.quotation import quoted
 
 __all__ = ["ACCEPT", "POINTS", "TRIES", "Compressed", "Grade", "compress", "extractive", "grade"]
 
@@ -241,12 +242,13 @@ def compress(
     mend = ""
     for attempt in range(1, tries + 1):
         words = max(10, tokens // 2)
-        prompt = f"<block>\n{block}\n</block>\nWrite its memento in at most {words} words.{mend}"
+        asked = f"Write its memento in at most {words} words.{mend}"
+        prompt = f"{quoted('block', block)}\n{asked}"
         answer = yield Ask(prompt=prompt, system=WRITER, max_tokens=tokens, purpose=f"memento, try {attempt}")
         if answer.outcome == "none":
             break
         text = _clean(answer.text) if answer.ok else ""
-        if not _usable(text, block, prompt, tokens, count):
+        if not _usable(text, block, asked, tokens, count):
             mend = "\nThe last try was no memento."
             continue
         wrote = attempt
@@ -259,9 +261,9 @@ def compress(
     return Compressed(best.memento, best.grade, wrote if best is not own else 0, best.outcome)
 
 
-def _usable(text: str, block: str, prompt: str, tokens: int, count: Callable[[str], int]) -> bool:
+def _usable(text: str, block: str, asked: str, tokens: int, count: Callable[[str], int]) -> bool:
     piece = Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), block)
-    return bool(text) and count(text) <= tokens and not garbage(text, [piece], prompt.partition("</block>")[2])
+    return bool(text) and count(text) <= tokens and not garbage(text, [piece], asked)
 
 
 def _clean(text: str) -> str:
@@ -275,7 +277,7 @@ def _graded(block: str, memento: str, judged: bool) -> Generator[Ask, Answer, Gr
     own = grade(block, memento)
     if not judged:
         return own
-    prompt = f"<block>\n{block}\n</block>\n<memento>\n{memento}\n</memento>\nGrade the memento."
+    prompt = f"{quoted('block', block)}\n{quoted('memento', memento)}\nGrade the memento."
     answer = yield Ask(prompt=prompt, system=JUDGE, schema=SCHEMA, max_tokens=160, purpose="grade of a memento")
     if not answer.ok:
         return own
@@ -294,4 +296,4 @@ def _mend(text: str, found: Grade) -> str:
     lacks = f" It lacks: {'; '.join(found.missing[:6])}." if found.missing else ""
     adds = f" These are not in the block: {', '.join(found.invented[:6])}." if found.invented else ""
     first = "" if found.result_first else " It must begin with the result."
-    return f"\nThe last try was worth {found.total:.1f} of 10:\n<memento>\n{text}\n</memento>\n{lacks}{adds}{first}"
+    return f"\nThe last try was worth {found.total:.1f} of 10:\n{quoted('memento', text)}\n{lacks}{adds}{first}"

@@ -16,7 +16,7 @@ from kilburn.page import Span
 from kilburn.policies.text.identifiers import identifiers
 from kilburn.policies.text.lines import OMISSION, merge
 
-__all__ = ["held", "joined", "quoted"]
+__all__ = ["held", "joined", "words_at"]
 
 LOOKED = 100_000
 """Characters of the sources in which the names of a model's summary are looked for, the oldest first: what is
@@ -59,7 +59,7 @@ def held(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[in
     return {number: merge(found[number]) for number in sorted(found)}
 
 
-def quoted(text: str, spans: Iterable[Span]) -> str:
+def words_at(text: str, spans: Iterable[Span]) -> str:
     """The spans' words, each ending its line, with the mark of an omission between them."""
     parts = [text[start:end] for start, end in spans]
     return OMISSION.join(part if part.endswith("\n") else part + "\n" for part in parts)

@@ -1,0 +1,133 @@
+"""What of a part is sent to a provider, and what is sent beside its text: renderers and the counter ask here.
+
+A prompt may be rendered in either form, so what one of them sends is counted. It refuses to count tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kilburn.message import Kind, Part, Role
+from kilburn.wire.plain import load_object, pack, unpack
+from kilburn.wire.quotation import quoted
+from kilburn.wire.turns import MESSAGES_ID, safe_id, safe_name
+
+__all__ = [
+    "FAILED",
+    "IMAGES",
+    "SAID",
+    "UNSHOWN",
+    "beside",
+    "form_of",
+    "is_plain",
+    "is_sent",
+    "is_signed",
+    "sent_name",
+    "sent_text",
+]
+
+FAILED = "(it failed without a message)"
+UNSHOWN = "(an image that cannot be shown here)"
+SAID = "function-output"
+IMAGES = "(images of tool result {})"
+
+_PROTOCOL = frozenset({
+    "role", "type", "content", "text", "tool_calls", "function", "custom", "id", "name", "arguments", "input",
+    "tool_use_id", "tool_call_id", "thinking", "signature", "data", "refusal", "image_url", "url", "source",
+    "media_type", "detail", "is_error", "citations", "reasoning_content", "reasoning",
+})  # fmt: skip
+"""Keys of the wire forms: the message's envelope is counted for them."""
+_UNREAD = frozenset({"cache_control", "role", "type", "media_type", "detail"})
+"""Keys whose values are orders to the provider and no words to the model."""
+
+
+def form_of(extra: str | None) -> str | None:
+    """The wire form that a message came in, with how its content was shaped, and nothing else of its leftovers."""
+    if extra is None:
+        return None
+    kept = {key: value for key, value in unpack(extra).items() if key in ("form", "shape")}
+    return pack(kept) if kept else None
+
+
+def is_plain(part: Part, role: Role, leftovers: str | None) -> bool:
+    """Whether of a part its text is sent in either form, and nothing beside it: most are so."""
+    if part.extra is not None or (leftovers is not None and '"dict"' in leftovers):
+        return False
+    return part.kind is Kind.RESULT or (part.kind is Kind.TEXT and role is not Role.TOOL)
+
+
+def is_signed(part: Part) -> bool:
+    """Whether a part is thinking that only its provider can have written: it goes back whole, or not at all."""
+    if part.kind is not Kind.REASONING or part.extra is None:
+        return False
+    block = unpack(part.extra).get("block") or {}
+    return block.get("type") == "redacted_thinking" or bool(block.get("signature"))
+
+
+def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
+    """Whether a part that came in one wire form is sent in another.
+
+    Args:
+        form: "chat", "messages" or None, as the message's extra says.
+        into: "chat" or "messages".
+    """
+    if part.kind is Kind.REASONING:
+        if form != into or role is not Role.ASSISTANT:
+            return False
+        return is_signed(part) if into == "messages" else "at" in unpack(part.extra)
+    if part.kind is Kind.OPAQUE:
+        # Blocks of a provider are its own; a chat's tool message has texts only.
+        return form == into and role is not Role.SYSTEM and not (into == "chat" and part.call is not None)
+    if part.kind is Kind.IMAGE and role in (Role.ASSISTANT, Role.SYSTEM):
+        return into == "messages" and role is Role.ASSISTANT
+    return True
+
+
+def sent_name(name: str | None, call: str | None) -> str:
+    """A call's name and id as they are sent, in the longer form where the providers take different ones."""
+    return f"{safe_name(name) if name else ''} {safe_id(call, MESSAGES_ID) if call else ''}"
+
+
+def sent_text(part: Part, role: Role, form: str | None) -> str:
+    """The text that is sent for a part, in the longer form; "" where none is."""
+    if not any(is_sent(part, role, form, into) for into in ("chat", "messages")):
+        return ""
+    if part.kind is Kind.CALL and form != "messages":
+        whole = pack(given) if (given := load_object(part.text)) is not None else pack({"_raw": part.text})
+        return max(part.text, whole if part.text.strip() else "{}", key=len)
+    if part.kind is Kind.IMAGE:
+        return UNSHOWN
+    # The old `function` role: what it said has no place of its own in the messages form.
+    return quoted(SAID, part.text) if role is Role.TOOL and part.call is None and part.text.strip() else part.text
+
+
+def beside(part: Part, role: Role, leftovers: str | None) -> str:
+    """The words that are sent with a part beside its text: what a wire form had more than the neutral one."""
+    words: list[str] = []
+    kept = unpack(leftovers)
+    form = kept.get("form")
+    if part.extra is not None and any(is_sent(part, role, form, into) for into in ("chat", "messages")):
+        own = unpack(part.extra)
+        words += _words([own.get("block"), own.get("call"), [item for item in own.get("layout") or () if isinstance(item, dict)]])
+        failed = (own.get("block") or {}).get("is_error") is True or own.get("is_error") is True
+        if part.kind is Kind.RESULT and failed and not part.text.strip():
+            words.append(FAILED)
+    if form == "chat" and "dict" in kept:
+        words += _words(kept["dict"])
+    if part.call is not None and part.kind is Kind.IMAGE:
+        words.append(IMAGES.format(safe_id(part.call, MESSAGES_ID)))
+    return " ".join(words)
+
+
+def _words(template: Any, key: str = "") -> list[str]:
+    """All words of a template: values, and the keys that are no wire form's."""
+    if isinstance(template, dict):
+        found = [name for name in template if name not in _PROTOCOL and name not in _UNREAD]
+        return found + [word for name, inner in template.items() if name not in _UNREAD for word in _words(inner, name)]
+    if isinstance(template, list):
+        return [word for inner in template for word in _words(inner, key)]
+    if template is None or isinstance(template, bool) or key == "n":
+        return []
+    return [template] if isinstance(template, str) else [msgspec.json.encode(template).decode()]
