@@ -96,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         # The figures say it in words where they are shown.
         warnings.simplefilter("ignore", HitRateWarning)
+        warnings.showwarning = lambda message, *_, **__: say(f"kilburn: {message}")
         status = _run(given)
     try:
         sys.stdout.flush()

@@ -17,9 +17,9 @@ from kilburn.kernel.laws import Change
 from kilburn.kernel.tier import Tier
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Fold
-from kilburn.page import OMITTED, Page, Span, address_of, digest_of, span_of
+from kilburn.page import OMITTED, Page, Parts, Span, address_of, digest_of, span_of
 
-__all__ = ["arguments_of", "cut", "derived_page", "runs_of"]
+__all__ = ["arguments_of", "cut", "derived_page", "excerpt_of", "runs_of"]
 
 
 LOWEST = min(Trust)
@@ -77,7 +77,7 @@ def derived_page(
     in_place = single is not None and change.place is not None
     kind = Kind.FOLD if move.text is not None else Kind.EXCERPT
     heading = _heading(kind, move.pages)
-    text = f"{heading}\n{_body(move, text_of)}"
+    text = f"{heading}\n{move.text if move.text is not None else _kept(move.pages, move.keep, move.parts, text_of)}"
     stands_for = single if in_place and single is not None else None
     call = stands_for.call if stands_for else None
     page = Page(
@@ -115,12 +115,19 @@ def _as_shown(text: str, stands_for: Page) -> str:
     return arguments_of(text) if stands_for.kind is Kind.CALL else text
 
 
-def _body(move: Fold, text_of: Callable[[int], str]) -> str:
-    if move.text is not None:
-        return move.text
-    if move.keep:
-        return cut(text_of(move.pages[0]), move.keep)
-    return "".join(f"{address_of(page)}:\n{_ended(cut(text_of(page), spans))}" for page, spans in move.parts)
+def excerpt_of(page: Page, text_of: Callable[[int], str]) -> str:
+    """What an excerpt must have under its heading, made again from its sources.
+
+    Raises:
+        KernelError: its spans do not fit them.
+    """
+    return _kept(page.sources, page.spans, page.parts, text_of)
+
+
+def _kept(sources: Sequence[int], keep: Sequence[Span], parts: Parts, text_of: Callable[[int], str]) -> str:
+    if keep:
+        return cut(text_of(sources[0]), keep)
+    return "".join(f"{address_of(page)}:\n{_ended(cut(text_of(page), spans))}" for page, spans in parts)
 
 
 def _ended(text: str) -> str:

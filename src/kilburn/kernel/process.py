@@ -37,6 +37,12 @@ class Process(Reader):
         self._planner = planner
         self._answer = answer
 
+    def _renewed(self) -> None:
+        super()._renewed()
+        if not self.kernel.store.readonly:
+            # The other writer's window may be larger.
+            self._planner.reopen()
+
     def append(self, *messages: Any) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s; durable on return.
 
@@ -152,7 +158,7 @@ class Process(Reader):
 
     def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
         """What a policy at the window is shown now: frozen, and good until the next change."""
-        with self.kernel.lock:
+        with self._current():
             return self._planner.view(cause, wanted)
 
     def apply(self, *moves: Move) -> list[str]:

@@ -6,12 +6,14 @@ among the hits, and the token budget is kept.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kilburn.budget import Counter
+from kilburn.errors import StoreCorrupt
 from kilburn.store import Passage
 
 if TYPE_CHECKING:
@@ -53,7 +55,14 @@ def found(passages: Sequence[Passage], processes: Mapping[int, Reader], counter:
         page = kernel.tier.pages.get(passage.page)
         if page is None or kernel.tier.at(page.id) in ("dropped", "retired"):
             continue
-        text = kernel.text(page.id)[slice(*passage.span)]
+        try:
+            text = kernel.text(page.id)
+        except StoreCorrupt as error:
+            warnings.warn(f"not searched: {page.address} of session {kernel.info.name!r}: {error.what}", stacklevel=3)
+            continue
+        if passage.span[1] > len(text):
+            continue  # the index is damaged, which `fsck` reports
+        text = text[slice(*passage.span)]
         cost = counter.count(text)
         if cost > left:
             continue

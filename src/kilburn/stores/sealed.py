@@ -18,9 +18,12 @@ from kilburn.store import ProcessInfo, State
 from kilburn.stores.records import UNREADABLE, event_of, page_of, seal_of
 from kilburn.stores.statement import Row, row, rows
 
-__all__ = ["Sealed", "Session"]
+__all__ = ["ASIDE", "Sealed", "Session"]
 
-ADVICE = "run `kilburn fsck --db FILE`; other sessions are as they were"
+ADVICE = "run `kilburn fsck`; other sessions are not affected"
+
+ASIDE = "it was set aside by `kilburn fsck --repair`"
+"""Why a session is listed as damaged that a person has put out of the way."""
 
 
 class Session(NamedTuple):
@@ -138,7 +141,7 @@ class Sealed:
         if not self.intact(tally, "tally", number, used, head, pages, tokens, passages, characters):
             return Session(number, name, damaged="its counters are not what was written")
         if aside:
-            return Session(number, name, damaged="it was set aside by `kilburn fsck --repair`", aside=True)
+            return Session(number, name, damaged=ASIDE, aside=True)
         return Session(number, name, created, used, head, pages, tokens, passages, characters)
 
     def pages(self, session: Session) -> list[tuple[Page, State]]:
