@@ -25,6 +25,7 @@ import typer.main
 from kilburn import __version__
 from kilburn.errors import Forgotten, KernelError, KilburnError, SpecError, WireError
 from kilburn.kernel.process import HitRateWarning
+from kilburn.kernel.search import DamageWarning
 
 __all__ = ["Db", "Json", "Tenant", "app", "emit", "main", "say"]
 
@@ -96,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         # The figures say it in words where they are shown.
         warnings.simplefilter("ignore", HitRateWarning)
+        warnings.simplefilter("always", DamageWarning)
         warnings.showwarning = lambda message, *_, **__: say(f"kilburn: {message}")
         status = _run(given)
     try:

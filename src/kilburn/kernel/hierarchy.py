@@ -19,7 +19,7 @@ from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import Found, found
+from kilburn.kernel.search import DamageWarning, Found, found
 from kilburn.policy import Policy
 from kilburn.store import ProcessInfo, Store
 from kilburn.tokens.choice import counter_for
@@ -113,7 +113,7 @@ class Hierarchy:
                 opened[number] = self.process(names[number])
                 opened[number].refresh()
             except StoreCorrupt as error:
-                warnings.warn(f"not searched: {error.what}", stacklevel=2)
+                warnings.warn(f"not searched: {error.what}", DamageWarning, stacklevel=2)
         hits = [passage for passage in passages if passage.process in opened]
         return found(hits, opened, self.counter, tokens, self.clock())
 

@@ -19,7 +19,11 @@ from kilburn.store import Passage
 if TYPE_CHECKING:
     from kilburn.kernel.reader import Reader
 
-__all__ = ["Found", "found"]
+__all__ = ["DamageWarning", "Found", "found"]
+
+
+class DamageWarning(UserWarning):
+    """A session or page was left out of a search because it is damaged; `kilburn fsck` says how."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +62,7 @@ def found(passages: Sequence[Passage], processes: Mapping[int, Reader], counter:
         try:
             text = kernel.text(page.id)
         except StoreCorrupt as error:
-            warnings.warn(f"not searched: {page.address} of session {kernel.info.name!r}: {error.what}", stacklevel=3)
+            warnings.warn(f"not searched: {page.address} of session {kernel.info.name!r}: {error.what}", DamageWarning, stacklevel=3)
             continue
         if passage.span[1] > len(text):
             continue  # the index is damaged, which `fsck` reports

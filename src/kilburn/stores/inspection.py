@@ -124,9 +124,9 @@ def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
 
 def _pages(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session) -> Iterator[Finding]:
     def wrong(page: int, what: str, kind: str = "page", derived: bool = False) -> Finding:
-        return Finding(
-            kind=kind, what=f"{address_of(page)}: {what}", derived=derived, process=session.number, page=page
-        )
+        where = address_of(page) if isinstance(page, int) else f"page {page!r}"
+        known = page if isinstance(page, int) else 0
+        return Finding(kind=kind, what=f"{where}: {what}", derived=derived, process=session.number, page=known)
 
     select = (
         "SELECT page.id, CAST(text.digest AS BLOB), CAST(extra.digest AS BLOB) FROM page"
@@ -146,7 +146,8 @@ def _pages(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session) -
         for digest, found in zip((page.digest, page.extra), contents.get(number, (None, None)), strict=True):
             if digest != (found.hex() if found else ""):
                 stored = found.hex() if found else "none"
-                yield wrong(number, f"it names content {digest or 'none'}, the store has {stored}")
+                what = f"it names content {digest or 'none'}, the store has {stored}"
+                yield wrong(number, what, derived=not digest or _content(db, tenant, digest) is not None)
     if not session.damaged and there == session.pages:
         # All of its own are here: these came from elsewhere, and `repair` puts them out of the way.
         strays = [msgspec.structs.replace(one, derived=True) for one in strays]
@@ -162,8 +163,8 @@ def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[F
 
     expected = 1
     for number, act, body, seal in _events(db, session):
-        if not session.damaged and number > session.head:
-            yield wrong(f"event {number} is behind the last one, {session.head}", derived=True)
+        if not isinstance(number, int) or (not session.damaged and number > session.head):
+            yield wrong(f"event {number!r} is behind the last one, {session.head}", derived=True)
             continue
         if number != expected:
             yield wrong(f"event {expected} is missing" if number == expected + 1 else f"events {expected}-{number - 1} are missing")
@@ -223,7 +224,9 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
     name = text_table(tenant)
     db.execute(f"DROP TABLE {name}")
     create_text(db, tenant)
+    named: set[str] | None = set()
     for session in sealed.sessions(tenant):
+        named = _relink(db, sealed, tenant, session, named)
         if session.aside:
             continue
         if not session.damaged:
@@ -232,33 +235,57 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
         _restate(db, sealed, session)
         _rebuild_process(db, index, session.number)
         _recount(db, sealed, session)
-    db.execute(
-        "DELETE FROM content WHERE tenant = ? AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
-        " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)",
-        (tenant,),
+    orphans = (
+        "SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
+        " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
     )
+    # Where a page cannot be read, nobody knows which text was its.
+    for number, digest in rows(db, orphans, tenant) if named is not None else ():
+        if not isinstance(digest, bytes) or digest.hex() not in named:
+            db.execute("DELETE FROM content WHERE id = ?", (number,))
     db.execute("UPDATE tenant SET sessions = (SELECT count(*) FROM process NOT INDEXED WHERE tenant = ?1) WHERE id = ?1", (tenant,))
+
+
+def _content(db: apsw.Connection, tenant: int, digest: str) -> int | None:
+    found = row(db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", tenant, bytes.fromhex(digest)) if digest else None
+    return found[0] if found else None
+
+
+def _relink(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session, named: set[str] | None) -> set[str] | None:
+    """Let a session's pages refer to the rows of the texts that they name; returns the digests named so far, or None
+    once a page cannot be read."""
+    for number, page, _ in sealed.each_page(session):
+        if isinstance(page, str):
+            named = None
+            continue
+        db.execute(
+            "UPDATE page SET content = ?1, extra = ?2 WHERE process = ?3 AND id = ?4 AND (content IS NOT ?1 OR extra IS NOT ?2)",
+            (_content(db, tenant, page.digest), _content(db, tenant, page.extra), session.number, number),
+        )
+        if named is not None:
+            named |= {page.digest, page.extra}
+    return named
 
 
 def _quarantine(db: apsw.Connection, process: int, kind: str, number: int, record: object) -> None:
     stored = record if isinstance(record, bytes) else repr(record).encode()
-    db.execute("INSERT INTO quarantine(process, kind, number, record) VALUES(?, ?, ?, ?)", (process, kind, number, stored))
+    db.execute("INSERT INTO quarantine(process, kind, number, record) VALUES(?, ?, ?, ?)", (process, kind, number if isinstance(number, int) else 0, stored))
 
 
 def _quarantine_strays(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
     """Take out what came from elsewhere: events behind the head, and damaged pages where all of its own are here."""
     for number, _, body, _ in _events(db, session):
-        if number > session.head:
+        if not isinstance(number, int) or number > session.head:
             _quarantine(db, session.number, "event", number, body)
-            db.execute("DELETE FROM event WHERE process = ? AND number = ?", (session.number, number))
+            db.execute("DELETE FROM event WHERE process = ? AND number IS ?", (session.number, number))
     read = list(sealed.each_page(session))
     strays = [number for number, page, _ in read if isinstance(page, str)]
     if len(read) - len(strays) != session.pages:
         return
     for number in strays:
-        ((meta,),) = rows(db, "SELECT meta FROM page WHERE process = ? AND id = ?", session.number, number)
+        ((meta,),) = rows(db, "SELECT meta FROM page WHERE process = ? AND id IS ?", session.number, number)
         _quarantine(db, session.number, "page", number, meta)
-        db.execute("DELETE FROM page WHERE process = ? AND id = ?", (session.number, number))
+        db.execute("DELETE FROM page WHERE process = ? AND id IS ?", (session.number, number))
 
 
 def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Session) -> None:

@@ -27,7 +27,7 @@ from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.faults import typed
 from kilburn.stores.inspection import Finding, inspect, rebuild
 from kilburn.stores.inspection import set_aside as set_aside_session
-from kilburn.stores.records import seal_of
+from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import (
     MIGRATIONS,
     as_sealed,
@@ -407,7 +407,10 @@ class Sqlite:
             What is still wrong: lost content cannot be made again.
         """
         with self._writing("repairing"):
-            rebuild(self._db, self._sealed, self._index, self._number)
+            try:
+                rebuild(self._db, self._sealed, self._index, self._number)
+            except UNREADABLE as error:
+                raise StoreCorrupt(f"{self.path} cannot be repaired: {error}", advice="restore it from a copy") from error
             # What it removed is in the log too.
             self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
         with self._lock:
