@@ -101,6 +101,8 @@ class Trial:
         db = apsw.Connection(str(self.path))
         try:
             self._row(db)
+        except (apsw.ConstraintError, apsw.MismatchError):
+            self.what += " (refused)"
         finally:
             db.execute("PRAGMA writable_schema = 1")
             for name, sql in plain:
