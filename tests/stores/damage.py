@@ -147,7 +147,15 @@ class Trial:
         if chance.random() < 0.3 or value is None:
             return chance.choice(anything)
         if isinstance(value, int | float):
-            return chance.choice([value + 1, value - 1, -value, value * 2, value ^ (1 << chance.randrange(40)) if isinstance(value, int) else value + 0.5])
+            return chance.choice(
+                [
+                    value + 1,
+                    value - 1,
+                    -value,
+                    value * 2,
+                    value ^ (1 << chance.randrange(40)) if isinstance(value, int) else value + 0.5,
+                ]
+            )
         data = bytearray(value.encode() if isinstance(value, str) else value)
         if data and chance.random() < 0.7:
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)

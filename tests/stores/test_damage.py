@@ -32,8 +32,6 @@ def change(path: Path, statement: str, *values: object) -> None:
         db.close()
 
 
-
-
 @pytest.fixture
 def talk(tmp_path: Path) -> Path:
     """Two sessions, `a` and `b`, each with an observation in its ledger."""
@@ -55,7 +53,12 @@ def test_damage_of_every_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["trust", "tokens"])
 def test_no_figure_of_a_page_changes_silently(talk: Path, field: str) -> None:
-    change(talk, "UPDATE page SET meta = CAST(replace(CAST(meta AS TEXT), ?, ?) AS BLOB) WHERE process = 1 AND id = 3", "says", "said")
+    change(
+        talk,
+        "UPDATE page SET meta = CAST(replace(CAST(meta AS TEXT), ?, ?) AS BLOB) WHERE process = 1 AND id = 3",
+        "says",
+        "said",
+    )
     db = apsw.Connection(str(talk))
     ((meta,),) = db.execute("SELECT meta FROM page WHERE process = 1 AND id = 3")
     db.close()
@@ -109,7 +112,7 @@ def test_a_session_that_cannot_be_opened_is_set_aside_and_its_name_is_free(talk:
 def test_an_observation_that_cannot_be_read_leaves_a_note(talk: Path) -> None:
     before = read(talk, "a")
     assert isinstance(before, dict)
-    ((number, body),) = apsw.Connection(str(talk)).execute("SELECT number, body FROM event WHERE process = 1 AND act = 'fault'")
+    ((number, _),) = apsw.Connection(str(talk)).execute("SELECT number, body FROM event WHERE process = 1 AND act = 'fault'")
     change(talk, "UPDATE event SET body = x'c1' WHERE process = 1 AND number = ?", number)
     assert isinstance(read(talk, "a"), StoreCorrupt)
     found = command("fsck", "--db", talk, "--json").json["findings"]
@@ -191,7 +194,13 @@ def test_a_file_of_the_first_format_is_read_as_it_is_and_sealed_when_it_is_writt
     make(path)
     shutil.copyfile(path, old)
     db = apsw.Connection(str(old))
-    for table, column in (("tenant", "sessions"), ("tenant", "seal"), ("process", "aside"), ("process", "seal"), ("process", "tally")):
+    for table, column in (
+        ("tenant", "sessions"),
+        ("tenant", "seal"),
+        ("process", "aside"),
+        ("process", "seal"),
+        ("process", "tally"),
+    ):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     for table, column in (("page", "seal"), ("page", "stand"), ("event", "seal")):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")

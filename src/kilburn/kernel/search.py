@@ -62,7 +62,9 @@ def found(passages: Sequence[Passage], processes: Mapping[int, Reader], counter:
         try:
             text = kernel.text(page.id)
         except StoreCorrupt as error:
-            warnings.warn(f"not searched: {page.address} of session {kernel.info.name!r}: {error.what}", DamageWarning, stacklevel=3)
+            warnings.warn(
+                f"not searched: {page.address} of session {kernel.info.name!r}: {error.what}", DamageWarning, stacklevel=3
+            )
             continue
         if passage.span[1] > len(text):
             continue  # the index is damaged, which `fsck` reports

@@ -167,7 +167,9 @@ def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[F
             yield wrong(f"event {number!r} is behind the last one, {session.head}", derived=True)
             continue
         if number != expected:
-            yield wrong(f"event {expected} is missing" if number == expected + 1 else f"events {expected}-{number - 1} are missing")
+            yield wrong(
+                f"event {expected} is missing" if number == expected + 1 else f"events {expected}-{number - 1} are missing"
+            )
         expected = number + 1
         event = sealed.event(session.number, number, act, body, seal)
         if isinstance(event, str):
@@ -190,9 +192,7 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[
     wanted: dict[int, int] = {}
     select = "SELECT process, id, first, last FROM page WHERE process = ? AND first IS NOT NULL"
     for process, number, first, last in [found for one in sessions for found in rows(db, select, one.number)]:
-        entries = rows(
-            db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last
-        )
+        entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last)
         try:
             text = content_of(db, process, number)
         except StoreCorrupt:
@@ -236,14 +236,17 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
         _rebuild_process(db, index, session.number)
         _recount(db, sealed, session)
     orphans = (
-        "SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
+        "SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ?"
+        " AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
         " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
     )
     # Where a page cannot be read, nobody knows which text was its.
-    for number, digest in rows(db, orphans, tenant) if named is not None else ():
-        if not isinstance(digest, bytes) or digest.hex() not in named:
+    for number, digest in rows(db, orphans, tenant):
+        if named is not None and not (isinstance(digest, bytes) and digest.hex() in named):
             db.execute("DELETE FROM content WHERE id = ?", (number,))
-    db.execute("UPDATE tenant SET sessions = (SELECT count(*) FROM process NOT INDEXED WHERE tenant = ?1) WHERE id = ?1", (tenant,))
+    db.execute(
+        "UPDATE tenant SET sessions = (SELECT count(*) FROM process NOT INDEXED WHERE tenant = ?1) WHERE id = ?1", (tenant,)
+    )
 
 
 def _content(db: apsw.Connection, tenant: int, digest: str) -> int | None:
@@ -269,7 +272,10 @@ def _relink(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session, 
 
 def _quarantine(db: apsw.Connection, process: int, kind: str, number: int, record: object) -> None:
     stored = record if isinstance(record, bytes) else repr(record).encode()
-    db.execute("INSERT INTO quarantine(process, kind, number, record) VALUES(?, ?, ?, ?)", (process, kind, number if isinstance(number, int) else 0, stored))
+    db.execute(
+        "INSERT INTO quarantine(process, kind, number, record) VALUES(?, ?, ?, ?)",
+        (process, kind, number if isinstance(number, int) else 0, stored),
+    )
 
 
 def _quarantine_strays(db: apsw.Connection, sealed: Sealed, session: Session) -> None:

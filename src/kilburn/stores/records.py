@@ -79,7 +79,9 @@ def record_of_page(page: Page, memo: Memo | None = None) -> bytes:
         record = _encode(_Page(**{**_fields(page), "sources": (), "runs": runs}) if runs else page)
         again = _pages.decode(record) if runs else page_of(record)
     except UNREADABLE as error:
-        raise StoreError(f"page {page.id} could not be read again: {error}", advice="give its fields the types of Page") from error
+        raise StoreError(
+            f"page {page.id} could not be read again: {error}", advice="give its fields the types of Page"
+        ) from error
     same = (msgspec.structs.replace(again, sources=page.sources) if runs else again) == page
     if not same or not math.isfinite(page.time) or not 0 <= page.tokens <= MOST_TOKENS:
         raise StoreError(f"page {page.id} could not be read again as it is", advice="give its fields the types of Page")

@@ -156,7 +156,9 @@ class Sealed:
             if isinstance(page, Page) and isinstance(state, State):
                 found.append((page, state))
             else:
-                wrong.append(f"{address_of(number) if isinstance(number, int) else 'a page'} of session {session.name!r}: {page if isinstance(page, str) else state}")
+                wrong.append(
+                    f"{address_of(number) if isinstance(number, int) else 'a page'} of session {session.name!r}: {page if isinstance(page, str) else state}"
+                )
         # A row that strayed here from another session is passed over.
         if len(found) != session.pages:
             what = f"session {session.name!r} has {len(found)} pages where {session.pages} were written"
@@ -168,7 +170,11 @@ class Sealed:
         """Every row of a session's pages: its number, and page and state or what is wrong with them."""
         select = "SELECT id, meta, seal, CAST(at AS BLOB), pinned, mark, stand FROM page WHERE process = ? ORDER BY id"
         for number, meta, seal, at, pinned, mark, stand in rows(self._db, select, session.number):
-            yield number, self._page(session.number, number, meta, seal), self._state(session.number, number, at, pinned, mark, stand)
+            yield (
+                number,
+                self._page(session.number, number, meta, seal),
+                self._state(session.number, number, at, pinned, mark, stand),
+            )
 
     def page(self, process: int, number: int, meta: bytes, seal: object) -> Page:
         """One page.
@@ -229,5 +235,3 @@ class Sealed:
         except UNREADABLE as error:
             return f"it cannot be read: {error}"
         return event if event.number == number else f"it is event {event.number}"
-
-

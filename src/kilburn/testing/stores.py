@@ -195,7 +195,13 @@ def check_only_what_can_be_read(store: Store) -> None:
     store.commit(process, batch_of(0, {1: "first"}))
     before = snapshot(store, process)
     fine = batch_of(1, {2: "second"})
-    pages: Sequence[dict[str, object]] = ({"time": True}, {"time": float("nan")}, {"time": 10**400}, {"tokens": 2**70}, {"label": "\ud800"})
+    pages: Sequence[dict[str, object]] = (
+        {"time": True},
+        {"time": float("nan")},
+        {"time": 10**400},
+        {"tokens": 2**70},
+        {"label": "\ud800"},
+    )
     for change in pages:
         batch = msgspec.structs.replace(fine, pages=[msgspec.structs.replace(fine.pages[0], **change)])
         raises(StoreError, lambda batch=batch: store.commit(process, batch))  # type: ignore[misc]
