@@ -84,10 +84,15 @@ def test_changes_that_are_not_written_forbid_a_new_look(tmp_path: Path) -> None:
     with opened(path) as one, opened(path) as two:
         one.process("a").append(user("go"), user("on"))
         process = two.process("a")
-        with pytest.raises(StoreStale), process.kernel.batch():
-            process.kernel.carry(Evict(pages=(2,)))
-            one.process("a").append(user("meanwhile"))
-            process.render()
+
+        def look_in_the_middle() -> None:
+            with process.kernel.batch():
+                process.kernel.carry(Evict(pages=(2,)))
+                one.process("a").append(user("meanwhile"))
+                process.render()
+
+        with pytest.raises(StoreStale):
+            look_in_the_middle()
         assert len(process.messages()) == 3
 
 

@@ -156,9 +156,8 @@ class Sealed:
             if isinstance(page, Page) and isinstance(state, State):
                 found.append((page, state))
             else:
-                wrong.append(
-                    f"{address_of(number) if isinstance(number, int) else 'a page'} of session {session.name!r}: {page if isinstance(page, str) else state}"
-                )
+                where = address_of(number) if isinstance(number, int) else "a page"
+                wrong.append(f"{where} of session {session.name!r}: {page if isinstance(page, str) else state}")
         # A row that strayed here from another session is passed over.
         if len(found) != session.pages:
             what = f"session {session.name!r} has {len(found)} pages where {session.pages} were written"
