@@ -158,7 +158,7 @@ class Process(Reader):
 
     def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
         """What a policy at the window is shown now: frozen, and good until the next change."""
-        with self._current():
+        with self.kernel.lock:
             return self._planner.view(cause, wanted)
 
     def apply(self, *moves: Move) -> list[str]:

@@ -188,9 +188,9 @@ class Reader:
         return stats
 
     def pages(self) -> list[tuple[Page, State]]:
-        """All pages with where they are: originals in order, then derived ones."""
-        with self._current() as kernel:
-            tier = kernel.tier
+        """All pages with where they are, as this process last saw them: originals in order, then derived ones."""
+        with self.kernel.lock:
+            tier = self.kernel.tier
             return [(tier.pages[page], tier.states[page]) for page in sorted(tier.pages, key=lambda page: (page < 0, abs(page)))]
 
     def events(self) -> Iterator[Event]:
