@@ -50,7 +50,11 @@ class State(msgspec.Struct, frozen=True):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a tenant: its number in the store, name, time of creation, ledger length."""
+    """One process of a tenant: its number in the store, name, time of creation, ledger length.
+
+    `damaged` says in words why it cannot be opened, "" where nothing is known to be wrong; the other
+    figures of a damaged one mean nothing.
+    """
 
     number: int
     name: str
@@ -59,6 +63,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     pages: int = 0
     tokens: int = 0
     used: float = 0.0
+    damaged: str = ""
 
 
 class Passage(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +89,7 @@ class Batch(msgspec.Struct, kw_only=True):
         unindex: ids that search must no longer find.
         erase: ids to forget: row scrubbed, index entry gone, content gone unless another page of
             the tenant has the same.
+        wait: whether to wait for another writer; without, `StoreBusy` comes at once.
     """
 
     head: int
@@ -94,6 +100,7 @@ class Batch(msgspec.Struct, kw_only=True):
     index: Sequence[int] = ()
     unindex: Sequence[int] = ()
     erase: Sequence[int] = ()
+    wait: bool = True
 
 
 @runtime_checkable
@@ -107,27 +114,43 @@ class Store(Protocol):
     readonly: bool
 
     def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
-        """The process of that name, created at `time` where it does not exist and `create` is set."""
+        """The process of that name, created at `time` where it does not exist and `create` is set.
+
+        Its head is that of the last commit of any writer, so that a reader sees whether it is current.
+
+        Raises:
+            StoreCorrupt: it is damaged.
+        """
         ...
 
     def processes(self) -> Sequence[ProcessInfo]:
-        """All processes of the tenant, oldest first."""
+        """All processes of the tenant, oldest first; one that is damaged is listed as such and blocks no other."""
         ...
 
     def commit(self, process: int, batch: Batch) -> None:
-        """Do the whole batch durably, or raise and do nothing.
+        """Do the whole batch durably, or raise and do nothing. What is written can be read again.
 
         Raises:
             StoreStale: the process's ledger has moved on. StoreBusy, StoreFull, StoreReadOnly.
+            StoreCorrupt: what is there already is damaged.
+            StoreError: a batch that contradicts itself, or a page or event that could not be read again.
         """
         ...
 
     def pages(self, process: int) -> Iterable[tuple[Page, State]]:
-        """All pages of a process with their states, originals first, in order of id."""
+        """All pages of a process with their states, originals first, in order of id.
+
+        Raises:
+            StoreCorrupt: a page is missing, or not what was written.
+        """
         ...
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
-        """The ledger from event `after` + 1 on."""
+        """The ledger from event `after` + 1 on.
+
+        Raises:
+            StoreCorrupt: an event is missing, or not what was written.
+        """
         ...
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
@@ -139,7 +162,7 @@ class Store(Protocol):
         ...
 
     def search(self, query: str, *, process: int | None = None, limit: int = 20) -> list[Passage]:
-        """Passages that match the query's words, best first; of one process, or of all."""
+        """Passages that match the query's words, best first; of one process, or of all that are not damaged."""
         ...
 
     def close(self) -> None:

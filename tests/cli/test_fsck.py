@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program
 from kilburn.move import Fold
+from kilburn.page import Page, digest_of
+from kilburn.stores.records import record_of_page, seal_of
+from kilburn.stores.sqlite import Sqlite
+from kilburn.testing import trace
 
 SECRET = "Hesper"
 
@@ -96,6 +101,45 @@ def test_a_ledger_that_cannot_be_read_is_found(folded: Path) -> None:
 def test_a_page_that_is_gone_is_found(folded: Path) -> None:
     change(folded, "DELETE FROM page WHERE id = 5")
     assert {"ledger"} <= {str(item["kind"]) for item in findings(folded)}
+
+
+@pytest.mark.parametrize("policy", ["hybrid", "cost"])
+def test_an_ordinary_session_is_well_and_its_excerpts_are_made_again(tmp_path: Path, policy: str) -> None:
+    path = tmp_path / "agent.db"
+    with package.open(str(path), window=1500, policy=policy, tokenizer="chars/4") as store:
+        process = store.process("run")
+        for message in trace(3, 60):
+            process.append(message)
+        process.forget(process.append({"role": "user", "content": "a last word"}))
+        page = next(page for page, state in process.pages() if page.parts and state.at != "dropped")
+        assert page.kind == "excerpt"
+    assert findings(path) == []
+    with Sqlite(path) as sqlite:
+        text = sqlite.texts([page.digest])[page.digest]
+    for other in (text[:-2] + "\n", text + "one word more\n", text.replace("in part", "in short")):
+        copy = tmp_path / "copy.db"
+        copy.write_bytes(path.read_bytes())
+        put(copy, page, other)
+        found = findings(copy)
+        assert [(item["kind"], item["page"]) for item in found] == [("fold", page.address)], other[-40:]
+
+
+def put(path: Path, page: Page, text: str) -> None:
+    """Give a page another text behind Kilburn's back, with all hashes and seals as they must be."""
+    digest = digest_of(text)
+    record = record_of_page(msgspec.structs.replace(page, digest=digest))
+    data = text.encode()
+    ((content,),) = apsw.Connection(str(path)).execute("SELECT content FROM page WHERE process = 1 AND id = ?", (page.id,))
+    change(
+        path,
+        "UPDATE content SET digest = ?, size = ?, codec = 0, data = ? WHERE id = ?",
+        bytes.fromhex(digest),
+        len(data),
+        data,
+        content,
+    )
+    seal = seal_of("page", 1, page.id, record)
+    change(path, "UPDATE page SET meta = ?, seal = ? WHERE process = 1 AND id = ?", record, seal, page.id)
 
 
 def test_a_truncated_file_is_found(folded: Path) -> None:

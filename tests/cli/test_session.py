@@ -32,6 +32,7 @@ def test_ps_gives_stable_keys(db: Path) -> None:
         "folds",
         "created",
         "used",
+        "damaged",
     ]
     assert (row["session"], row["pages"], row["places"], row["window"]) == ("light", 6, {"in": 6}, None)
     assert "light" in kilburn("ps", "--db", db).out

@@ -122,7 +122,7 @@ def test_two_handles_on_one_session_cannot_overwrite_each_other(tmp_path: Path) 
         with pytest.raises(StoreStale) as caught:
             second.append(user("from two"))
         assert "(" in str(caught.value), "it says what to do"
-        assert second.render() == []
+        assert second.render() == first.render() == [user("from one")], "a look at it shows what the other wrote"
         two.process("b").append(user("another session is free"))
         first.append(user("again"))
     with kilburn.open(path, policy="fifo", tokenizer="chars/4") as store:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import signal
 import string
+import subprocess
+import sys
 from pathlib import Path
 
 import apsw
@@ -98,3 +101,55 @@ def test_a_reader_delays_the_scrubbing_of_the_log_but_not_the_erasure(tmp_path: 
         reader.close()
         store.commit(info.number, batch_of(1, {2: "another"}))
         assert b"canarytext" not in everything(tmp_path)
+
+
+FORGETFUL = """
+import sys
+from kilburn.store import Batch
+from kilburn.stores.sqlite import Sqlite
+store = Sqlite(sys.argv[1], busy_timeout=0.0)
+store.commit(1, Batch(head=1, erase=[1]))
+print("forgotten", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_the_next_writer_finishes_an_erasure(tmp_path: Path, end: str) -> None:
+    """A reader kept the log when the page was forgotten, and the writer ended before it could cut it."""
+    path = tmp_path / "k.db"
+    with Sqlite(path) as store:
+        info = store.process("s", time=1.0)
+        assert info is not None
+        store.commit(info.number, batch_of(0, {1: "canarytext alone", 2: "kept"}))
+    reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    reader.execute("BEGIN; SELECT count(*) FROM page").fetchall()
+    with subprocess.Popen([sys.executable, "-c", FORGETFUL, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"forgotten\n"
+        if end == "killed":
+            writer.send_signal(signal.SIGKILL)
+    reader.close()
+    if end == "killed":
+        assert b"canarytext" in everything(tmp_path), "or this test sees nothing"
+    with Sqlite(path) as store:
+        assert b"canarytext" not in everything(tmp_path)
+        assert store.findings() == []
+    assert b"canarytext" not in everything(tmp_path)
+
+
+def test_an_erasure_is_tried_again_by_any_writer_and_waits_for_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "k.db"
+    with Sqlite(path, busy_timeout=0.0) as store:
+        info = store.process("s", time=1.0)
+        assert info is not None
+        store.commit(info.number, batch_of(0, {1: "canarytext alone"}))
+        reader = apsw.Connection(str(path))
+        reader.execute("BEGIN; SELECT count(*) FROM page").fetchall()
+        # This one would wait an hour for the reader.
+        with Sqlite(path, busy_timeout=3600.0) as other:
+            store.commit(info.number, Batch(head=1, erase=[1]))
+            other.commit(info.number, batch_of(1, {2: "another"}))
+            reader.close()
+            other.commit(info.number, batch_of(2, {3: "and another"}))
+            assert b"canarytext" not in everything(tmp_path)

@@ -17,7 +17,7 @@ from kilburn.cli.access import session, writing
 from kilburn.cli.screen import count, many
 from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.errors import SpecError
+from kilburn.errors import SpecError, StoreCorrupt
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -84,7 +84,12 @@ def _copies(store: Hierarchy, process: Process, pages: list[Page]) -> list[dict[
     gone = {page.id for page in pages}
     found = []
     for info in store.processes():
-        for page, _ in store.store.pages(info.number):
+        try:
+            pages_of = list(store.store.pages(info.number))
+        except StoreCorrupt as error:
+            say(line(f"kilburn: whether {info.name!r} has a copy cannot be said: {error.what}"))
+            continue
+        for page, _ in pages_of:
             if page.digest in going and not (info.name == process.name and page.id in gone):
                 found.append({"session": info.name, "address": page.address, "of": going[page.digest]})
     return found

@@ -1,27 +1,29 @@
 """`fsck`: is everything in a store what it was when it was acknowledged?
 
-The store checks its own file, every hash, and its index; here the ledger is replayed against the
-stored states, and every derived page is held against its sources. It refuses to repair by guessing.
+The store checks its own file, every seal, every hash, and its index; here each session is opened as its
+reader opens it, and every derived page is held against its sources. It refuses to repair by guessing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from kilburn.cli.access import existing
+from kilburn.budget import Budget
+from kilburn.cli.access import WIDE, existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.errors import KernelError, StoreCorrupt
-from kilburn.kernel.folding import cut
-from kilburn.kernel.ledger import replay
-from kilburn.kernel.tier import Tier
+from kilburn.errors import KernelError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
+from kilburn.event import Act
+from kilburn.kernel.folding import keeps_its_spans
+from kilburn.kernel.space import AddressSpace
 from kilburn.message import Kind
 from kilburn.page import Page, address_of
 from kilburn.store import Batch, ProcessInfo, State
+from kilburn.stores.sealed import ASIDE
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
 
@@ -30,15 +32,37 @@ __all__ = ["fsck"]
 TRIES = 5
 """Checks of a store that others write to, until one finds it at rest or in order."""
 
+Finding = dict[str, Any]
+
+
+class Ruler:
+    """Counts as little as it can under the name of a session's own counter: no page is counted anew."""
+
+    envelope = 0
+    exact = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def count(self, text: str) -> int:
+        """Characters."""
+        return len(text)
+
 
 @app.command()
 def fsck(
-    repair: Annotated[bool, typer.Option("--repair", help="Rebuild what is derived: text index, counters, states.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Rebuild what is derived; put what cannot be read out of the way.")
+    ] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Check a store: every hash, every fold's sources, index against pages, ledger against states.
+    """Check a store: every seal and hash, every fold's sources, index against pages, ledger against states.
+
+    --repair rebuilds the text index, counters and states, puts a note in the place of an observation that
+    cannot be read, and sets a session that cannot be opened aside under another name. It deletes nothing
+    that was said; an altered text stays reported.
 
     Exit status 1 where something is wrong (after --repair: where something stays wrong).
 
@@ -47,31 +71,42 @@ def fsck(
         kilburn fsck --repair
     """
     path = existing(db)
+    found: list[Finding] = []
+    left: list[Finding] = []
+    infos: list[ProcessInfo] = []
     try:
         with Sqlite(path, tenant=tenant or "default", readonly=not repair) as store:
-            found = _check(store)
-            left = _repair(store, found) if repair and found else found
-            sessions, pages = len(store.processes()), sum(info.pages for info in store.processes())
-    except StoreCorrupt as error:
-        found = left = [{"kind": "file", "session": None, "page": None, "what": error.what, "derived": False}]
-        sessions = pages = 0
+            found = left = _check(store)
+            if repair and found:
+                left = _repair(store, found)
+            infos = store.processes()
+    except (StoreBusy, StoreFull, StoreReadOnly):
+        raise
+    except StoreError as error:
+        broken = {"kind": "file", "session": None, "page": None, "what": error.what, "derived": False}
+        found, left = [*found, broken], [*left, broken]
+    aside = [info.name for info in infos if info.damaged == ASIDE]
+    sessions, pages = len(infos), sum(info.pages for info in infos)
     if json:
-        emit({"db": path, "sessions": sessions, "pages": pages, "findings": found, "left": left if repair else None})
+        report = {"db": path, "sessions": sessions, "pages": pages, "findings": found, "left": left if repair else None}
+        emit(report | ({"aside": aside} if aside else {}))
     else:
         for finding in found:
             place = " ".join(str(finding[key]) for key in ("session", "page") if finding[key])
             tell(line(f"{finding['kind']}: {place + ': ' if place else ''}{finding['what']}"))
+        for name in aside:
+            tell(line(f"set aside: {name}"))
         state = "all is well" if not found else "repaired" if repair and not left else many(len(left), "finding")
         tell(f"{line(path)}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
-        if left and not repair and any(finding["derived"] for finding in left):
-            tell("kilburn fsck --repair makes good what is derived")
+        if left and not repair:
+            tell("kilburn fsck --repair makes good what is derived, and sets aside what cannot be read")
     if left:
         raise typer.Exit(1)
 
 
-def _check(store: Sqlite) -> list[dict[str, Any]]:
+def _check(store: Sqlite) -> list[Finding]:
     """All findings; again where an agent wrote meanwhile, since a store in motion disagrees with itself."""
-    found: list[dict[str, Any]] = []
+    found: list[Finding] = []
     for _ in range(TRIES):
         before = store.processes()
         found = _check_once(store, {info.number: info for info in before})
@@ -81,31 +116,48 @@ def _check(store: Sqlite) -> list[dict[str, Any]]:
     return found
 
 
-def _check_once(store: Sqlite, infos: dict[int, ProcessInfo]) -> list[dict[str, Any]]:
+def _check_once(store: Sqlite, infos: dict[int, ProcessInfo]) -> list[Finding]:
     found = []
+    mendable: set[int] = set()
     for finding in store.findings():
         name = infos[finding.process].name if finding.process in infos else None
         page = address_of(finding.page) if finding.page else None
         found.append({"kind": finding.kind, "session": name, "page": page, "what": finding.what, "derived": finding.derived})
-    with progress("replaying ledgers", len(infos)) as done:
-        for number, info in enumerate(infos.values(), start=1):
-            found += _check_session(store, info)
+        if finding.derived and finding.kind in ("state", "session", "ledger"):
+            mendable.add(finding.process)
+    whole = [info for info in infos.values() if not info.damaged]
+    with progress("replaying ledgers", len(whole)) as done:
+        for number, info in enumerate(whole, start=1):
+            found += _check_session(store, info, mendable=info.number in mendable)
             done(number)
     return found
 
 
-def _check_session(store: Sqlite, info: ProcessInfo) -> Iterator[dict[str, Any]]:
-    def finding(kind: str, page: int, what: str, derived: bool = False) -> dict[str, Any]:
+def _opened(store: Sqlite, info: ProcessInfo) -> AddressSpace:
+    """A session as its reader opens it, under its own counter's name.
+
+    Raises:
+        StoreCorrupt: it cannot be read.
+    """
+    ruler = ""
+    for event in store.events(info.number):
+        if event.act is Act.NOTE:
+            ruler = str(event.data.get("tokenizer", ruler))
+    return AddressSpace(store, info, Ruler(ruler), Budget(WIDE), time.time)
+
+
+def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Iterator[Finding]:
+    def finding(kind: str, page: int, what: str, derived: bool = False) -> Finding:
         return {"kind": kind, "session": info.name, "page": address_of(page) if page else None, "what": what, "derived": derived}
 
     try:
-        events = list(store.events(info.number))
+        tier = _opened(store, info).tier
         rows = list(store.pages(info.number))
-        pages = {page.id: page for page, _ in rows}
-        tier = replay(events, pages, Tier(len))
-    except (StoreCorrupt, KernelError, KeyError, ValueError, msgspec.DecodeError) as error:
-        yield finding("ledger", 0, f"it cannot be replayed: {getattr(error, 'what', None) or repr(error)}")
+    except StoreCorrupt as error:
+        if not mendable:
+            yield finding("ledger", 0, f"it cannot be replayed: {error.what}")
         return
+    pages = {page.id: page for page, _ in rows}
     for page, state in rows:
         again = tier.states.get(page.id)
         if again is None:
@@ -113,7 +165,7 @@ def _check_session(store: Sqlite, info: ProcessInfo) -> Iterator[dict[str, Any]]
         elif again != state:
             yield finding("state", page.id, f"stored as {_said(state)}, the ledger says {_said(again)}", derived=True)
         if page.id < 0 and state.at != "dropped":
-            for what in _wrong_with(store, page, pages, tier):
+            for what in _wrong_with(store, page, pages, lambda number: tier.states[number].at):
                 yield finding("fold", page.id, what)
 
 
@@ -121,13 +173,13 @@ def _said(state: State) -> str:
     return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.mark:g}' if state.mark else ''}"
 
 
-def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], tier: Tier) -> Iterator[str]:
+def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[[int], str]) -> Iterator[str]:
     """A derived page cites sources that exist, trusts them no more than they deserve, and quotes them exactly."""
     sources = [pages[source] for source in fold.sources if source in pages]
     if not fold.sources or len(sources) != len(fold.sources):
         yield f"it cites {len(fold.sources)} sources, {len(sources)} of them exist"
         return
-    dropped = [source.address for source in sources if tier.at(source.id) == "dropped"]
+    dropped = [source.address for source in sources if at(source.id) == "dropped"]
     if dropped:
         yield f"its source {dropped[0]} was forgotten"
         return
@@ -135,23 +187,34 @@ def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], tier: Tier) -
         yield "it is trusted more than its sources"
     if fold.kind is Kind.EXCERPT:
         try:
-            texts = store.texts([fold.digest, sources[0].digest])
-            if cut(texts[sources[0].digest], fold.spans) not in texts[fold.digest]:
-                yield f"it is not what its spans keep of {sources[0].address}"
-        except (StoreCorrupt, KernelError) as error:
-            yield f"its kept spans cannot be checked: {error.what}"
+            (text,) = store.texts([fold.digest]).values()
+            exact = keeps_its_spans(fold, text, lambda page: store.texts([pages[page].digest])[pages[page].digest])
+        except (StoreCorrupt, KernelError, KeyError) as error:
+            yield f"its kept spans cannot be checked: {getattr(error, 'what', None) or f'{error} is no page'}"
+            return
+        if not exact:
+            yield f"it is not what its spans keep of {' '.join(source.address for source in sources[:3])}"
 
 
-def _repair(store: Sqlite, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rebuild what is derived; returns what is still wrong."""
-    store.repair()
-    broken = {finding["session"] for finding in found if finding["kind"] == "state"}
+def _repair(store: Sqlite, found: list[Finding]) -> list[Finding]:
+    """Rebuild what is derived and set aside what cannot be read; returns what is still wrong."""
+    try:
+        store.repair()
+    except StoreCorrupt as error:
+        return [*found, {"kind": "file", "session": None, "page": None, "what": f"not repaired: {error.what}", "derived": False}]
     for info in store.processes():
-        if info.name in broken:
-            rows = list(store.pages(info.number))
-            tier = replay(store.events(info.number), {page.id: page for page, _ in rows}, Tier(len))
-            states = {
-                page.id: tier.states[page.id] for page, state in rows if page.id in tier.states and tier.states[page.id] != state
-            }
+        if not info.number or info.damaged == ASIDE:
+            continue
+        try:
+            if info.damaged:
+                raise StoreCorrupt(info.damaged)
+            tier, rows = _opened(store, info).tier, list(store.pages(info.number))
+        except StoreCorrupt as error:
+            name = store.set_aside(info.number)
+            say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))
+            continue
+        known = {page.id: (state, tier.states[page.id]) for page, state in rows if page.id in tier.states}
+        states = {number: again for number, (state, again) in known.items() if again != state}
+        if states:
             store.commit(info.number, Batch(head=info.head, states=states))
     return _check(store)

@@ -11,14 +11,15 @@ import typer
 from kilburn.cli.access import opened, reading, session, window_of
 from kilburn.cli.screen import age, count, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.errors import SpecError
+from kilburn.errors import SpecError, StoreCorrupt
+from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Trust
 from kilburn.page import Page, address_of
 from kilburn.store import ProcessInfo, State
-from kilburn.terminal import emit, line, tell
+from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["figures", "ps", "show", "stats"]
+__all__ = ["figures", "ps", "row_of", "show", "stats"]
 
 Session = Annotated[str, typer.Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
 
@@ -46,6 +47,18 @@ def figures(info: ProcessInfo, process: Process) -> dict[str, Any]:
     }
 
 
+def row_of(store: Hierarchy, info: ProcessInfo) -> dict[str, Any]:
+    """What `ps` and `top` say of one session; one that cannot be read says so in `damaged` and blocks no other."""
+    try:
+        if info.damaged:
+            raise StoreCorrupt(info.damaged)
+        return figures(info, opened(store, info.number, info.name)) | {"damaged": None}
+    except StoreCorrupt as error:
+        nothing = dict.fromkeys(("pages", "tokens", "tokens_in_window", "faults", "refaults", "evictions", "folds"), 0)
+        dates = {"created": info.created, "used": info.used}
+        return {"session": info.name, "window": None, "places": {}, "hit_rate": None, **nothing, **dates, "damaged": error.what}
+
+
 @app.command()
 def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
     """List the sessions of a store: pages, tokens, what is in the window, hit rate, last use.
@@ -59,7 +72,7 @@ def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
         with progress("reading the ledgers", len(infos)) as done:
             rows = []
             for number, info in enumerate(infos, start=1):
-                rows.append(figures(info, opened(store, info.number, info.name)))
+                rows.append(row_of(store, info))
                 done(number)
     if json:
         emit(rows)
@@ -69,7 +82,7 @@ def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
         heads,
         (
             (
-                row["session"],
+                row["session"] + (" (damaged)" if row["damaged"] else ""),
                 count(row["pages"]),
                 count(row["tokens"]),
                 count(row["tokens_in_window"]),
@@ -83,6 +96,9 @@ def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
         ),
         numbers=heads[1:-1],
     )
+    for row in rows:
+        if row["damaged"]:
+            say(line(f"kilburn: {row['session']!r} is damaged: {row['damaged']}; see kilburn fsck"))
 
 
 def percent(share: float | None) -> str:

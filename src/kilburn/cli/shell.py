@@ -25,6 +25,7 @@ import typer.main
 from kilburn import __version__
 from kilburn.errors import Forgotten, KernelError, KilburnError, SpecError, WireError
 from kilburn.kernel.process import HitRateWarning
+from kilburn.kernel.search import DamageWarning
 from kilburn.terminal import say, tell
 
 __all__ = ["Db", "Force", "Json", "Tenant", "app", "main"]
@@ -101,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         # The figures say it in words where they are shown.
         warnings.simplefilter("ignore", HitRateWarning)
+        warnings.simplefilter("always", DamageWarning)
+        warnings.showwarning = lambda message, *_, **__: say(f"kilburn: {message}")
         status = _run(given)
     try:
         sys.stdout.flush()

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.access import WIDE, opened, reading
+from kilburn.cli.access import WIDE, reading
 from kilburn.cli.screen import age, bar, count, grid, many
-from kilburn.cli.session import figures, percent
+from kilburn.cli.session import percent, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.terminal import console, emit
@@ -33,7 +33,7 @@ class Watch:
             known = self._known.get(info.number)
             if known is None or known[0] != info.head:
                 fresh = Hierarchy(self._store.store, self._store.budget, "fifo", tokenizer=self._store.counter)
-                self._known[info.number] = (info.head, figures(info, opened(fresh, info.number, info.name)))
+                self._known[info.number] = (info.head, row_of(fresh, info))
         return sorted((row for _, row in self._known.values()), key=lambda row: -row["used"])
 
 
@@ -101,7 +101,7 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
     window = row["window"]
     share = row["tokens_in_window"] / window if window else 0.0
     return (
-        row["session"],
+        row["session"] + (" (damaged)" if row["damaged"] else ""),
         bar(share),
         f"{share:.0%}" if window and window < WIDE else "-",
         count(row["tokens_in_window"]),

@@ -17,7 +17,7 @@ from kilburn.cli.access import WIDE, reading, session, writing
 from kilburn.cli.archive import Clock, Saved, gather, rebuild, write
 from kilburn.cli.screen import Sink, many, progress, sink
 from kilburn.cli.shell import Db, Force, Json, Tenant, app
-from kilburn.errors import SpecError, StoreBusy, StoreReadOnly, WireError
+from kilburn.errors import SpecError, StoreBusy, StoreCorrupt, StoreReadOnly, WireError
 from kilburn.event import Act
 from kilburn.file import check_target
 from kilburn.kernel.hierarchy import Hierarchy
@@ -58,15 +58,29 @@ def export(
             session(store, name)
         with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as done:
             written = 0
+            damaged = []
             for info in infos:
-                for line in write(store.process(info.name), info):
+                try:
+                    if info.damaged:
+                        raise StoreCorrupt(f"session {info.name!r}: {info.damaged}", advice="run `kilburn fsck`")
+                    lines = list(write(store.process(info.name), info))
+                except StoreCorrupt as error:
+                    if name is not None:
+                        raise
+                    damaged.append(info)
+                    say(f"kilburn: not exported: {error.what}")
+                    continue
+                for line in lines:
                     file.write(line)
                     written += 1
                     done(written)
+            infos = [info for info in infos if info not in damaged]
     if note:
         _note(db, tenant, [info.name for info in infos], plain(str(out.absolute())) if out else "standard output")
     if out:
         say(f"{many(len(infos), 'session')}, {many(written, 'line')}: {out}")
+    if damaged:
+        raise typer.Exit(1)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from kilburn.wire.quotation import nonce_of
 from kilburn.wire.sent import form_of
 from kilburn.wire.turns import safe_name
 
-__all__ = ["arguments_of", "cut", "derived_page", "leftovers_of", "runs_of", "shown_part"]
+__all__ = ["arguments_of", "cut", "derived_page", "keeps_its_spans", "leftovers_of", "runs_of", "shown_part"]
 
 
 LOWEST = min(Trust)
@@ -177,6 +177,35 @@ def _body(move: Fold, text_of: Callable[[int], str]) -> str:
     if move.text is not None:
         return move.text
     return cut(text_of(move.pages[0]), move.keep or move.parts[0][1])
+
+
+def keeps_its_spans(page: Page, text: str, text_of: Callable[[int], str]) -> bool:
+    """Whether the text of an excerpt holds exactly what its spans keep of its sources, under its heading.
+
+    Names of those who said it are passed over: a call may have been forgotten since.
+
+    Args:
+        text_of: the exact text of a page.
+
+    Raises:
+        KernelError: its spans do not fit its sources.
+    """
+    heading, _, rest = text.partition("\n")
+    if not heading.startswith(page.label.removesuffix("]")):
+        return False
+    parts = page.parts or ((page.sources[0], page.spans),)
+    cuts = [cut(text_of(source), spans) for source, spans in parts]
+    # In the place of its one source; and of several, as they were written before the words had marks around them.
+    unmarked = "".join(f"{address_of(source)}:\n{_ended(kept)}" for (source, _), kept in zip(parts, cuts, strict=True))
+    if (len(cuts) == 1 and rest == cuts[0]) or rest == unmarked:
+        return True
+    nonce = nonce_of("".join(map(_ended, cuts)))
+    for (source, _), kept in zip(parts, cuts, strict=True):
+        who, _, rest = rest.partition(":\n")
+        if not who.startswith(f"{nonce} {address_of(source)} ") or not rest.startswith(_ended(kept)):
+            return False
+        rest = rest[len(_ended(kept)) :]
+    return rest == f"[end {nonce}]"
 
 
 def _ended(text: str) -> str:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from kilburn.budget import Budget
-from kilburn.errors import KilburnError, SpecError, StoreReadOnly, StoreStale
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import Found, found
+from kilburn.kernel.search import DamageWarning, Found, found
 from kilburn.policy import Policy
 from kilburn.store import ProcessInfo, Store, checked_name
 from kilburn.tokens.choice import counter_for
@@ -106,15 +107,25 @@ class Hierarchy:
         return made
 
     def processes(self) -> list[ProcessInfo]:
-        """All sessions of this tenant, oldest first."""
+        """All sessions of this tenant, oldest first; one that is known to be damaged says so in `damaged`."""
         return list(self.store.processes())
 
     def search(self, query: str, tokens: int = 1000, limit: int = 20) -> list[Found]:
-        """Passages of all sessions of this tenant that match, best first, within a token budget."""
+        """Passages of all sessions of this tenant that match, best first, within a token budget.
+
+        Sessions that are damaged are left out, with a warning.
+        """
         passages = self.store.search(query, limit=limit)
         names = {info.number: info.name for info in self.store.processes()} if passages else {}
-        opened = {number: self.process(names[number]) for number in {passage.process for passage in passages}}
-        return found(passages, opened, self.counter, tokens, self.clock())
+        opened: dict[int, Process] = {}
+        for number in {passage.process for passage in passages} & names.keys():
+            try:
+                opened[number] = self.process(names[number])
+                opened[number].refresh()
+            except StoreCorrupt as error:
+                warnings.warn(f"not searched: {error.what}", DamageWarning, stacklevel=2)
+        hits = [passage for passage in passages if passage.process in opened]
+        return found(hits, opened, self.counter, tokens, self.clock())
 
     def close(self) -> None:
         """Write what was only observed, and release the file; idempotent."""
@@ -136,6 +147,10 @@ class Hierarchy:
         except StoreStale:
             # Another writer went on with this session: what is left here was only observed.
             process.kernel.undo()
+        except StoreError as error:
+            # Reading a session must not fail because what was read cannot be noted.
+            count = len(process.kernel.pending.events)
+            warnings.warn(f"{count} observations of session {process.name!r} are not in its ledger: {error.what}", stacklevel=4)
 
     def __enter__(self) -> Hierarchy:
         return self

@@ -34,7 +34,8 @@ class Stats(msgspec.Struct, kw_only=True):
     An *access* is a prompt shipped (the window served it) or a page asked for by address; it is a hit
     where the window had what was asked. `hit_rate` is None before the first access. A *refault* is a
     fault on a page that was evicted at most 10 turns ago. `utilisation` is the mean share of the
-    capacity that prompts used. `tokens_reprefilled` counts what
+    capacity that prompts used. `lost` counts observations that could not be written (a full disk, a lock) and are
+    in no other figure. `tokens_reprefilled` counts what
     stood behind the first difference to the previous prompt and was not there for the first time: an
     engine with a prefix cache processes that again because of an edit. `overflow` counts prompts over the
     window and must be 0.
@@ -64,6 +65,7 @@ class Stats(msgspec.Struct, kw_only=True):
     refused_moves: int = 0
     fallbacks: int = 0
     overflow: int = 0
+    lost: int = 0
     utilisation: float = 0.0
     tokens_reported: int = 0
     warnings: list[str] = []
@@ -124,6 +126,8 @@ class Ledger:
                 stats.refused_moves += 1
             case Act.USAGE:
                 stats.tokens_reported += event.data["prompt"] if is_count(event.data.get("prompt")) else 0
+            case Act.NOTE:
+                stats.lost += int(event.data.get("lost", 0))
             case _:
                 pass
 
@@ -143,7 +147,8 @@ class Ledger:
         stats.tokens_reprefilled += int(event.data["again"])
         stats.peak = max(stats.peak, tokens)
         stats.overflow += tokens > window
-        self._filled += tokens / window if window > 0 else 1.0
+        # A provider's absurd report once made it 0: a reader must not fail for that.
+        self._filled += tokens / max(1, window)
 
     def report(self, *, use: int, window: int) -> Stats:
         """The figures as of now."""

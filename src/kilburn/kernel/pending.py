@@ -87,7 +87,7 @@ class Pending:
         self.touched |= taken.touched
         self.unindex |= taken.unindex
 
-    def batch(self, states: Mapping[int, State]) -> Batch:
+    def batch(self, states: Mapping[int, State], *, wait: bool = True) -> Batch:
         """The transaction, with the states of all pages that were touched."""
         digests = {digest for page in self.new for digest in (page.digest, page.extra) if digest}
         return Batch(
@@ -99,6 +99,7 @@ class Pending:
             index=[page.id for page in self.new if _is_indexed(page)],
             unindex=sorted(self.unindex),
             erase=[page for event in self.events if event.act is Act.DROP for page in event.pages],
+            wait=wait,
         )
 
 

@@ -39,6 +39,12 @@ class Process(Reader):
         self._planner = planner
         self._answer = answer
 
+    def _renewed(self) -> None:
+        super()._renewed()
+        if not self.kernel.store.readonly:
+            # The other writer's window may be larger.
+            self._planner.reopen()
+
     def append(self, *messages: Any) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
 

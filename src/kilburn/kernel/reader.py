@@ -1,17 +1,20 @@
 """Reading a process: recall, search, render, figures, and the whole transcript.
 
-Nothing here changes where a page is. What was read is noted in the ledger, unless the store was
-opened for reading.
+Each answer is that of the ledger as it now is: where another writer went on with the session (or a
+person forgot a page), all is read anew first. Nothing here changes where a page is. What was read is
+noted in the ledger, unless the store was opened for reading, and nobody waits or fails for that.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Event
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
@@ -64,28 +67,64 @@ class Reader:
         """The session's name."""
         return self.kernel.info.name
 
+    @contextmanager
+    def _current(self) -> Iterator[Kernel]:
+        """The kernel, locked, and as the ledger now is.
+
+        Raises:
+            StoreStale: another writer went on while changes here are not written.
+        """
+        with self.kernel.lock:
+            self.refresh()
+            yield self.kernel
+
+    def refresh(self) -> None:
+        """See what other writers did meanwhile; every reading here begins with it.
+
+        Raises:
+            StoreStale: another writer went on while changes here are not written.
+        """
+        with self.kernel.lock:
+            if self.kernel.refresh():
+                self._renewed()
+
+    def _renewed(self) -> None:
+        """All was read anew: let go of what is known of the state before."""
+        self._parts.clear()
+        self._shipped.clear()
+        self._seen.clear()
+
     def recall(self, address: str) -> Recalled:
         """The exact text at an address: a page fault, answered from whichever level has it.
 
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
-        kernel = self.kernel
-        with kernel.lock:
-            numbers = self.kernel.resolve(address)
-            pages = tuple(kernel.tier.pages[number] for number in numbers)
-            kernel.contents.fetch(page.digest for page in pages)
-            recalled = Recalled(pages, tuple(kernel.contents.get(page.digest) for page in pages))
+        with self._current() as kernel:
+            try:
+                numbers, recalled = self._read(address)
+            except StoreCorrupt:
+                # It may have been forgotten between the two looks at the store.
+                if not kernel.refresh():
+                    raise
+                self._renewed()
+                numbers, recalled = self._read(address)
             if not kernel.store.readonly:
                 kernel.observe(
                     Act.FAULT, numbers, policy="user", cause=Cause.FAULT, missed=[n for n in numbers if kernel.tier.at(n) != "in"]
                 )
             return recalled
 
+    def _read(self, address: str) -> tuple[list[int], Recalled]:
+        kernel = self.kernel
+        numbers = kernel.resolve(address)
+        pages = tuple(kernel.tier.pages[number] for number in numbers)
+        kernel.contents.fetch(page.digest for page in pages)
+        return numbers, Recalled(pages, tuple(kernel.contents.get(page.digest) for page in pages))
+
     def search(self, query: str, tokens: int = 1000, limit: int = 20) -> list[Found]:
         """Passages of this process that match a query, best first, within a token budget."""
-        kernel = self.kernel
-        with kernel.lock:
+        with self._current() as kernel:
             passages = kernel.store.search(query, process=kernel.info.number, limit=limit)
             hits = found(passages, {kernel.info.number: self}, kernel.counter, tokens, kernel.clock())
             if not kernel.store.readonly:
@@ -98,8 +137,7 @@ class Reader:
         A list of dicts; for "messages" the system prompt stands beside it, in `.system`. Never over
         the window; grows only at its end until something is edited.
         """
-        kernel = self.kernel
-        with kernel.lock:
+        with self._current() as kernel:
             shown = items(kernel.tier)
             fresh = [page for _, page, instead in shown if page is not None and not instead and page.id not in self._parts]
             kernel.contents.fetch(digest for page in fresh for digest in (page.digest, page.extra))
@@ -136,11 +174,13 @@ class Reader:
         return page.id in self._seen or not self._seen.isdisjoint(page.sources if page.depth else ())
 
     def stats(self) -> Stats:
-        """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once."""
-        kernel = self.kernel
-        with kernel.lock:
+        """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once.
+
+        What was observed and cannot be written at once (a full disk, another writer) is counted when it is.
+        """
+        with self._current() as kernel:
             if not kernel.store.readonly:
-                kernel.flush()
+                kernel.flush_observed()
             stats = kernel.ledger.report(use=kernel.use, window=kernel.capacity)
         if stats.warnings and not self._warned:
             self._warned = True
@@ -148,16 +188,19 @@ class Reader:
         return stats
 
     def pages(self) -> list[tuple[Page, State]]:
-        """All pages with where they are: originals in order, then derived ones."""
-        tier = self.kernel.tier
-        return [(tier.pages[page], tier.states[page]) for page in sorted(tier.pages, key=lambda page: (page < 0, abs(page)))]
+        """All pages with where they are, as this process last saw them: originals in order, then derived ones."""
+        with self.kernel.lock:
+            tier = self.kernel.tier
+            return [(tier.pages[page], tier.states[page]) for page in sorted(tier.pages, key=lambda page: (page < 0, abs(page)))]
 
     def events(self) -> Iterator[Event]:
-        """The ledger, oldest first."""
-        with self.kernel.lock:
-            if not self.kernel.store.readonly:
-                self.kernel.flush()
-        return self.kernel.store.events(self.kernel.info.number)
+        """The ledger, oldest first; at its end what was observed and cannot be written at once."""
+        with self._current() as kernel:
+            if not kernel.store.readonly:
+                kernel.flush_observed()
+            waiting = list(kernel.pending.events)
+            written = kernel.store.events(kernel.info.number)
+        return (event for events in (written, waiting) for event in events)
 
     def receipts(self) -> list[Receipt]:
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
@@ -168,9 +211,9 @@ class Reader:
 
         Forgotten pages are missing from it; what is left of a message that had some comes in the chat form.
         """
-        kernel, tier = self.kernel, self.kernel.tier
         made: dict[int, Message] = {}
-        with kernel.lock:
+        with self._current() as kernel:
+            tier = kernel.tier
             kept = [page for page in tier.pages.values() if page.id > 0 and tier.at(page.id) != "dropped"]
             for at, page in enumerate(kept):
                 if at % READ == 0:

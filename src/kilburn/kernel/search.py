@@ -6,18 +6,24 @@ among the hits, and the token budget is kept.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kilburn.budget import Counter
+from kilburn.errors import StoreCorrupt
 from kilburn.store import Passage
 
 if TYPE_CHECKING:
     from kilburn.kernel.reader import Reader
 
-__all__ = ["Found", "found"]
+__all__ = ["DamageWarning", "Found", "found"]
+
+
+class DamageWarning(UserWarning):
+    """A session or page was left out of a search because it is damaged; `kilburn fsck` says how."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +59,16 @@ def found(passages: Sequence[Passage], processes: Mapping[int, Reader], counter:
         page = kernel.tier.pages.get(passage.page)
         if page is None or kernel.tier.at(page.id) in ("dropped", "retired"):
             continue
-        text = kernel.text(page.id)[slice(*passage.span)]
+        try:
+            text = kernel.text(page.id)
+        except StoreCorrupt as error:
+            warnings.warn(
+                f"not searched: {page.address} of session {kernel.info.name!r}: {error.what}", DamageWarning, stacklevel=3
+            )
+            continue
+        if passage.span[1] > len(text):
+            continue  # the index is damaged, which `fsck` reports
+        text = text[slice(*passage.span)]
         cost = counter.count(text)
         if cost > left:
             continue

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from kilburn.budget import Budget, Counter
-from kilburn.errors import Forgotten, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KilburnError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.admission import cost_of, framing, text_cost
 from kilburn.kernel.contents import Contents
@@ -33,6 +35,12 @@ __all__ = ["AddressSpace"]
 GATHERED = 256
 """Observations that wait for a commit at most."""
 
+LOADED = ("calibrated", "tier", "ledger", "uses", "contents", "pending", "_ruler")
+"""What `refresh` reads anew."""
+
+SENSELESS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError)
+"""What replaying an event raises that does not fit the pages, or whose data is not what its act has."""
+
 
 class AddressSpace:
     """Pages, tier, ledger and store of one process, moved together.
@@ -44,19 +52,52 @@ class AddressSpace:
     def __init__(self, store: Store, info: ProcessInfo, counter: Counter, budget: Budget, clock: Callable[[], float]) -> None:
         self.store, self.info, self.counter, self.budget, self.clock = store, info, counter, budget, clock
         self.lock = threading.RLock()
-        self.calibrated = Calibrated(counter)
         self._waiting = text_cost(counter, PENDING)
         self._opening = text_cost(counter, OPENING)
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
-        self.tier = Tier(lambda line: text_cost(counter, line))
-        self.ledger = Ledger()
-        self.uses: dict[int, Use] = {}
-        self.contents = Contents(store, self._needed)
-        self.pending = Pending()
-        self._ruler = ""
         self.stale = False
         self.changes = 0
+        self._load()
+
+    def _load(self) -> None:
+        """All that is known of the process, from the store."""
+        self.calibrated = Calibrated(self.counter)
+        self.tier = Tier(lambda line: text_cost(self.counter, line))
+        self.ledger = Ledger()
+        self.uses: dict[int, Use] = {}
+        self.contents = Contents(self.store, self._needed)
+        self.pending = Pending()
+        self._ruler = ""
         self._restore()
+
+    def refresh(self) -> bool:
+        """See whether another writer went on with this process; if so all is read anew, and texts at hand are let go.
+
+        What was only observed here and is not written yet stays noted.
+
+        Raises:
+            StoreStale: there are changes here that are not written. StoreCorrupt; the state is then the one before.
+        """
+        found = self.store.process(self.info.name, time=0.0, create=False)
+        if found is not None and found.number == self.info.number and found.head == self.pending.head:
+            return False
+        observed = self.pending.events
+        if found is None or found.number != self.info.number or any(event.act in STATE for event in observed) or self.tier.mark():
+            self.stale = True
+            raise StoreStale(f"another writer went on with session {self.info.name!r}", advice="reopen the process")
+        before = {name: getattr(self, name) for name in LOADED}
+        try:
+            self._load()
+        except BaseException:
+            for name, value in before.items():
+                setattr(self, name, value)
+            raise
+        self.pending.events = [
+            msgspec.structs.replace(event, number=number) for number, event in enumerate(observed, self.pending.next)
+        ]
+        self.stale = False
+        self.changes += 1
+        return True
 
     @property
     def use(self) -> int:
@@ -157,15 +198,15 @@ class AddressSpace:
         before, self.budget, self.pending.budget = self.budget, budget, budget
         self.tier.on_rollback(lambda: setattr(self, "budget", before))
 
-    def flush(self) -> None:
-        """Write the batch: one transaction."""
+    def flush(self, *, wait: bool = True) -> None:
+        """Write the batch: one transaction; without `wait` never behind another writer."""
         pending = self.pending
         interrupt: BaseException | None = None
         if pending.events:
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
             try:
-                self.store.commit(self.info.number, pending.batch(self.tier.states))
+                self.store.commit(self.info.number, pending.batch(self.tier.states, wait=wait))
             except StoreStale:
                 self.stale = True
                 raise
@@ -190,17 +231,26 @@ class AddressSpace:
         return info is not None and info.head == self.pending.head + len(self.pending.events)
 
     def _restore(self) -> None:
-        """Rebuild tier and ledger by replaying the log (law 8)."""
+        """Rebuild tier and ledger by replaying the log (law 8).
+
+        Raises:
+            StoreCorrupt: the ledger has a hole, or an event that does not fit what was there before it.
+        """
         events = list(self.store.events(self.info.number))
         # After the events: another process may be appending, and a page that no event names yet does no harm.
         pages = {page.id: page for page, _ in self.store.pages(self.info.number)}
         for event in events:
+            where = f"event {self.pending.next} of session {self.info.name!r}"
             if event.number != self.pending.next:
-                raise StoreCorrupt(f"event {self.pending.next} of {self.info.name!r} is missing", advice="run kilburn fsck")
+                raise StoreCorrupt(f"{where} is missing", advice="run `kilburn fsck`")
             self.pending.head = event.number
-            apply(event, pages, self.tier)
-            self.ledger.note(event, self.tier)
-            self._note_use(event)
+            try:
+                apply(event, pages, self.tier)
+                self.ledger.note(event, self.tier)
+                self._note_use(event)
+            except (KilburnError, *SENSELESS) as error:
+                why = error.what if isinstance(error, KilburnError) else f"{type(error).__name__}: {error}"
+                raise StoreCorrupt(f"{where} ({event.act}) makes no sense: {why}", advice="run `kilburn fsck`") from error
             # A replay is never undone; its journal, kept whole, took hundreds of megabytes.
             self.tier.begin()
         if self._ruler not in ("", self.counter.name):
@@ -246,10 +296,34 @@ class AddressSpace:
         self._note_use(event)
 
     def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
-        """Note what changed nothing; it is written with the next batch, or when many have gathered."""
+        """Note what changed nothing; it is written with the next batch, or when many have gathered.
+
+        Whoever only reads neither waits nor fails because it cannot be written: then the older half goes,
+        and a note in the ledger says how many.
+        """
         self.note(act, pages, policy=policy, cause=cause, **data)
-        if len(self.pending.events) >= GATHERED and self.tier.mark() == 0:
-            self.flush()
+        if len(self.pending.events) >= GATHERED and not self.flush_observed():
+            self._lose_observed()
+
+    def flush_observed(self) -> bool:
+        """Write what was only observed, if that can be done at once; nothing inside a batch."""
+        pending = self.pending
+        if self.tier.mark() or pending.new or any(event.act in STATE for event in pending.events):
+            return True
+        try:
+            self.flush(wait=False)
+        except StoreError:
+            return False
+        return True
+
+    def _lose_observed(self) -> None:
+        pending = self.pending
+        old, kept = pending.events[: GATHERED // 2], pending.events[GATHERED // 2 :]
+        lost = sum(int(event.data.get("lost", 1)) if event.act is Act.NOTE else 1 for event in old)
+        pending.events = []
+        self.note(Act.NOTE, lost=lost)
+        for event in kept:
+            pending.events.append(msgspec.structs.replace(event, number=pending.next))
 
     def _note_use(self, event: Event) -> None:
         """Count how pages are used, and learn what prompts really cost."""

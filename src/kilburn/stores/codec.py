@@ -55,7 +55,7 @@ def key_of(digest: str) -> bytes:
     """
     try:
         key = bytes.fromhex(digest)
-    except ValueError:
+    except (ValueError, TypeError):
         key = b""
     if len(key) != 32:
         raise StoreError(f"{digest[:80]!r} is no digest", advice="use page.digest_of")
@@ -77,6 +77,8 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes) -> str:
     Raises:
         StoreCorrupt: not what was stored under this digest.
     """
+    if not isinstance(stored, bytes) or not isinstance(size, int) or not 0 <= size < 1 << 60:
+        raise _corrupt(digest, "its row makes no sense")
     data = stored
     if codec == ZSTD:
         unpacker = zstd.ZstdDecompressor()
@@ -91,8 +93,12 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes) -> str:
         raise _corrupt(digest, f"its length is not the recorded {size} bytes")
     if hashlib.sha256(data).digest() != digest:
         raise _corrupt(digest, "its SHA-256 is another")
-    return data.decode("utf-8")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _corrupt(digest, "it is not UTF-8") from error
 
 
-def _corrupt(digest: bytes, why: str) -> StoreCorrupt:
-    return StoreCorrupt(f"content {digest.hex()}: {why}", advice="run `kilburn fsck`; restore the file from a copy if it says so")
+def _corrupt(digest: object, why: str) -> StoreCorrupt:
+    name = digest.hex() if isinstance(digest, bytes) else repr(digest)
+    return StoreCorrupt(f"content {name}: {why}", advice="run `kilburn fsck`; restore the file from a copy if it says so")

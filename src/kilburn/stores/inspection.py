@@ -1,33 +1,41 @@
-"""What can be wrong with a file, and the rebuilding of what is derived.
+"""What can be wrong with a file, and what can be done about it.
 
-It refuses to repair by guessing: content that is lost or altered is reported, never replaced.
+It refuses to repair by guessing: what is lost or altered is reported, never replaced. What is derived
+is made again; what cannot be read is put out of the way, byte for byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import apsw
 import msgspec
 
-from kilburn.errors import StoreCorrupt
+from kilburn.errors import KilburnError, StoreCorrupt, StoreError
+from kilburn.event import STATE, Act, Event
+from kilburn.page import Page, address_of
+from kilburn.store import State
 from kilburn.stores.codec import unpack
-from kilburn.stores.records import page_of
+from kilburn.stores.passages import passages
+from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import create_text, text_table
-from kilburn.stores.statement import rows, rows_of_each
+from kilburn.stores.sealed import Sealed, Session
+from kilburn.stores.statement import row, rows, rows_of_each
 from kilburn.stores.textindex import TextIndex
-from kilburn.stores.transaction import content_of
+from kilburn.stores.transaction import content_of, sealed_event, set_stand, set_tally
 
-__all__ = ["Finding", "inspect", "rebuild"]
+__all__ = ["Finding", "inspect", "rebuild", "set_aside"]
+
+OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong.
 
     Args:
-        kind: "file" (SQLite's own check), "content" (missing or altered), "page" (its row and its
-            content disagree), "ledger" (holes or a wrong head), "index" (search would find too much or
-            too little), or "orphan" (stored but used by nothing).
+        kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
+            and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
+            "index" (search would find too much or too little), or "orphan" (stored but used by nothing).
         what: in words, with the digest or address.
         derived: whether `repair` makes it good.
         process: the process's number, or 0. page: the page's id, or 0.
@@ -40,78 +48,161 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     page: int = 0
 
 
-def inspect(db: apsw.Connection, index: TextIndex, tenant: int) -> list[Finding]:
-    """Everything that is wrong; empty when all is well."""
-    return [*_file(db), *_contents(db, tenant), *_pages(db, tenant), *_ledger(db, tenant), *_entries(db, index, tenant)]
+def inspect(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) -> list[Finding]:
+    """Everything that is wrong; empty when all is well. What was set aside is left out. Never raises for damage."""
+    found: list[Finding] = []
+    sessions: list[Session] = []
+    _gather(found, "session", lambda: _sessions(db, sealed, tenant, sessions))
+    whole = [one for one in sessions if not one.aside]
+    _gather(found, "file", lambda: _file(db))
+    _gather(found, "content", lambda: _contents(db, tenant))
+    for session in whole:
+        _gather(found, "page", lambda session=session: _pages(db, sealed, tenant, session), session)  # type: ignore[misc]
+        _gather(found, "ledger", lambda session=session: _ledger(db, sealed, session), session)  # type: ignore[misc]
+    _gather(found, "orphan", lambda: _strays(db))
+    _gather(found, "index", lambda: _entries(db, index, tenant, whole))
+    return found
+
+
+def _gather(found: list[Finding], kind: str, check: Callable[[], Iterable[Finding]], session: Session | None = None) -> None:
+    """What one check finds; a check that stumbles over damage has found it."""
+    process = session.number if session is not None else 0
+    try:
+        found.extend(check())
+    except (KilburnError, apsw.Error, *UNREADABLE) as error:
+        what = error.what if isinstance(error, KilburnError) else f"it cannot be checked: {type(error).__name__}: {error}"
+        found.append(Finding(kind=kind, what=what, process=process, derived=kind == "index"))
 
 
 def _file(db: apsw.Connection) -> Iterator[Finding]:
     for (line,) in rows(db, "PRAGMA integrity_check"):
         if line != "ok":
-            yield Finding(kind="file", what=str(line), derived="fts5" in line.lower() or "index" in line.lower())
+            yield Finding(kind="file", what=str(line), derived="fts5" in str(line).lower() or "index" in str(line).lower())
+
+
+def _sessions(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[Session]) -> Iterator[Finding]:
+    sessions += sealed.sessions(tenant)
+    for session in sessions:
+        if session.damaged and not session.aside:
+            what = f"session {session.name!r}: {session.damaged}"
+            yield Finding(kind="session", what=what, process=session.number, derived="counters" in session.damaged)
+    wanted = row(db, "SELECT sessions FROM tenant WHERE id = ?", tenant)
+    if sealed.seals and wanted is not None and wanted[0] != len(sessions):
+        yield Finding(kind="session", what=f"{len(sessions)} sessions are here where {wanted[0]} were made", derived=True)
+    for number, name, seal in rows(db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+        if not sealed.intact(seal, "tenant", number, name):
+            yield Finding(kind="session", what=f"the row of tenant {number} is not what was written")
+
+
+def _strays(db: apsw.Connection) -> Iterator[Finding]:
+    """Rows of sessions that are not there, and sessions of tenants that are not there, whosever they were."""
+    for what, select in (
+        ("pages", "SELECT DISTINCT process FROM page NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
+        ("events", "SELECT DISTINCT process FROM event NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
+        ("sessions", "SELECT id FROM process NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
+        ("texts", "SELECT id FROM content NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
+    ):
+        for (number,) in rows(db, select):
+            owner = "tenant" if what in ("sessions", "texts") else "session"
+            yield Finding(kind="orphan", what=f"{what} whose {owner} is not there: {number}")
 
 
 def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
-    for digest, size, codec, data in rows_of_each(
-        db, "SELECT digest, size, codec, data FROM content WHERE tenant = ?", [(tenant,)]
-    ):
+    select = "SELECT digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?"
+    for digest, size, codec, data in rows_of_each(db, select, [(tenant,)]):
         try:
             unpack(codec, data, size, digest)
         except StoreCorrupt as error:
             yield Finding(kind="content", what=error.what)
     orphans = (
-        "SELECT digest FROM content WHERE tenant = ? AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
+        "SELECT CAST(digest AS BLOB) FROM content WHERE tenant = ? AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
         " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
     )
     for (digest,) in rows(db, orphans, tenant):
         yield Finding(kind="orphan", what=f"content {digest.hex()} belongs to no page", derived=True)
 
 
-def _pages(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
+def _pages(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session) -> Iterator[Finding]:
+    def wrong(page: int, what: str, kind: str = "page", derived: bool = False) -> Finding:
+        where = address_of(page) if isinstance(page, int) else f"page {page!r}"
+        known = page if isinstance(page, int) else 0
+        return Finding(kind=kind, what=f"{where}: {what}", derived=derived, process=session.number, page=known)
+
     select = (
-        "SELECT page.process, page.id, meta, text.digest, extra.digest FROM process JOIN page ON page.process = process.id"
-        " LEFT JOIN content AS text ON text.id = page.content LEFT JOIN content AS extra ON extra.id = page.extra"
-        " WHERE process.tenant = ?"
+        "SELECT page.id, CAST(text.digest AS BLOB), CAST(extra.digest AS BLOB) FROM page"
+        " LEFT JOIN content AS text ON text.id = page.content AND text.tenant = ?1"
+        " LEFT JOIN content AS extra ON extra.id = page.extra AND extra.tenant = ?1 WHERE page.process = ?2"
     )
-    for process, number, meta, text, extra in rows(db, select, tenant):
-        try:
-            page = page_of(meta)
-        except msgspec.DecodeError as error:
-            yield Finding(kind="page", what=f"page {number} cannot be read: {error}", process=process, page=number)
+    contents = {number: (text, extra) for number, text, extra in rows(db, select, tenant, session.number)}
+    there = 0
+    strays: list[Finding] = []
+    for number, page, state in sealed.each_page(session):
+        if isinstance(page, str):
+            strays.append(wrong(number, page))
             continue
-        for digest, found in ((page.digest, text), (page.extra, extra)):
+        there += 1
+        if isinstance(state, str):
+            yield wrong(number, state, "state", derived=True)
+        for digest, found in zip((page.digest, page.extra), contents.get(number, (None, None)), strict=True):
             if digest != (found.hex() if found else ""):
-                what = f"{page.address} names content {digest or 'none'}, the store has {found.hex() if found else 'none'}"
-                yield Finding(kind="page", what=what, process=process, page=number)
+                stored = found.hex() if found else "none"
+                what = f"it names content {digest or 'none'}, the store has {stored}"
+                yield wrong(number, what, derived=not digest or _content(db, tenant, digest) is not None)
+    if not session.damaged and there == session.pages:
+        # All of its own are here: these came from elsewhere, and `repair` puts them out of the way.
+        strays = [msgspec.structs.replace(one, derived=True) for one in strays]
+    elif not session.damaged and there + len(strays) != session.pages:
+        what = f"{there + len(strays)} pages are here where {session.pages} were written"
+        yield Finding(kind="page", what=what, process=session.number)
+    yield from strays
 
 
-def _ledger(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
-    select = (
-        "SELECT process.id, head, count(number), coalesce(min(number), 1), coalesce(max(number), 0) FROM process"
-        " LEFT JOIN event ON event.process = process.id WHERE tenant = ? GROUP BY process.id"
-    )
-    for process, head, count, first, last in rows(db, select, tenant):
-        if not head == count == last or first != 1:
-            what = f"the ledger has {count} events, {first} to {last}; its head is {head}"
-            yield Finding(kind="ledger", what=what, process=process)
+def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[Finding]:
+    def wrong(what: str, derived: bool = False) -> Finding:
+        return Finding(kind="ledger", what=what, derived=derived, process=session.number)
+
+    expected = 1
+    for number, act, body, seal in _events(db, session):
+        if not isinstance(number, int) or (not session.damaged and number > session.head):
+            yield wrong(f"event {number!r} is behind the last one, {session.head}", derived=True)
+            continue
+        if number != expected:
+            yield wrong(
+                f"event {expected} is missing" if number == expected + 1 else f"events {expected}-{number - 1} are missing"
+            )
+        expected = number + 1
+        event = sealed.event(session.number, number, act, body, seal)
+        if isinstance(event, str):
+            yield wrong(f"event {number} ({_said(act)}): {event}", derived=act in OBSERVATIONS)
+    if not session.damaged and expected <= session.head:
+        yield wrong(f"events {expected}-{session.head} are missing")
 
 
-def _entries(db: apsw.Connection, index: TextIndex, tenant: int) -> Iterator[Finding]:
+def _events(db: apsw.Connection, session: Session) -> list[tuple[int, bytes, bytes, object]]:
+    select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? ORDER BY number"
+    return [(number, act, body, seal) for number, act, body, seal in rows(db, select, session.number)]
+
+
+def _said(act: object) -> str:
+    return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
+
+
+def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[Session]) -> Iterator[Finding]:
     """The words in the index against the words of the pages, by a sum over each entry's words."""
     wanted: dict[int, int] = {}
-    select = (
-        "SELECT page.process, page.id, first, last FROM process JOIN page ON page.process = process.id WHERE tenant = ? AND first"
-    )
-    for process, number, first, last in rows(db, select, tenant):
-        entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ?", first, last)
+    select = "SELECT process, id, first, last FROM page WHERE process = ? AND first IS NOT NULL"
+    for process, number, first, last in [found for one in sessions for found in rows(db, select, one.number)]:
+        entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last)
         try:
             text = content_of(db, process, number)
         except StoreCorrupt:
             # Already reported as content; its entries cannot be compared with anything.
             wanted.update({entry: -1 for entry, *_ in entries})
             continue
-        if not entries or any(page != number for _, page, _, _ in entries):
-            yield Finding(kind="index", what=f"page {number} has no passages", derived=True, process=process, page=number)
+        if [(page, (start, stop)) for _, page, start, stop in entries] != [(number, span) for span in passages(text)]:
+            what = f"{address_of(number)} has not its passages"
+            yield Finding(kind="index", what=what, derived=True, process=process, page=number)
+            wanted.update({entry: -1 for entry, *_ in entries})
             continue
         for entry, _, start, stop in entries:
             wanted[entry] = sum(hash(word) for word in index.stems(text[start:stop]))
@@ -119,25 +210,112 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int) -> Iterator[Fin
     # A tenant that a read-only file does not have has no index either.
     for term, entry in index.postings() if tenant else ():
         found[entry] = found.get(entry, 0) + hash(term)
+    aside = {number for (number,) in rows(db, "SELECT id FROM process WHERE tenant = ? AND aside", tenant)}
     for entry in sorted(wanted.keys() | found.keys()):
-        if wanted.get(entry, 0) not in (found.get(entry, 0), -1):
+        if wanted.get(entry, 0) not in (found.get(entry, 0), -1) and entry >> 32 not in aside:
             what = f"the text index and the pages disagree about entry {entry & 0xFFFFFFFF}"
             yield Finding(kind="index", what=what, derived=True, process=entry >> 32)
 
 
-def rebuild(db: apsw.Connection, index: TextIndex, tenant: int) -> None:
-    """Make text index and counters anew from pages and ledger; remove content that no page has."""
+def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) -> None:
+    """Make text index and counters anew from pages and ledger, remove content that no page has, and put
+    observations and stray rows that cannot be read into quarantine."""
+    db.execute("REINDEX")
     name = text_table(tenant)
     db.execute(f"DROP TABLE {name}")
     create_text(db, tenant)
-    for (process,) in rows(db, "SELECT id FROM process WHERE tenant = ?", tenant):
-        _rebuild_process(db, index, process)
-    db.execute(
-        "DELETE FROM content WHERE tenant = ? AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
-        " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)",
-        (tenant,),
+    named: set[str] | None = set()
+    for session in sealed.sessions(tenant):
+        named = _relink(db, sealed, tenant, session, named)
+        if session.aside:
+            continue
+        if not session.damaged:
+            _quarantine_strays(db, sealed, session)
+        _quarantine_observations(db, sealed, session)
+        _restate(db, sealed, session)
+        _rebuild_process(db, index, session.number)
+        _recount(db, sealed, session)
+    orphans = (
+        "SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ?"
+        " AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
+        " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
     )
-    db.execute("REINDEX")
+    # Where a page cannot be read, nobody knows which text was its.
+    for number, digest in rows(db, orphans, tenant):
+        if named is not None and not (isinstance(digest, bytes) and digest.hex() in named):
+            db.execute("DELETE FROM content WHERE id = ?", (number,))
+    db.execute(
+        "UPDATE tenant SET sessions = (SELECT count(*) FROM process NOT INDEXED WHERE tenant = ?1) WHERE id = ?1", (tenant,)
+    )
+
+
+def _content(db: apsw.Connection, tenant: int, digest: str) -> int | None:
+    found = row(db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", tenant, bytes.fromhex(digest)) if digest else None
+    return found[0] if found else None
+
+
+def _relink(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session, named: set[str] | None) -> set[str] | None:
+    """Let a session's pages refer to the rows of the texts that they name; returns the digests named so far, or None
+    once a page cannot be read."""
+    for number, page, _ in sealed.each_page(session):
+        if isinstance(page, str):
+            named = None
+            continue
+        db.execute(
+            "UPDATE page SET content = ?1, extra = ?2 WHERE process = ?3 AND id = ?4 AND (content IS NOT ?1 OR extra IS NOT ?2)",
+            (_content(db, tenant, page.digest), _content(db, tenant, page.extra), session.number, number),
+        )
+        if named is not None:
+            named |= {page.digest, page.extra}
+    return named
+
+
+def _quarantine(db: apsw.Connection, process: int, kind: str, number: int, record: object) -> None:
+    stored = record if isinstance(record, bytes) else repr(record).encode()
+    db.execute(
+        "INSERT INTO quarantine(process, kind, number, record) VALUES(?, ?, ?, ?)",
+        (process, kind, number if isinstance(number, int) else 0, stored),
+    )
+
+
+def _quarantine_strays(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
+    """Take out what came from elsewhere: events behind the head, and damaged pages where all of its own are here."""
+    for number, _, body, _ in _events(db, session):
+        if not isinstance(number, int) or number > session.head:
+            _quarantine(db, session.number, "event", number, body)
+            db.execute("DELETE FROM event WHERE process = ? AND number IS ?", (session.number, number))
+    read = list(sealed.each_page(session))
+    strays = [number for number, page, _ in read if isinstance(page, str)]
+    if len(read) - len(strays) != session.pages:
+        return
+    for number in strays:
+        ((meta,),) = rows(db, "SELECT meta FROM page WHERE process = ? AND id IS ?", session.number, number)
+        _quarantine(db, session.number, "page", number, meta)
+        db.execute("DELETE FROM page WHERE process = ? AND id IS ?", (session.number, number))
+
+
+def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
+    """Put a note in the place of an event that cannot be read and, by its own word, changed nothing."""
+    time = 0.0
+    for number, act, body, seal in _events(db, session):
+        event = sealed.event(session.number, number, act, body, seal)
+        if isinstance(event, Event):
+            time = event.time
+        elif act in OBSERVATIONS:
+            _quarantine(db, session.number, "event", number, body)
+            note = Event(number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": _said(act)})
+            *_, stands, again, sealing = sealed_event(session.number, note)
+            db.execute(
+                "UPDATE event SET act = ?, body = ?, seal = ? WHERE process = ? AND number = ?",
+                (stands, again, sealing, session.number, number),
+            )
+
+
+def _restate(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
+    """Give a page whose state was altered one that can be read; what it must be, the ledger says (see `kilburn fsck`)."""
+    for number, page, state in sealed.each_page(session):
+        if isinstance(page, Page) and isinstance(state, str):
+            set_stand(db, session.number, number, State())
 
 
 def _rebuild_process(db: apsw.Connection, index: TextIndex, process: int) -> None:
@@ -161,3 +339,34 @@ def _rebuild_process(db: apsw.Connection, index: TextIndex, process: int) -> Non
             [(first, last, process, number) for number, first, last in ranges],
         )
     db.execute("UPDATE process SET passages = ?, characters = ? WHERE id = ?", (used, characters, process))
+
+
+def _recount(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
+    """A session's counters anew: all of them where they were altered, else only those of the index."""
+    ((used, head, pages, tokens, entries, characters, created),) = rows(
+        db, "SELECT used, head, pages, tokens, passages, characters, created FROM process WHERE id = ?", session.number
+    )
+    if "counters" in session.damaged:
+        read = [page for _, page, _ in sealed.each_page(session) if isinstance(page, Page)]
+        events = [sealed.event(session.number, *one) for one in _events(db, session)]
+        head, pages, tokens = len(events), len(read), sum(page.tokens for page in read)
+        used = max([created, *(event.time for event in events if isinstance(event, Event))])
+    elif session.damaged:
+        return
+    set_tally(db, session.number, (used, head, pages, tokens, entries, characters))
+
+
+def set_aside(db: apsw.Connection, tenant: int, process: int) -> str:
+    """Give a session that cannot be read a name that says so; returns it. Its rows stay as they are."""
+    found = row(db, "SELECT CAST(name AS BLOB), created FROM process WHERE id = ? AND tenant = ?", process, tenant)
+    if found is None:
+        raise StoreError(f"no process {process} here", advice="open it by name with `process`")
+    before, created = found
+    before = before.decode("utf-8", "replace") if isinstance(before, bytes) else f"session {process}"
+    created = created if isinstance(created, float) else 0.0
+    name = f"{before} (set aside, {process})"
+    seal = seal_of("process", process, tenant, name.encode(), created, 1)
+    db.execute("UPDATE process SET name = ?, created = ?, aside = 1, seal = ? WHERE id = ?", (name, created, seal, process))
+    tally = row(db, "SELECT used, head, pages, tokens, passages, characters FROM process WHERE id = ?", process)
+    db.execute("UPDATE process SET tally = ? WHERE id = ?", (seal_of("tally", process, *(tally or ())), process))
+    return name

@@ -18,6 +18,7 @@ from kilburn.page import Page, tombstone_of
 from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
 from kilburn.stores.codec import encoded, key_of
 from kilburn.stores.passages import passages
+from kilburn.stores.records import record_of_event, record_of_page
 from kilburn.stores.transaction import scrubbed, telling
 from kilburn.stores.words import searchable
 
@@ -97,6 +98,10 @@ class Memory:
             raise StoreStale(f"process {known.info.number} is at event {known.info.head}, not {batch.head}", advice="reopen it")
         if [event.number for event in batch.events] != list(range(batch.head + 1, batch.head + 1 + len(batch.events))):
             raise StoreError("the events are not numbered from head + 1, without holes")
+        for event in batch.events:
+            record_of_event(event)
+        for page in batch.pages:
+            record_of_page(page)
         new = [page.id for page in batch.pages]
         if len({*new, *known.pages}) != len(new) + len(known.pages):
             raise StoreError("a new page has the id of one that exists", advice="pages are immutable; give it its own id")

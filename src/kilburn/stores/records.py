@@ -1,29 +1,41 @@
-"""How pages and events lie on disk: as msgpack, long lists of page ids as stretches.
+"""How pages and events lie on disk: as msgpack, long lists of page ids as stretches, and under a seal.
 
 A memory that is remade every few steps cites the whole session each time: as single numbers the file
-would grow with the square of the session. What was written number by number is read as before. It
-refuses to know which table a record is in.
+would grow with the square of the session. What was written number by number is read as before.
+
+A seal is a checksum of a row together with its place, so that a row that was altered, swapped or moved
+is seen when it is read. It guards against damage, not against somebody who can compute it too. What
+could not be read again is not written.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import chain
 from typing import Any
 
 import msgspec
 
+from kilburn.errors import StoreError
 from kilburn.event import STATE, Event
 from kilburn.page import Page
 
-__all__ = ["event_of", "page_of", "record_of_event", "record_of_page"]
+__all__ = ["UNREADABLE", "event_of", "page_of", "record_of_event", "record_of_page", "seal_of"]
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+"""What decoding raises on a record that is not what was written, and encoding on one that cannot be."""
 
 LONG = 32
 """Ids up to which a list is written as it is."""
 
 MOST = 10_000_000
 """Ids that a record may name: a damaged one must not fill the memory."""
+
+MOST_TOKENS = 1 << 48
+"""Tokens of one page; sums of them must fit SQLite's integers."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _pages = msgspec.msgpack.Decoder(Page)
@@ -51,16 +63,48 @@ Memo = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 """Lists whose stretches were looked for already, by identity: a fold's page and its event name the same."""
 
 
+def seal_of(*values: object) -> bytes:
+    """The checksum of a row's values, their order and types included; texts are given as bytes."""
+    return blake2b(_encode(values), digest_size=8).digest()
+
+
 def record_of_page(page: Page, memo: Memo | None = None) -> bytes:
-    """The bytes to store of a page."""
-    runs = _stretches(page.sources, memo)
-    return _encode(_Page(**{**_fields(page), "sources": (), "runs": runs}) if runs else page)
+    """The bytes to store of a page.
+
+    Raises:
+        StoreError: it could not be read again.
+    """
+    try:
+        runs = _stretches(page.sources, memo)
+        record = _encode(_Page(**{**_fields(page), "sources": (), "runs": runs}) if runs else page)
+        again = _pages.decode(record) if runs else page_of(record)
+    except UNREADABLE as error:
+        raise StoreError(
+            f"page {page.id} could not be read again: {error}", advice="give its fields the types of Page"
+        ) from error
+    same = (msgspec.structs.replace(again, sources=page.sources) if runs else again) == page
+    if not same or not math.isfinite(page.time) or not 0 <= page.tokens <= MOST_TOKENS:
+        raise StoreError(f"page {page.id} could not be read again as it is", advice="give its fields the types of Page")
+    return record
 
 
 def record_of_event(event: Event, memo: Memo | None = None) -> bytes:
-    """The bytes to store of an event."""
-    runs = _stretches(event.pages, memo)
-    return _encode(_Event(**{**_fields(event), "pages": (), "runs": runs}) if runs else event)
+    """The bytes to store of an event.
+
+    Raises:
+        StoreError: it could not be read again.
+    """
+    try:
+        runs = _stretches(event.pages, memo)
+        record = _encode(_Event(**{**_fields(event), "pages": (), "runs": runs}) if runs else event)
+        again = _events.decode(record)
+    except UNREADABLE as error:
+        raise StoreError(
+            f"event {event.number} could not be read again: {error}", advice="give its fields the types of Event"
+        ) from error
+    if not math.isfinite(again.time):
+        raise StoreError(f"event {event.number} has the time {again.time}", advice="give seconds since the epoch")
+    return record
 
 
 def page_of(record: bytes) -> Page:

@@ -12,12 +12,15 @@ from contextlib import contextmanager
 import apsw
 
 from kilburn.errors import StoreCorrupt, StoreVersion
+from kilburn.stores.records import seal_of
 from kilburn.stores.words import TOKENIZER
 
 __all__ = [
     "APPLICATION",
     "MIGRATIONS",
     "OLDEST",
+    "as_sealed",
+    "begun",
     "check_identity",
     "check_library",
     "create_text",
@@ -117,15 +120,78 @@ CREATE TABLE passage(
 """
 
 
+SEALS = """
+-- seal: over what stays as it was made. tally, stand: over what changes: a session's counters, a page's state.
+-- sessions: how many the tenant has, so that a lost one is seen. aside: set aside by `fsck --repair`.
+ALTER TABLE tenant ADD COLUMN sessions INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE tenant ADD COLUMN seal BLOB NOT NULL DEFAULT x'';
+ALTER TABLE process ADD COLUMN aside INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE process ADD COLUMN seal BLOB NOT NULL DEFAULT x'';
+ALTER TABLE process ADD COLUMN tally BLOB NOT NULL DEFAULT x'';
+ALTER TABLE page ADD COLUMN seal BLOB NOT NULL DEFAULT x'';
+ALTER TABLE page ADD COLUMN stand BLOB NOT NULL DEFAULT x'';
+ALTER TABLE event ADD COLUMN seal BLOB NOT NULL DEFAULT x'';
+
+-- What `fsck --repair` took out of its place, byte for byte.
+CREATE TABLE quarantine(
+    id INTEGER PRIMARY KEY,
+    process INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    record BLOB NOT NULL
+) STRICT;
+
+-- One row while erased bytes may still lie in the write-ahead log.
+CREATE TABLE erasure(id INTEGER PRIMARY KEY) STRICT;
+"""
+
+SEALING = """
+UPDATE tenant SET sessions = (SELECT count(*) FROM process WHERE tenant = tenant.id),
+    seal = seal_of('tenant', id, CAST(name AS BLOB));
+UPDATE process SET seal = seal_of('process', id, tenant, CAST(name AS BLOB), created, aside),
+    tally = seal_of('tally', id, used, head, pages, tokens, passages, characters);
+UPDATE page SET seal = seal_of('page', process, id, meta),
+    stand = seal_of('stand', process, id, CAST(at AS BLOB), pinned, mark);
+UPDATE event SET seal = seal_of('event', process, number, CAST(act AS BLOB), body);
+"""
+
+UNSEALED = """
+CREATE TEMP VIEW tenant AS SELECT *, NULL AS sessions, NULL AS seal FROM main.tenant;
+CREATE TEMP VIEW process AS SELECT *, 0 AS aside, NULL AS seal, NULL AS tally FROM main.process;
+CREATE TEMP VIEW page AS SELECT *, NULL AS seal, NULL AS stand FROM main.page;
+CREATE TEMP VIEW event AS SELECT *, NULL AS seal FROM main.event;
+"""
+
+
 def _first(db: apsw.Connection) -> None:
     for statements in (SESSIONS, PAGES, LEDGER):
         db.execute(statements)
+
+
+def _sealed(db: apsw.Connection) -> None:
+    """Put a seal on all that is there, as it is: what was damaged before cannot be told any more."""
+    db.execute(SEALS)
+    db.create_scalar_function("seal_of", seal_of)
+    db.execute(SEALING)
+    db.create_scalar_function("seal_of", None)
+
+
+def as_sealed(db: apsw.Connection) -> None:
+    """Show a file of format 1, which may not be written, with the columns of today; its seals are NULL."""
+    db.execute(UNSEALED)
 
 
 @contextmanager
 def immediate(db: apsw.Connection) -> Iterator[None]:
     """A write transaction: all of the block or nothing of it."""
     db.execute("BEGIN IMMEDIATE")
+    with begun(db):
+        yield
+
+
+@contextmanager
+def begun(db: apsw.Connection) -> Iterator[None]:
+    """The rest of a transaction that has begun: its end, whichever way."""
     try:
         yield
         db.execute("COMMIT")
@@ -139,7 +205,7 @@ def immediate(db: apsw.Connection) -> Iterator[None]:
         raise
 
 
-MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first,)
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed)
 
 
 def migrate(db: apsw.Connection, path: str) -> None:

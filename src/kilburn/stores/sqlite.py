@@ -7,13 +7,13 @@ refuses an SQLite that can lose data and a file that is not its own.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import threading
 import time
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from urllib.parse import quote
 
@@ -26,16 +26,32 @@ from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
 from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.faults import typed
 from kilburn.stores.inspection import Finding, inspect, rebuild
-from kilburn.stores.records import event_of, page_of
-from kilburn.stores.schema import check_identity, check_library, create_text, immediate, migrate
+from kilburn.stores.inspection import set_aside as set_aside_session
+from kilburn.stores.records import UNREADABLE, seal_of
+from kilburn.stores.schema import (
+    MIGRATIONS,
+    as_sealed,
+    begun,
+    check_identity,
+    check_library,
+    create_text,
+    immediate,
+    migrate,
+)
+from kilburn.stores.sealed import Sealed, Session
 from kilburn.stores.statement import row, rows
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.transaction import Transaction
 
 __all__ = ["Sqlite"]
 
+log = logging.getLogger("kilburn")
+
 CHUNK = 1000
 """Events read at a time, so that no read transaction stays open while a caller thinks."""
+
+PAUSE = 0.005
+"""Seconds between two tries to become the writer."""
 
 
 class Sqlite:
@@ -76,16 +92,23 @@ class Sqlite:
         self.tenant = checked_name(tenant, "tenant")
         self.readonly = readonly
         self._lock = threading.RLock()
+        self._patience = busy_timeout
         # Set while erased bytes may still lie in the write-ahead log.
         self._unsettled = False
+        # Set once every session's row was looked at, before the first new one is made.
+        self._surveyed = False
         self._prepare_file(vfs)
         with typed(self.path, "opening"):
             self._db = self._connect(vfs)
         try:
             with typed(self.path, "opening"):
-                self._configure(busy_timeout, synchronous, exclusive=vfs is not None)
+                self._configure(synchronous, exclusive=vfs is not None)
                 self._number = self._register()
                 self._index = TextIndex(self._db, self._number)
+                if not self.readonly:
+                    # A writer that was killed, or a reader, may have left erased bytes in the log.
+                    self._unsettled = row(self._db, "SELECT 1 FROM erasure") is not None
+                    self._settle(wait=False)
         except BaseException:
             self._db.close(True)
             raise
@@ -113,11 +136,14 @@ class Sqlite:
             raise StoreReadOnly(f"creating {self.path}: {error.strerror}", advice="give a path that can be written") from error
 
     def _connect(self, vfs: str | None) -> apsw.Connection:
+        writes = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        db = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY if self.readonly else writes, vfs=vfs)
+        # Before the first statement: a writer that just opens or leaves the file holds it for a moment.
+        self._be_patient(db)
         if not self.readonly:
-            return apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, vfs=vfs)
-        db = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
+            return db
         try:
-            db.pragma("user_version")
+            self._retry(lambda: db.pragma("user_version"))
         except (apsw.CantOpenError, apsw.ReadOnlyError):
             db.close(True)
             # A folder where not even the shared memory of readers can be made: with no log beside it
@@ -126,14 +152,17 @@ class Sqlite:
                 raise
             name = f"file:{quote(os.path.abspath(self.path))}?immutable=1"
             db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
+            self._be_patient(db)
         except BaseException:
             db.close(True)
             raise
         return db
 
-    def _configure(self, busy_timeout: float, synchronous: str, *, exclusive: bool) -> None:
+    def _be_patient(self, db: apsw.Connection) -> None:
+        db.set_busy_timeout(round(self._patience * 1000))
+
+    def _configure(self, synchronous: str, *, exclusive: bool) -> None:
         db = self._db
-        db.set_busy_timeout(round(busy_timeout * 1000))
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
         # Nothing of a page may reach a temporary file.
@@ -145,118 +174,186 @@ class Sqlite:
         if exclusive:
             db.pragma("locking_mode", "EXCLUSIVE")
         check_identity(db, self.path)
-        self._use_log(busy_timeout)
+        # SQLite does not wait here as it does elsewhere: of two that open a new file at once, one is
+        # told at once that it is busy.
+        self._retry(lambda: db.pragma("journal_mode", "WAL"))
         db.pragma("synchronous", synchronous)
         db.pragma("secure_delete", True)
         db.pragma("foreign_keys", True)
 
-    def _use_log(self, busy_timeout: float) -> None:
-        """Switch a new file to its write-ahead log.
-
-        SQLite does not wait here as it does elsewhere: of two that open a new file at once, one is
-        told at once that it is busy.
-        """
-        deadline = time.monotonic() + busy_timeout
+    def _retry(self, do: Callable[[], object]) -> None:
+        """Do what SQLite gives up at once, until it is done or the time is over."""
+        deadline = time.monotonic() + self._patience
         while True:
             try:
-                self._db.pragma("journal_mode", "WAL")
-            except apsw.BusyError:
+                do()
+            except (apsw.BusyError, apsw.ProtocolError):
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(0.005)
+                time.sleep(PAUSE)
             else:
                 return
 
     def _register(self) -> int:
         """The tenant's number in the file; 0 where it is read only and has none."""
         if self.readonly:
-            if check_identity(self._db, self.path) == 0:
+            version = check_identity(self._db, self.path)
+            if version == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
+            if version < len(MIGRATIONS):
+                as_sealed(self._db)
+            self._sealed = Sealed(self._db, seals=version == len(MIGRATIONS))
         else:
             migrate(self._db, self.path)
-        find = "SELECT id FROM tenant WHERE name = ?"
-        found = row(self._db, find, self.tenant)
+            self._sealed = Sealed(self._db, seals=True)
+        found = self._sealed.tenant(self.tenant)
         if found is None and not self.readonly:
             with immediate(self._db):
-                found = row(self._db, find, self.tenant)
+                found = self._sealed.tenant(self.tenant)
                 if found is None:
                     self._db.execute("INSERT INTO tenant(name) VALUES(?)", (self.tenant,))
-                    found = (self._db.last_insert_rowid(),)
+                    found = (self._db.last_insert_rowid(), 0)
+                    seal = seal_of("tenant", found[0], self.tenant.encode())
+                    self._db.execute("UPDATE tenant SET seal = ? WHERE id = ?", (seal, found[0]))
                     create_text(self._db, found[0])
-        return int(found[0]) if found else 0
+        return found[0] if found else 0
+
+    @contextmanager
+    def _reading(self, doing: str) -> Iterator[None]:
+        """One snapshot for all statements of the block."""
+        with self._lock, typed(self.path, doing):
+            self._db.execute("BEGIN")
+            try:
+                yield
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    @contextmanager
+    def _writing(self, doing: str, *, wait: bool = True) -> Iterator[None]:
+        """One write transaction: all of the block or nothing of it.
+
+        While another process writes, this object's other threads go on reading.
+        """
+        deadline = time.monotonic() + (self._patience if wait else 0.0)
+        while True:
+            with self._lock, typed(self.path, doing):
+                self._check_writable()
+                if self._begin(last=time.monotonic() >= deadline):
+                    with begun(self._db):
+                        yield
+                    return
+            time.sleep(PAUSE)
+
+    def _begin(self, *, last: bool) -> bool:
+        """Become the writer; False where another is and this is not the `last` try."""
+        self._db.set_busy_timeout(0)
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError:
+            if last:
+                raise
+            return False
+        finally:
+            self._be_patient(self._db)
+        return True
 
     def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
-        """The process of that name, made at `time` where there is none and `create` is set."""
+        """The process of that name, made at `time` where there is none and `create` is set.
+
+        Raises:
+            StoreCorrupt: it is damaged; or it is to be made, and a session that might be it is damaged or lost.
+        """
         with self._lock, typed(self.path, "reading"):
-            found = self._infos(name)
-            if found or not create:
-                return found[0] if found else None
-            self._check_writable()
-            with immediate(self._db):
-                self._db.execute(
-                    "INSERT INTO process(tenant, name, created, used) VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                    (self._number, name, time, time),
-                )
-            return self._infos(name)[0]
+            found = self._sealed.named(self._number, name)
+        if found is not None:
+            return found.whole().info
+        if not create:
+            return None
+        with self._writing("writing"):
+            found = self._sealed.named(self._number, name)
+            if found is None:
+                self._survey(name)
+                insert = "INSERT INTO process(tenant, name, created, used) VALUES(?, ?, ?, ?)"
+                self._db.execute(insert, (self._number, name, time, time))
+                number = self._db.last_insert_rowid()
+                seal = seal_of("process", number, self._number, name.encode(), float(time), 0)
+                tally = seal_of("tally", number, float(time), 0, 0, 0, 0, 0)
+                self._db.execute("UPDATE process SET seal = ?, tally = ? WHERE id = ?", (seal, tally, number))
+                self._db.execute("UPDATE tenant SET sessions = sessions + 1 WHERE id = ?", (self._number,))
+                found = self._sealed.session(self._number, number)
+        return found.whole().info if found is not None else None
+
+    def _survey(self, name: str) -> None:
+        """Make sure that no damage hides a session of this name: an agent would begin anew where it should go on."""
+        known = self._sealed.sessions(self._number) if not self._surveyed else []
+        count = "SELECT count(*), total(name = ?2) FROM process NOT INDEXED WHERE tenant = ?1"
+        ((there, same),) = rows(self._db, count, self._number, name)
+        if same or there < self._wanted() or any(one.damaged and not one.aside for one in known):
+            raise StoreCorrupt(
+                f"session {name!r} may be here already, damaged", advice="run `kilburn fsck --repair`, then open it again"
+            )
+        self._surveyed = True
+
+    def _wanted(self) -> int:
+        """How many sessions this tenant must have; 0 where that is not known."""
+        found = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
+        return found[0] if found and isinstance(found[0], int) else 0
 
     def processes(self) -> list[ProcessInfo]:
-        """All processes of the tenant, oldest first."""
-        with self._lock, typed(self.path, "reading"):
-            return self._infos(None)
+        """All processes of the tenant, oldest first; damaged ones say so."""
+        with self._reading("reading"):
+            infos = [one.info for one in self._sealed.sessions(self._number)]
+            lost = self._wanted() - len(infos)
+        if lost > 0:
+            infos.append(ProcessInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}"))
+        return infos
 
-    def _infos(self, name: str | None) -> list[ProcessInfo]:
-        select = (
-            "SELECT id, name, created, head, pages, tokens, used FROM process"
-            " WHERE tenant = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id"
-        )
-        return [
-            ProcessInfo(number=number, name=name, created=created, head=head, pages=pages, tokens=tokens, used=used)
-            for number, name, created, head, pages, tokens, used in rows(self._db, select, self._number, name)
-        ]
+    def _session(self, process: int) -> Session | None:
+        """A session of this tenant that is whole; None where there is none of that number.
+
+        Raises:
+            StoreCorrupt: it is damaged.
+        """
+        found = self._sealed.session(self._number, process)
+        return found.whole() if found is not None else None
 
     def commit(self, process: int, batch: Batch) -> None:
         """Do the whole batch durably, or raise and do nothing.
 
         Erased bytes are gone from the file when this returns, unless another process is just reading
-        an older state: then they go with the next commit or with `close`.
+        an older state: that they still lie there is itself in the file, and the next commit of any
+        writer, its `close`, or the next opening for writing makes them go.
 
         Raises:
             StoreStale: the process's ledger has moved on. StoreBusy, StoreFull, StoreReadOnly.
+            StoreCorrupt: what is there already is damaged.
             StoreError: a batch that contradicts itself, or an I/O error.
         """
-        with self._lock, typed(self.path, "writing"):
-            self._check_writable()
-            with immediate(self._db):
-                Transaction(self._db, self._index, self._number, process).write(batch)
-            self._unsettled = self._unsettled or bool(batch.erase)
-            self._settle()
+        with self._writing("writing", wait=batch.wait):
+            Transaction(self._db, self._sealed, self._index, self._number, process).write(batch)
+            unsettled = row(self._db, "SELECT 1 FROM erasure") is not None
+        with self._lock:
+            self._unsettled = unsettled
+            self._settle(wait=bool(batch.erase))
 
     def pages(self, process: int) -> Iterator[tuple[Page, State]]:
         """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""
-        select = (
-            "SELECT meta, at, pinned, mark, page.id FROM page JOIN process ON process.id = page.process"
-            " WHERE process.id = ? AND tenant = ? ORDER BY page.id"
-        )
-        with self._lock, typed(self.path, "reading"):
-            found = rows(self._db, select, process, self._number)
-        originals = bisect_left(found, 0, key=itemgetter(4))
-        for meta, at, pinned, mark, _ in (*found[originals:], *found[:originals][::-1]):
-            yield page_of(meta), State(at, bool(pinned), mark)
+        with self._reading("reading"):
+            session = self._session(process)
+            found = self._sealed.pages(session) if session is not None else []
+        yield from found
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
         """The ledger from event `after` + 1 on."""
-        select = (
-            "SELECT number, body FROM event JOIN process ON process.id = event.process"
-            " WHERE process.id = ? AND tenant = ? AND number > ? ORDER BY number LIMIT ?"
-        )
         while True:
-            with self._lock, typed(self.path, "reading"):
-                found = rows(self._db, select, process, self._number, after, CHUNK)
-            for number, body in found:
-                yield event_of(body)
-                after = number
+            with self._reading("reading"):
+                session = self._session(process)
+                found = list(self._sealed.events(session, after, CHUNK)) if session is not None else []
+            yield from found
             if len(found) < CHUNK:
                 return
+            after = found[-1].number
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
         """The texts of these digests, verified.
@@ -278,52 +375,66 @@ class Sqlite:
 
     def search(self, query: str, *, process: int | None = None, limit: int = 20) -> list[Passage]:
         """Passages that match the query's words, best first; of one process, or of all."""
-        select = "SELECT id, passages, characters FROM process WHERE tenant = ?1 AND (?2 IS NULL OR id = ?2) ORDER BY id"
-        with self._lock, typed(self.path, "searching"):
-            known = rows(self._db, select, self._number, process)
-            extents = [(number, used) for number, used, _ in known if used]
-            mean = sum(characters for _, _, characters in known) / max(1, sum(used for _, used in extents))
+        with self._reading("searching"):
+            if process is None:
+                known = [one for one in self._sealed.sessions(self._number) if not one.damaged]
+            else:
+                one = self._session(process)
+                known = [one] if one is not None else []
+            extents = [(one.number, one.passages) for one in known if one.passages]
+            mean = sum(one.characters for one in known) / max(1, sum(used for _, used in extents))
             hits = self._index.search(query, extents, mean, limit)
             spans = self._index.spans([number for number, _ in hits])
+        whole = {one.number for one in known}
         return [
             Passage(process=number >> 32, page=spans[number][0], span=spans[number][1], score=score)
             for number, score in hits
-            if number in spans
+            if number in spans and number >> 32 in whole
         ]
 
     def findings(self) -> list[Finding]:
         """All that is wrong with the file, as far as this tenant can tell; empty when all is well."""
-        with self._lock, typed(self.path, "checking"):
-            self._db.execute("BEGIN")
-            try:
-                return inspect(self._db, self._index, self._number)
-            finally:
-                self._db.execute("ROLLBACK")
+        with self._reading("checking"):
+            return inspect(self._db, self._sealed, self._index, self._number)
 
     def repair(self) -> list[Finding]:
-        """Rebuild what is derived (text index, counters) and remove what nothing refers to.
+        """Rebuild what is derived (text index, counters), remove what nothing refers to, and put records that
+        cannot be read out of the way.
+
+        An observation that cannot be read leaves a note in its place; its bytes stay, in quarantine. Nothing
+        that was admitted is deleted.
 
         Returns:
             What is still wrong: lost content cannot be made again.
         """
-        with self._lock, typed(self.path, "repairing"):
-            self._check_writable()
-            with immediate(self._db):
-                rebuild(self._db, self._index, self._number)
-            self._unsettled = True
-            self._settle()
-            self._db.execute("BEGIN")
+        with self._writing("repairing"):
             try:
-                return inspect(self._db, self._index, self._number)
-            finally:
-                self._db.execute("ROLLBACK")
+                rebuild(self._db, self._sealed, self._index, self._number)
+            except UNREADABLE as error:
+                raise StoreCorrupt(f"{self.path} cannot be repaired: {error}", advice="restore it from a copy") from error
+            # What it removed is in the log too.
+            self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
+        with self._lock:
+            self._unsettled = True
+            self._settle(wait=True)
+        return self.findings()
+
+    def set_aside(self, process: int) -> str:
+        """Mark a session that cannot be read as such, under a name of its own: its old name is free, nothing is deleted.
+
+        Returns:
+            The new name.
+        """
+        with self._writing("repairing"):
+            return set_aside_session(self._db, self._number, process)
 
     def close(self) -> None:
         """Release the file; idempotent."""
         with self._lock, typed(self.path, "closing"):
             try:
-                self._settle()
+                self._settle(wait=False)
             finally:
+                self._unsettled = False
                 self._db.close(True)
 
     def __enter__(self) -> Sqlite:
@@ -336,13 +447,25 @@ class Sqlite:
         if self.readonly:
             raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
 
-    def _settle(self) -> None:
-        """Move the write-ahead log into the file and cut it to nothing, if it may hold erased bytes."""
+    def _settle(self, *, wait: bool) -> None:
+        """Move the write-ahead log into the file and cut it to nothing, if it may hold erased bytes.
+
+        The erasure itself is committed, and so is the mark that its bytes may still be there: whatever
+        goes wrong here is done again at the next occasion.
+        """
         if not self._unsettled:
             return
+        if not wait:
+            self._db.set_busy_timeout(0)
         try:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            with immediate(self._db):
+                self._db.execute("DELETE FROM erasure")
+            self._unsettled = False
         except apsw.BusyError:
-            # A reader still needs the log. The erasure itself is committed; its bytes wait for the next write.
+            # A reader still needs the log, or another writer is at work.
             return
-        self._unsettled = False
+        except apsw.Error as error:
+            log.warning("%s: erased bytes may still lie in its log: %s", self.path, error)
+        finally:
+            self._be_patient(self._db)

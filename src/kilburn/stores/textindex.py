@@ -156,7 +156,12 @@ class TextIndex:
         spans = rows_of_each(
             self._db, "SELECT id, page, start, stop FROM passage WHERE id = ?", [(number,) for number in numbers]
         )
-        return {number: (page, (start, stop)) for number, page, start, stop in spans}
+        # What makes no sense is damage, which `fsck` reports; it is no hit.
+        return {
+            number: (page, (start, stop))
+            for number, page, start, stop in spans
+            if isinstance(page, int) and isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop
+        }
 
 
 def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:

@@ -15,18 +15,22 @@ from kilburn.event import Event
 from kilburn.page import Page, tombstone_of
 from kilburn.store import Batch, State
 from kilburn.stores.codec import encoded, key_of, pack, unpack
-from kilburn.stores.records import Memo, event_of, page_of, record_of_event, record_of_page
+from kilburn.stores.records import Memo, record_of_event, record_of_page, seal_of
+from kilburn.stores.sealed import Sealed, Session
 from kilburn.stores.statement import row, rows
 from kilburn.stores.textindex import TextIndex
 
-__all__ = ["Transaction", "content_of", "scrubbed", "telling"]
+__all__ = ["Transaction", "content_of", "scrubbed", "sealed_event", "set_stand", "set_tally", "telling"]
+
+MOST = 1 << 62
 
 
 class Transaction:
     """The steps of writing one batch to one process."""
 
-    def __init__(self, db: apsw.Connection, index: TextIndex, tenant: int, process: int) -> None:
+    def __init__(self, db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int, process: int) -> None:
         self._db = db
+        self._sealed = sealed
         self._index = index
         self._tenant = tenant
         self._process = process
@@ -34,39 +38,36 @@ class Transaction:
 
     def write(self, batch: Batch) -> None:
         """All of the batch."""
-        known = row(self._db, "SELECT head, passages FROM process WHERE id = ? AND tenant = ?", self._process, self._tenant)
+        known = self._sealed.session(self._tenant, self._process)
         if known is None:
             raise StoreError(f"no process {self._process} here", advice="open it by name with `process`")
-        head, used = known
-        if head != batch.head:
+        known.whole()
+        if known.head != batch.head:
             raise StoreStale(
-                f"process {self._process} is at event {head}, not {batch.head}", advice="reopen the process, then do it again"
+                f"process {self._process} is at event {known.head}, not {batch.head}",
+                advice="reopen the process, then do it again",
             )
-        for at, event in enumerate(batch.events, head + 1):
+        for at, event in enumerate(batch.events, known.head + 1):
             if event.number != at:
                 raise StoreError(
                     f"event {event.number} stands where {at} must", advice="number events from head + 1, without holes"
                 )
         self._add_pages(batch)
-        added, characters = self._add_entries(batch, used)
+        added, characters = self._add_entries(batch, known.passages)
         self._remove_entries({*batch.unindex, *batch.erase})
         self._set_states(batch)
         self._add_events(batch.events)
         if batch.erase:
-            self._erase(batch.erase)
-        self._db.execute(
-            "UPDATE process SET head = head + ?, pages = pages + ?, tokens = tokens + ?, passages = passages + ?,"
-            " characters = characters + ?, used = max(used, ?) WHERE id = ?",
-            (
-                len(batch.events),
-                len(batch.pages),
-                sum(page.tokens for page in batch.pages),
-                added,
-                characters,
-                max((event.time for event in batch.events), default=0.0),
-                self._process,
-            ),
+            self._erase(batch.erase, known._replace(head=known.head + len(batch.events)))
+        tally = (
+            float(max([known.used, *(event.time for event in batch.events)])),
+            known.head + len(batch.events),
+            known.pages + len(batch.pages),
+            known.tokens + sum(page.tokens for page in batch.pages),
+            known.passages + added,
+            known.characters + characters,
         )
+        set_tally(self._db, self._process, tally)
 
     def _add_pages(self, batch: Batch) -> None:
         known: dict[str, int] = {}
@@ -76,16 +77,22 @@ class Transaction:
             content = self._content(page.digest, batch, known)
             extra = self._content(page.extra, batch, known) if page.extra else None
             made.append(
-                (self._process, page.id, content, extra, state.at, state.pinned, state.mark, record_of_page(page, self._memo))
+                (self._process, page.id, content, extra, *_stand(self._process, page.id, state), *self._sealed_record(page))
             )
         try:
             self._db.executemany(
-                "INSERT INTO page(process, id, content, extra, at, pinned, mark, meta) VALUES(?, ?, ?, ?, ?, ?, ?, ?)", made
+                "INSERT INTO page(process, id, content, extra, at, pinned, mark, stand, meta, seal)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                made,
             )
         except apsw.ConstraintError as error:
             raise StoreError(
                 "a new page has the id of one that exists", advice="pages are immutable; give it its own id"
             ) from error
+
+    def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
+        record = record_of_page(page, self._memo)
+        return record, seal_of("page", self._process, page.id, record)
 
     def _content(self, digest: str, batch: Batch, known: dict[str, int]) -> int:
         if digest in known:
@@ -142,34 +149,39 @@ class Transaction:
     def _set_states(self, batch: Batch) -> None:
         new = {page.id for page in batch.pages}
         moved = [
-            (state.at, state.pinned, state.mark, self._process, page) for page, state in batch.states.items() if page not in new
+            (*_stand(self._process, page, state), self._process, page) for page, state in batch.states.items() if page not in new
         ]
         before = self._db.total_changes()
-        self._db.executemany("UPDATE page SET at = ?, pinned = ?, mark = ? WHERE process = ? AND id = ?", moved)
+        self._db.executemany("UPDATE page SET at = ?, pinned = ?, mark = ?, stand = ? WHERE process = ? AND id = ?", moved)
         if self._db.total_changes() - before != len(moved):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
     def _add_events(self, events: Sequence[Event]) -> None:
         self._db.executemany(
-            "INSERT INTO event(process, number, act, body) VALUES(?, ?, ?, ?)",
-            [(self._process, event.number, event.act.value, record_of_event(event, self._memo)) for event in events],
+            "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)",
+            [sealed_event(self._process, event, self._memo) for event in events],
         )
 
-    def _erase(self, pages: Sequence[int]) -> None:
+    def _erase(self, pages: Sequence[int], session: Session) -> None:
         words: set[str] = set()
         contents: set[int] = set()
         for number in pages:
             # `_remove_entries` has checked that all of them exist.
-            ((content, extra, meta),) = rows(
-                self._db, "SELECT content, extra, meta FROM page WHERE process = ? AND id = ?", self._process, number
+            ((content, extra, meta, seal),) = rows(
+                self._db, "SELECT content, extra, meta, seal FROM page WHERE process = ? AND id = ?", self._process, number
             )
-            page = page_of(meta)
+            page = self._sealed.page(self._process, number, meta, seal)
             words.update(telling(page))
             contents.update(row for row in (content, extra) if row is not None)
             self._db.execute(
-                "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = 0, mark = 0, meta = ?"
+                "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = ?, mark = ?, stand = ?, meta = ?, seal = ?"
                 " WHERE process = ? AND id = ?",
-                ("dropped", record_of_page(tombstone_of(page)), self._process, number),
+                (
+                    *_stand(self._process, number, State("dropped")),
+                    *self._sealed_record(tombstone_of(page)),
+                    self._process,
+                    number,
+                ),
             )
         self._db.executemany(
             "DELETE FROM content WHERE id = ?1 AND NOT EXISTS(SELECT 1 FROM page WHERE content = ?1)"
@@ -178,11 +190,43 @@ class Transaction:
         )
         erased = set(pages)
         blanked = []
-        for number, body in rows(self._db, "SELECT number, body FROM event WHERE process = ?", self._process):
-            event = event_of(body)
+        for event in self._sealed.events(session, 0, MOST):
             if not erased.isdisjoint(event.pages):
-                blanked.append((record_of_event(scrubbed(event, words)), self._process, number))
-        self._db.executemany("UPDATE event SET body = ? WHERE process = ? AND number = ?", blanked)
+                *_, body, seal = sealed_event(self._process, scrubbed(event, words))
+                blanked.append((body, seal, self._process, event.number))
+        self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
+        # What lies there may say a word of it too, and a forget weighs more than a damaged record.
+        self._db.execute("DELETE FROM quarantine WHERE process = ?", (self._process,))
+        self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
+
+
+def _stand(process: int, page: int, state: State) -> tuple[str, int, float, bytes]:
+    """A page's state as it lies on disk, with its seal; SQLite keeps no negative zero."""
+    pinned, mark = int(state.pinned), float(state.mark) + 0.0
+    return state.at, pinned, mark, seal_of("stand", process, page, state.at.encode(), pinned, mark)
+
+
+def set_stand(db: apsw.Connection, process: int, page: int, state: State) -> None:
+    """Write a page's state."""
+    db.execute(
+        "UPDATE page SET at = ?, pinned = ?, mark = ?, stand = ? WHERE process = ? AND id = ?",
+        (*_stand(process, page, state), process, page),
+    )
+
+
+def sealed_event(process: int, event: Event, memo: Memo | None = None) -> tuple[int, int, str, bytes, bytes]:
+    """An event's row."""
+    body = record_of_event(event, memo)
+    act = event.act.value
+    return process, event.number, act, body, seal_of("event", process, event.number, act.encode(), body)
+
+
+def set_tally(db: apsw.Connection, process: int, tally: tuple[float, int, int, int, int, int]) -> None:
+    """Write a session's counters: time of last use, head, pages, tokens, passages, characters."""
+    db.execute(
+        "UPDATE process SET used = ?, head = ?, pages = ?, tokens = ?, passages = ?, characters = ?, tally = ? WHERE id = ?",
+        (*tally, seal_of("tally", process, *tally), process),
+    )
 
 
 def content_of(db: apsw.Connection, process: int, page: int) -> str:

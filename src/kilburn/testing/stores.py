@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import msgspec
+
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
@@ -187,6 +189,50 @@ def check_all_or_nothing(store: Store) -> None:
     assert found(store, "second") == {2}
 
 
+def check_only_what_can_be_read(store: Store) -> None:
+    """A page or event that could not be read again, by type or by size, is refused, and nothing changes."""
+    process = start(store)
+    store.commit(process, batch_of(0, {1: "first"}))
+    before = snapshot(store, process)
+    fine = batch_of(1, {2: "second"})
+    pages: Sequence[dict[str, object]] = (
+        {"time": True},
+        {"time": float("nan")},
+        {"time": 10**400},
+        {"tokens": 2**70},
+        {"label": "\ud800"},
+    )
+    for change in pages:
+        batch = msgspec.structs.replace(fine, pages=[msgspec.structs.replace(fine.pages[0], **change)])
+        raises(StoreError, lambda batch=batch: store.commit(process, batch))  # type: ignore[misc]
+    events: Sequence[dict[str, object]] = (
+        {"time": True},
+        {"time": float("inf")},
+        {"why": "\ud800"},
+        {"data": {"prompt": 2**70}},
+        {"data": {1: "one"}},
+        {"data": {"what": object()}},
+    )
+    for change in events:
+        batch = msgspec.structs.replace(fine, events=[msgspec.structs.replace(fine.events[0], **change)])
+        raises(StoreError, lambda batch=batch: store.commit(process, batch))  # type: ignore[misc]
+    assert snapshot(store, process) == before
+    store.commit(process, fine)
+
+
+def check_head(store: Store) -> None:
+    """A reader sees by its head that a process has moved on, whoever did it; nothing is listed as damaged."""
+    process = start(store)
+    assert [info.damaged for info in store.processes()] == [""]
+    for head in range(3):
+        info = store.process("session", time=9.0, create=False)
+        assert info is not None
+        assert (info.number, info.head, info.damaged) == (process, head, "")
+        store.commit(process, batch_of(head, {head + 1: f"text {head}"}))
+    # With nobody else at work it makes no difference whether a writer would wait.
+    store.commit(process, msgspec.structs.replace(batch_of(3, {9: "at once"}), wait=False))
+
+
 def check_search(store: Store) -> None:
     """Indexed pages are found by whole names and by their parts; spans hold the words."""
     process = start(store)
@@ -332,6 +378,8 @@ CHECKS: tuple[Callable[[Store], None], ...] = (
     check_states,
     check_stale,
     check_all_or_nothing,
+    check_only_what_can_be_read,
+    check_head,
     check_search,
     check_search_order,
     check_query_is_data,

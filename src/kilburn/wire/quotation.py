@@ -15,13 +15,16 @@ _DIGITS = 6
 
 
 def nonce_of(text: str) -> str:
-    """Six hex digits that do not occur in the text, whatever it is; the same text gives the same ones."""
+    """Hex digits, six as a rule, that do not occur in the text, whatever it is; the same text gives the same ones."""
     digest = text.encode("utf-8", "surrogatepass")
+    digits = _DIGITS
     while True:
         digest = hashlib.sha256(b"kilburn quotation:" + digest).digest()
-        nonce = digest.hex()[:_DIGITS]
+        nonce = digest.hex()[:digits]
         if nonce not in text:
             return nonce
+        # Each further one is longer: a text may hold every short one there is.
+        digits += 1
 
 
 def quoted(name: str, text: str) -> str:

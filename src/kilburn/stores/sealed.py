@@ -1,0 +1,236 @@
+"""Rows under their seals: sessions, pages and events, each verified when it is read.
+
+What is not what was written is a `StoreCorrupt` that names the session and the record. It refuses to
+say what a record means, and to mend one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import apsw
+
+from kilburn.errors import StoreCorrupt
+from kilburn.event import Event
+from kilburn.page import Page, address_of
+from kilburn.store import ProcessInfo, State
+from kilburn.stores.records import UNREADABLE, event_of, page_of, seal_of
+from kilburn.stores.statement import Row, row, rows
+
+__all__ = ["ASIDE", "Sealed", "Session"]
+
+ADVICE = "run `kilburn fsck`; other sessions are not affected"
+
+ASIDE = "it was set aside by `kilburn fsck --repair`"
+"""Why a session is listed as damaged that a person has put out of the way."""
+
+
+class Session(NamedTuple):
+    """One row of `process`; of a damaged one (`damaged` says why) only number and name mean anything."""
+
+    number: int
+    name: str
+    created: float = 0.0
+    used: float = 0.0
+    head: int = 0
+    pages: int = 0
+    tokens: int = 0
+    passages: int = 0
+    characters: int = 0
+    damaged: str = ""
+    aside: bool = False
+
+    @property
+    def info(self) -> ProcessInfo:
+        """What a caller of the store sees of it."""
+        return ProcessInfo(
+            number=self.number,
+            name=self.name,
+            created=self.created,
+            head=self.head,
+            pages=self.pages,
+            tokens=self.tokens,
+            used=self.used,
+            damaged=self.damaged,
+        )
+
+    def whole(self) -> Session:
+        """Itself.
+
+        Raises:
+            StoreCorrupt: it is damaged.
+        """
+        if self.damaged:
+            raise StoreCorrupt(f"session {self.name!r}: {self.damaged}", advice=ADVICE)
+        return self
+
+
+class Sealed:
+    """The rows of one file.
+
+    Args:
+        seals: False for a file of format 1 that is only read: it has none, and damage is seen only where decoding fails.
+    """
+
+    def __init__(self, db: apsw.Connection, *, seals: bool) -> None:
+        self._db = db
+        self.seals = seals
+
+    def intact(self, seal: object, *values: object) -> bool:
+        """Whether a row's values are those that were sealed."""
+        return seal == seal_of(*values) if self.seals else True
+
+    def tenant(self, name: str) -> tuple[int, int | None] | None:
+        """A tenant's number, and how many sessions it must have; None where there is no such tenant.
+
+        Raises:
+            StoreCorrupt: its row is damaged, or another's is, which might be it.
+        """
+        found = row(self._db, "SELECT id, CAST(name AS BLOB), sessions, seal FROM tenant WHERE name = ?", name)
+        if found is not None:
+            number, stored, sessions, seal = found
+            if stored != name.encode() or not self.intact(seal, "tenant", number, stored):
+                raise StoreCorrupt(f"the row of tenant {name!r} is not what was written", advice=ADVICE)
+            return number, sessions
+        for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+            if stored == name.encode() or not self.intact(seal, "tenant", number, stored):
+                raise StoreCorrupt(f"tenant {name!r} may be here, but the row of tenant {number} is damaged", advice=ADVICE)
+        lost = row(self._db, "SELECT id FROM process NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)")
+        if lost is not None:
+            raise StoreCorrupt(f"tenant {name!r} may be here, but session {lost[0]} belongs to no tenant", advice=ADVICE)
+        return None
+
+    def sessions(self, tenant: int) -> list[Session]:
+        """All sessions of a tenant, oldest first; by the table and not by an index, which may be damaged."""
+        found = rows(
+            self._db,
+            "SELECT id, tenant, CAST(name AS BLOB), created, aside, seal, used, head, pages, tokens, passages, characters, tally"
+            " FROM process NOT INDEXED WHERE tenant = ? ORDER BY id",
+            tenant,
+        )
+        return [self._session(one) for one in found]
+
+    def named(self, tenant: int, name: str) -> Session | None:
+        """The session of that name."""
+        found = row(
+            self._db,
+            "SELECT id, tenant, CAST(name AS BLOB), created, aside, seal, used, head, pages, tokens, passages, characters, tally"
+            " FROM process WHERE tenant = ? AND name = ?",
+            tenant,
+            name,
+        )
+        return self._session(found) if found else None
+
+    def session(self, tenant: int, number: int) -> Session | None:
+        """The session of that number."""
+        found = row(
+            self._db,
+            "SELECT id, tenant, CAST(name AS BLOB), created, aside, seal, used, head, pages, tokens, passages, characters, tally"
+            " FROM process WHERE id = ? AND tenant = ?",
+            number,
+            tenant,
+        )
+        return self._session(found) if found else None
+
+    def _session(self, found: Row) -> Session:
+        number, tenant, stored, created, aside, seal, used, head, pages, tokens, passages, characters, tally = found
+        name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
+        if not self.intact(seal, "process", number, tenant, stored, created, aside):
+            return Session(number, name, damaged="its row is not what was written")
+        if not self.intact(tally, "tally", number, used, head, pages, tokens, passages, characters):
+            return Session(number, name, damaged="its counters are not what was written")
+        if aside:
+            return Session(number, name, damaged=ASIDE, aside=True)
+        return Session(number, name, created, used, head, pages, tokens, passages, characters)
+
+    def pages(self, session: Session) -> list[tuple[Page, State]]:
+        """A session's pages with their states: p1, p2, ..., then f1, f2, ...
+
+        Raises:
+            StoreCorrupt: one is missing, or not what was written.
+        """
+        found: list[tuple[Page, State]] = []
+        wrong: list[str] = []
+        for number, page, state in self.each_page(session):
+            if isinstance(page, Page) and isinstance(state, State):
+                found.append((page, state))
+            else:
+                where = address_of(number) if isinstance(number, int) else "a page"
+                wrong.append(f"{where} of session {session.name!r}: {page if isinstance(page, str) else state}")
+        # A row that strayed here from another session is passed over.
+        if len(found) != session.pages:
+            what = f"session {session.name!r} has {len(found)} pages where {session.pages} were written"
+            raise StoreCorrupt(wrong[0] if wrong else what, advice=ADVICE)
+        first = next((at for at, (page, _) in enumerate(found) if page.id > 0), len(found))
+        return [*found[first:], *found[:first][::-1]]
+
+    def each_page(self, session: Session) -> Iterator[tuple[int, Page | str, State | str]]:
+        """Every row of a session's pages: its number, and page and state or what is wrong with them."""
+        select = "SELECT id, meta, seal, CAST(at AS BLOB), pinned, mark, stand FROM page WHERE process = ? ORDER BY id"
+        for number, meta, seal, at, pinned, mark, stand in rows(self._db, select, session.number):
+            yield (
+                number,
+                self._page(session.number, number, meta, seal),
+                self._state(session.number, number, at, pinned, mark, stand),
+            )
+
+    def page(self, process: int, number: int, meta: bytes, seal: object) -> Page:
+        """One page.
+
+        Raises:
+            StoreCorrupt: it is not what was written.
+        """
+        page = self._page(process, number, meta, seal)
+        if isinstance(page, str):
+            raise StoreCorrupt(f"{address_of(number)} of session {process}: {page}", advice=ADVICE)
+        return page
+
+    def _page(self, process: int, number: int, meta: bytes, seal: object) -> Page | str:
+        if not self.intact(seal, "page", process, number, meta):
+            return "its record is not what was written"
+        try:
+            page = page_of(meta)
+        except UNREADABLE as error:
+            return f"its record cannot be read: {error}"
+        return page if page.id == number else f"its record is that of {address_of(page.id)}"
+
+    def _state(self, process: int, number: int, at: bytes, pinned: int, mark: float, stand: object) -> State | str:
+        if not self.intact(stand, "stand", process, number, at, pinned, mark):
+            return "its state is not what was written"
+        try:
+            return State(at.decode(), bool(pinned), mark)
+        except UNREADABLE as error:
+            return f"its state cannot be read: {error}"
+
+    def events(self, session: Session, after: int, limit: int) -> Iterator[Event]:
+        """At most `limit` events of a session's ledger from `after` + 1 on.
+
+        Raises:
+            StoreCorrupt: one is missing, or not what was written.
+        """
+        select = (
+            "SELECT number, CAST(act AS BLOB), body, seal FROM event"
+            " WHERE process = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?"
+        )
+        found = rows(self._db, select, session.number, after, session.head, limit)
+        for number, act, body, seal in found:
+            after += 1
+            if number != after:
+                raise StoreCorrupt(f"event {after} of session {session.name!r} is missing", advice=ADVICE)
+            event = self.event(session.number, number, act, body, seal)
+            if isinstance(event, str):
+                raise StoreCorrupt(f"event {number} of session {session.name!r}: {event}", advice=ADVICE)
+            yield event
+        if len(found) < limit and after < session.head:
+            raise StoreCorrupt(f"event {after + 1} of session {session.name!r} is missing", advice=ADVICE)
+
+    def event(self, process: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
+        """One event, or what is wrong with it."""
+        if not self.intact(seal, "event", process, number, act, body):
+            return "it is not what was written"
+        try:
+            event = event_of(body)
+        except UNREADABLE as error:
+            return f"it cannot be read: {error}"
+        return event if event.number == number else f"it is event {event.number}"

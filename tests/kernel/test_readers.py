@@ -1,0 +1,226 @@
+"""Reading is current, and works when writing does not: beside other writers, behind a lock, on a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import apsw
+import pytest
+
+import kilburn
+from kernel.talk import user
+from kilburn.budget import Budget
+from kilburn.errors import Forgotten, StoreStale
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.space import GATHERED
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.move import Evict
+from kilburn.stores.memory import Memory
+from kilburn.stores.sqlite import Sqlite
+from kilburn.testing import check_laws
+
+CANARY = "canaryword"
+
+
+def opened(path: Path, *, readonly: bool = False, window: int = 2000) -> Hierarchy:
+    return kilburn.open(str(path), window=window, policy="fifo", tokenizer="chars/4", readonly=readonly)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_what_another_forgot_is_in_no_answer(tmp_path: Path, readonly: bool) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as store:
+        store.process("a").append(user("go"), user(f"my {CANARY} is secret"), user("on"))
+    with opened(path, readonly=readonly) as agent:
+        process = agent.process("a")
+        assert CANARY in json.dumps(process.render())
+        assert CANARY in process.recall("p2")
+        with opened(path) as person:
+            person.process("a").forget("p2")
+        assert CANARY not in json.dumps(process.render())
+        with pytest.raises(Forgotten):
+            process.recall("p2")
+        assert process.recall("p3") == "on"
+        assert process.search(CANARY) == []
+        assert agent.search(CANARY) == []
+        assert CANARY not in json.dumps(process.messages())
+        assert {page.id: state.at for page, state in process.pages()}[2] == "dropped"
+        assert CANARY not in repr(list(process.events()))
+        if not readonly:
+            process.append(user("and goes on"))
+            check_laws(process)
+    with opened(path, readonly=True) as store:
+        assert [message["content"] for message in store.process("a").messages()][-1] == ("on" if readonly else "and goes on")
+
+
+def test_the_same_in_memory() -> None:
+    store = Memory()
+    agent = Hierarchy(store, Budget(2000), "fifo", tokenizer="chars/4").process("a")
+    agent.append(user("go"), user(CANARY))
+    assert CANARY in json.dumps(agent.render())
+    Hierarchy(store, Budget(2000), "fifo", tokenizer="chars/4").process("a").forget("p2")
+    assert CANARY not in json.dumps(agent.render())
+
+
+def test_a_smaller_window_holds_after_another_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path, window=20_000) as large, opened(path, window=500) as small:
+        process = small.process("a")
+        for number in range(20):
+            large.process("a").append(user(f"{number} " + "word " * 100))
+        prompt = process.render()
+        assert 0 < prompt.tokens <= 500
+        process.append(user("more"))
+        check_laws(process)
+
+
+def test_changes_that_are_not_written_forbid_a_new_look(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as one, opened(path) as two:
+        one.process("a").append(user("go"), user("on"))
+        process = two.process("a")
+
+        def look_in_the_middle() -> None:
+            with process.kernel.batch():
+                process.kernel.carry(Evict(pages=(2,)))
+                one.process("a").append(user("meanwhile"))
+                process.render()
+
+        with pytest.raises(StoreStale):
+            look_in_the_middle()
+        assert len(process.messages()) == 3
+
+
+def test_observations_survive_a_new_look(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as one, opened(path) as two:
+        first, second = one.process("a"), two.process("a")
+        first.append(user("go"))
+        assert second.recall("p1") == "go"
+        first.append(user("on"))
+        assert second.recall("p2") == "on"
+        assert second.stats().hits == 2
+        assert [event.pages for event in second.events() if event.act == "fault"] == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("why", ["locked", "full"])
+def test_reading_goes_on_where_nothing_can_be_written(tmp_path: Path, why: str) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as store:
+        store.process("a").append(user("go"), user("needle"))
+    # Whoever waits for the lock here waits for a minute.
+    sqlite = Sqlite(path, busy_timeout=60.0)
+    store = Hierarchy(sqlite, Budget(2000), "fifo", tokenizer="chars/4")
+    process = store.process("a")
+    other = apsw.Connection(str(path))
+    if why == "locked":
+        other.execute("BEGIN IMMEDIATE")
+    else:
+        sqlite._db.pragma("max_page_count", 1)
+    asked = 3 * GATHERED
+    for _ in range(asked):
+        assert process.recall("p2") == "needle"
+    assert process.render()
+    assert process.search("needle")
+    assert process.messages()
+    assert len(process.kernel.pending.events) <= GATHERED
+    process.stats()
+    assert any("lost" in event.data for event in process.events())
+    if why == "locked":
+        other.execute("ROLLBACK")
+    else:
+        sqlite._db.pragma("max_page_count", 1 << 30)
+    stats = process.stats()
+    lost = sum(event.data.get("lost", 0) for event in process.events())
+    assert stats.lost == lost > 0
+    assert stats.hits + stats.searches + lost == asked + 1 + 1, "each was written or is counted as lost"
+    process.append(user("more"))
+    store.close()
+    with opened(path, readonly=True) as again:
+        assert again.process("a").stats().lost == lost
+
+
+def test_closing_tells_of_observations_that_were_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as store:
+        store.process("a").append(user("go"))
+    store = Hierarchy(Sqlite(path, busy_timeout=0.0), Budget(2000), "fifo", tokenizer="chars/4")
+    store.process("a").recall("p1")
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.warns(UserWarning, match="1 observations of session 'a'"):
+        store.close()
+
+
+def test_another_thread_reads_while_one_waits_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as store:
+        store.process("a").append(user("go"))
+        store.process("b").append(user("needle"))
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE")
+        writer = threading.Thread(target=lambda: store.process("a").append(user("waits")))
+        writer.start()
+        for _ in range(50):
+            assert store.store.search("needle")
+        assert writer.is_alive()
+        other.execute("ROLLBACK")
+        writer.join()
+        assert store.process("a").recall("p2") == "waits"
+
+
+BUSY = """
+import sys, kilburn
+print("ready", flush=True)
+number = 0
+while True:
+    with kilburn.open(sys.argv[1], window=500, policy="fifo", tokenizer="chars/4") as store:
+        store.process("a").append({"role": "user", "content": f"{number} " + "w" * 200})
+    number += 1
+"""
+
+
+def test_readers_wait_for_a_writer_that_comes_and_goes(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as store:
+        store.process("a").append(user("go"))
+    with subprocess.Popen([sys.executable, "-c", BUSY, str(path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        try:
+            for _ in range(80):
+                with opened(path, readonly=True) as store:
+                    assert store.process("a").recall("p1") == "go"
+        finally:
+            writer.kill()
+
+
+@pytest.mark.parametrize("verb", ["pages", "messages", "stats", "view", "events"])
+def test_a_list_never_shows_what_another_thread_has_only_begun(tmp_path: Path, verb: str) -> None:
+    seen: list[str] = []
+    with opened(tmp_path / "a.db") as store:
+        process = store.process("a")
+        process.append(user("go"))
+        begun, done = threading.Event(), threading.Event()
+
+        def change() -> None:
+            with contextlib.suppress(ZeroDivisionError), process.kernel.batch():
+                process.kernel.take_in([Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=CANARY),))])
+                begun.set()
+                done.wait(0.3)
+                raise ZeroDivisionError
+
+        writer = threading.Thread(target=change)
+        writer.start()
+        begun.wait()
+        found = getattr(process, verb)()
+        seen.append(repr([page.id for page, _ in found] if verb == "pages" else list(found) if verb == "events" else found))
+        done.set()
+        writer.join()
+    assert CANARY not in seen[0]
+    assert verb != "pages" or seen == ["[1]"]
