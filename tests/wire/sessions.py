@@ -198,9 +198,10 @@ def run(form: str, policy: str, window: int, seed: int, *, asked: bool = False, 
     with Hierarchy(Memory(), Budget(window), policy, tokenizer="chars/1", model=model, clock=FakeClock()) as store:
         process = store.process("fuzz")
         for message in FORMS[form](seed, steps):
-            message = _without(message, lost)
-            if message is None:
+            left = _without(message, lost)
+            if left is None:
                 continue
+            message = left
             try:
                 process.append(message)
             except PinsExceedWindow:
