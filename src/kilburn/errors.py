@@ -33,6 +33,7 @@
     │   └── SpillFailed          the KV could not be written to disk; it is still in the cache
     ├── ToolError              a tool of an agent
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
+    │   └── UnsupportedModel     an architecture that the KV engine cannot run exactly (carries `.family`)
     └── MissingExtra           an optional dependency that is not installed
 
 Each message names the boundary that was crossed and what to do next. After an error the state is
@@ -75,6 +76,7 @@ __all__ = [
     "ToolError",
     "Unavailable",
     "UnknownAddress",
+    "UnsupportedModel",
     "WireError",
 ]
 
@@ -247,6 +249,14 @@ class SpecError(KilburnError):
     """A name that resolves to nothing, or arguments that do not fit what it names."""
 
     boundary = "resolve"
+
+
+class UnsupportedModel(SpecError):
+    """An architecture that the KV engine cannot run exactly, or not in this way; `family` is transformers' name of it."""
+
+    def __init__(self, family: str, reason: str, *, advice: str = "") -> None:
+        self.family = family
+        super().__init__(f"{family}: {reason}", advice=advice or "use a decoder like Llama, Qwen2, Qwen3 or SmolLM2")
 
 
 class MissingExtra(KilburnError):

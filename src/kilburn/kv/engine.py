@@ -14,7 +14,7 @@ from collections.abc import Sequence as Ordered
 from contextlib import suppress
 
 from kilburn.errors import FreedSequence, InvalidRange, KVError, MissingExtra, OutOfBlocks, SpecError
-from kilburn.kv.attention import Segment, Step, attach
+from kilburn.kv.attention import Segment, Step
 from kilburn.kv.blocks import SIZE, Pool
 from kilburn.kv.past import Past
 from kilburn.kv.preemption import preempted
@@ -64,7 +64,6 @@ class Engine:
         self.storage = Storage(weights.shape, pool.capacity * size, weights.dtype, weights.device)
         self.key = weights.key(tenant) if share else None  # under which prefixes are shared
         self.sequences: dict[int, Sequence] = {}  # live and preempted, by number
-        attach(weights.model)
 
     @property
     def pool(self) -> Pool:
@@ -209,19 +208,9 @@ class Engine:
     def _forward(
         self, tokens: list[int], places: list[int], written: array[int], segments: list[Segment], last: list[int]
     ) -> Tensor:
-        device = self.weights.device
         self.storage.perform(self.tables.copies)
-        attach(self.weights.model)
-        with torch.inference_mode():
-            out = self.weights.model(
-                input_ids=torch.tensor([tokens], device=device),
-                position_ids=torch.tensor([places], device=device),
-                use_cache=False,
-                logits_to_keep=torch.tensor(last, device=device),
-                step=Step(self.storage, span_of(written, device), segments),
-            )
-        logits: Tensor = out.logits[0]
-        return logits
+        step = Step(self.storage, span_of(written, self.weights.device), segments)
+        return self.weights.decoder.run(tokens, places, last, step)
 
     def insert(self, sequence: Sequence, position: int, tokens: Ordered[int]) -> None:
         """Put tokens into a gap, at these logical positions; they see what is cached before them.
@@ -364,7 +353,7 @@ class Engine:
                 self.storage.scatter(span_of(slots, self.weights.device), *kept)
                 before.restore(sequence)
                 raise
-            table.pages = before.pages
+            table.pages, table.stood = before.said.pages, before.said.stood
             # What it looked at was noted when it ran first.
             before.unwatch(sequence)
         assert sequence.logits is not None
@@ -390,7 +379,7 @@ class Engine:
             raise FreedSequence(f"sequence {sequence.number} is not of this engine", advice="use the engine that opened it")
 
     def _check(self, tokens: Ordered[int]) -> None:
-        size = self.weights.model.config.vocab_size
+        size = self.weights.decoder.vocabulary
         if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
             raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
 

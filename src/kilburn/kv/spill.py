@@ -20,7 +20,6 @@ from kilburn.kv.image import Draft, Miss, Part, Whole
 from kilburn.kv.lineage import context, difference
 from kilburn.kv.preemption import Preempted, preempted
 from kilburn.kv.prefixes import Key
-from kilburn.kv.rotation import rotate
 from kilburn.kv.sequence import Sequence
 from kilburn.kv.shelf import Shelf
 from kilburn.kv.storage import Span, span_of
@@ -172,6 +171,7 @@ class Spill:
 
         Raises:
             InvalidRange: something is cached there, or belongs to a page, or the sequence is shorter.
+            UnsupportedModel: at another position, of a model whose keys cannot be rotated.
             OutOfBlocks, FreedSequence: nothing was put back.
         """
         table = sequence.table
@@ -183,6 +183,8 @@ class Spill:
             return Miss("absent", "there is a sequence at this address, and no page")
         start = part.start if position is None else position
         stop = start + len(part.tokens)
+        if start != part.start:
+            engine.weights.check_rotation()
         held = table.pages.over(max(0, start), max(0, stop))
         if part.page in table.pages or held:
             taken = held[0] if held else part.page
@@ -309,7 +311,7 @@ def _write(engine: Engine, span: Span, kv: Tensor, turn: Tensor | None = None) -
     storage.perform(engine.tables.copies)
     for layer in range(weights.shape.layers):
         keys, values = kv[layer].to(weights.device)
-        storage.write(layer, span, keys if turn is None else rotate(keys, turn, weights.inv_freq), values)
+        storage.write(layer, span, keys if turn is None else weights.rotate(keys, turn), values)
 
 
 def _adopted(engine: Engine, header: Whole, tensors: Mapping[str, Tensor], number: int) -> Table:
