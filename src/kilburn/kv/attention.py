@@ -32,7 +32,7 @@ PROBE = "kilburn_slots_probe"
 """The same, but told of every mask that a layer would use: a window in a mask is seen on the shortest prompt then."""
 
 ALLOWED = frozenset(
-    ("position_ids", "position_embeddings", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
+    ("is_causal", "position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict")
 )
 """What models hand to their attention that changes nothing in it."""
 
@@ -151,10 +151,11 @@ def _check(module: torch.nn.Module, mask: Tensor | None, others: dict[str, Any])
     if mask is not None:
         raise _refuse(module, "a mask: a window, chunks or a bias")
     for name, value in others.items():
-        if value is None or name in ALLOWED or (name == "dropout" and not value) or (name == "is_causal" and value is True):
-            continue
-        raise _refuse(module, f"{name}={value if isinstance(value, int | float | str) else type(value).__name__}")
-    if not others.get("is_causal", getattr(module, "is_causal", True)):
+        # What is not given or not wished for changes nothing; `is_causal` is looked at below.
+        if value is not None and value is not False and name not in ALLOWED and not (name == "dropout" and not value):
+            raise _refuse(module, f"{name}={value if isinstance(value, int | float | str) else type(value).__name__}")
+    causal = others.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise _refuse(module, "to look ahead (is_causal=False)")
 
 

@@ -192,7 +192,9 @@ def weights_of(model: Any, tokenizer: Any = None, digest: str | None = None) -> 
 def _rotation(model: Any, decoder: Decoder) -> torch.Tensor:
     """The inverse frequencies by which all layers rotate; a config that tells that the engine cannot run it is refused."""
     config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    # What transformers' own caches go by: without a list of layers, a window or chunks are those of all.
+    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    kinds = set(getattr(config, "layer_types", None) or (["full_attention"] if window is None else [f"a window of {window} tokens"]))
     if kinds != {"full_attention"}:
         raise decoder.refusal(f"it has layers of {', '.join(sorted(map(str, kinds)))}")
     if getattr(config, "is_encoder_decoder", False):
@@ -234,5 +236,5 @@ def _digest_of(model: Any) -> str:
     whole = hashlib.sha256(model.config.to_json_string().encode())
     for name, tensor in sorted(model.state_dict().items()):
         whole.update(name.encode())
-        whole.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        whole.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()
