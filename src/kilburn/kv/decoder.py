@@ -32,11 +32,11 @@ TOKENS = 12
 SHIFT = 5
 """By how many positions the proof moves a sequence to see whether its keys can be rotated."""
 
-CLOSE = {torch.float32: (1e-3, 1.0), torch.float64: (1e-3, 1.0), torch.float16: (0.05, 0.75), torch.bfloat16: (0.2, 0.75)}
-"""How far logits may be apart, as a share of their spread, and for what share of tokens.
+CLOSE = {torch.float64: 5e-3, torch.float32: 5e-3, torch.float16: 0.1}
+"""How far two computations may be apart (root mean square, as a share of the spread); 0.3 where a dtype is not named (bfloat16: over 30 layers SmolLM2 has 0.13)."""
 
-In half precision a router of experts may choose others for a token for no other reason than rounding.
-"""
+MOST = 0.75
+"""In half precision a router may choose other experts for a token by rounding alone: so many tokens have to be close."""
 
 
 class Decoder:
@@ -140,21 +140,29 @@ def _proven(decoder: Decoder, shape: Shape, inv_freq: Tensor) -> str:
     rows = [torch.tensor(slots[row], device=device) for row in (0, 2)]
     (before, _), (after, _) = storage.gather(rows[0]), storage.gather(rows[1])
     turned = rotate(before, torch.full((TOKENS,), SHIFT, device=device), inv_freq)
-    share = CLOSE[dtype][0]
-    apart = (turned.float() - after.float()).abs().amax(dim=(1, 2, 3))
-    wrong = (apart > share * after.float().std(dim=(1, 2, 3))).nonzero()[:, 0].tolist()
+    # Token by token, of each layer: the others may be close where a router chose otherwise for one.
+    far = _apart(turned.transpose(1, 2).flatten(2), after.transpose(1, 2).flatten(2)) > CLOSE.get(dtype, 0.3)
+    wrong = (far.float().mean(dim=1) > 1 - _most(dtype)).nonzero()[:, 0].tolist()
     return f"keys of layers {wrong} at other positions are not these keys rotated" if wrong else ""
 
 
 def _compare(decoder: Decoder, found: Tensor, expected: Tensor) -> None:
-    within, share = CLOSE[expected.dtype]
-    found, expected = found.float(), expected.float()
-    apart = (found - expected).abs().amax(dim=-1) / expected.std(dim=-1).clamp_min(1e-30)
-    fine = (apart <= within).float().mean().item()
-    if not fine >= share:
+    apart = _apart(found, expected)
+    fine = (apart <= CLOSE.get(expected.dtype, 0.3)).float().mean().item()
+    if not fine >= _most(expected.dtype):
         raise decoder.refusal(
             f"over slots it says something else than alone (logits differ by {apart.max().item():.2g} of their spread)"
         )
+
+
+def _apart(found: Tensor, expected: Tensor) -> Tensor:
+    """How far rows are apart, as a share of their spread; shape without the last dimension."""
+    found, expected = found.float(), expected.float()
+    return (found - expected).square().mean(dim=-1).sqrt() / expected.std(dim=-1).clamp_min(1e-30)
+
+
+def _most(dtype: torch.dtype) -> float:
+    return 1.0 if dtype in (torch.float32, torch.float64) else MOST
 
 
 class _named:
