@@ -69,24 +69,34 @@ INDEXER = {"indexer_budget": 8, "indexer_compress_ratio": 2, "indexer_n_heads": 
 HALF = ["full_attention", "sliding_attention"] * (LAYERS // 2)
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("bamba", "granitemoehybrid"), MAMBA),
+    "bamba": {**MAMBA},
+    "granitemoehybrid": {**MAMBA},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 128},
     "mamba2": {"num_heads": 8},
     "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": HALF},
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), {"head_dim": 16}),
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
     "nemotron": {"num_key_value_heads": 2},
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16]},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}, "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4},
+    },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"] * (LAYERS // 2)},
-    "qwen4_exp_text": INDEXER,
-    "qwen4_exp": {"text_config": INDEXER},
+    "qwen4_exp_text": {**INDEXER},
+    "qwen4_exp": {"text_config": {**INDEXER}},
     "dots3_note_text": {"layer_types": ["indexed_attention"] * LAYERS},
-    "zamba": {"attention_hidden_size": 128, "num_hidden_layers": 9, "layers_block_type": (["linear_attention"] * 2 + ["hybrid"]) * 3},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "num_hidden_layers": 9,
+        "layers_block_type": (["linear_attention"] * 2 + ["hybrid"]) * 3,
+    },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
 }
 """Fields that an architecture needs beside `SIZES` to be made at all, by name."""
@@ -142,7 +152,7 @@ class Verdict:
     """What became of one architecture.
 
     Args:
-        how: "exact", "exact, not rotated", "refused", "skipped", or "WRONG".
+        how: "exact", "exact, not rotated", "refused", "skipped" (see `CANNOT`), "NOT MADE" or "WRONG".
         why: in words.
         seconds: that it took.
     """
@@ -171,7 +181,11 @@ def _shrunk(kind: Any, more: dict[str, Any]) -> PreTrainedConfig:
     given = {key: value for key, value in SIZES.items() if key in told and told.get(key, 0) is not None}
     if "qk_rope_head_dim" in told:  # latent attention: what is rotated counts as the head's dim, and no heads are shared
         given.update({key: value for key, value in {"head_dim": 8, "num_key_value_heads": 4}.items() if key in given})
-    long = [told.get(key) for key in ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers") if isinstance(told.get(key), int)]
+    long = [
+        told.get(key)
+        for key in ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers")
+        if isinstance(told.get(key), int)
+    ]
     for key, value in vars(default).items():
         if isinstance(value, PreTrainedConfig):
             given[key] = _shrunk(type(value), {"_default": value, **base.pop(key, {})})
@@ -214,7 +228,7 @@ def judged(name: str) -> Verdict:
     try:
         model = model_of(config_of(name))
     except Exception as error:
-        return Verdict(name, "skipped", f"not made: {type(error).__name__}: {str(error)[:300]}")
+        return Verdict(name, "NOT MADE", " ".join(f"{type(error).__name__}: {str(error)[:300]}".split()))
     try:
         how, why = _judged(model)
     except Exception as error:
@@ -293,7 +307,7 @@ def _keys(model: Any, tokens: list[int], start: int) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    """Judge those that are named, or all; print a table, and fail where one is wrong."""
+    """Judge those that are named, or all; print a table, and fail where one is wrong or was not made."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args().names or names()
@@ -307,7 +321,7 @@ def main() -> None:
         counts[verdict.how] = counts.get(verdict.how, 0) + 1
         print(f"| {verdict.name} | {verdict.how} | {verdict.why.replace('|', '/')} |", flush=True)
     print("\n" + ", ".join(f"{count} {how}" for how, count in sorted(counts.items())))
-    sys.exit("WRONG" in counts)
+    sys.exit(not counts.keys().isdisjoint(("WRONG", "NOT MADE")))
 
 
 if __name__ == "__main__":

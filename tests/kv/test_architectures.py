@@ -1,4 +1,7 @@
-"""What the engine does not understand it refuses by name; what it takes it runs exactly. All: `python tests/kv/architectures.py`."""
+"""What the engine does not understand it refuses by name; what it takes it runs exactly.
+
+Some architectures; `python tests/kv/architectures.py` judges all.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,9 @@ def padded(model: LlamaForCausalLM) -> list[list[int]]:
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    made: torch.Tensor = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=10, eos_token_id=None, pad_token_id=0)
+    made: torch.Tensor = model.generate(
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=10, eos_token_id=None, pad_token_id=0
+    )
     found: list[list[int]] = made[:, longest:].tolist()
     return found
 

@@ -31,9 +31,7 @@ NAME = "kilburn_slots"
 PROBE = "kilburn_slots_probe"
 """The same, but told of every mask that a layer would use: a window in a mask is seen on the shortest prompt then."""
 
-ALLOWED = frozenset(
-    ("is_causal", "position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict")
-)
+ALLOWED = frozenset(("is_causal", "position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict"))
 """What models hand to their attention that changes nothing in it."""
 
 PART = 1024
@@ -128,7 +126,9 @@ def _attend(
     told = (1, shape.heads, query.shape[2], shape.dim)
     if key.shape != told or value.shape != told or query.shape != (1, shape.heads * shape.groups, query.shape[2], shape.dim):
         raise _refuse(
-            module, f"queries of {tuple(query.shape)}, keys of {tuple(key.shape)} and values of {tuple(value.shape)}, though its config says {shape}"
+            module,
+            f"queries of {tuple(query.shape)}, keys of {tuple(key.shape)} and values of {tuple(value.shape)},"
+            f" though its config says {shape}",
         )
     step.seen[layer] += 1
     storage.write(layer, step.written, key[0], value[0])

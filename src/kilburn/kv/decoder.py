@@ -33,7 +33,10 @@ SHIFT = 5
 """By how many positions the proof moves a sequence to see whether its keys can be rotated."""
 
 CLOSE = {torch.float64: 5e-3, torch.float32: 5e-3, torch.float16: 0.1}
-"""How far two computations may be apart (root mean square, as a share of the spread); 0.3 where a dtype is not named (bfloat16: over 30 layers SmolLM2 has 0.13)."""
+"""How far two computations may be apart: root mean square, as a share of the spread.
+
+0.3 where a dtype is not named: in bfloat16 the 30 layers of SmolLM2 come to 0.13.
+"""
 
 MOST = 0.75
 """In half precision a router may choose other experts for a token by rounding alone: so many tokens have to be close."""
@@ -105,9 +108,7 @@ def _proven(decoder: Decoder, shape: Shape, inv_freq: Tensor) -> str:
     model = decoder.model
     chance = torch.Generator().manual_seed(0)
     low = min(3, decoder.vocabulary - 1)
-    long, short = (
-        torch.randint(low, decoder.vocabulary, (count,), generator=chance).tolist() for count in (TOKENS, TOKENS - 3)
-    )
+    long, short = (torch.randint(low, decoder.vocabulary, (count,), generator=chance).tolist() for count in (TOKENS, TOKENS - 3))
     device, dtype = model.device, model.dtype
     storage = Storage(shape, 4 * TOKENS, dtype, device)
     # Three sequences, the third as the first but later; slots are taken in turn, so that none has a run of neighbours.
@@ -186,7 +187,7 @@ def _twin(model: Any, name: str) -> Any:
     from transformers import PreTrainedConfig
 
     memo: dict[int, Any] = {}
-    made: dict[int, Any] = {}
+    made: dict[int, torch.nn.Module] = {}
 
     def again(module: torch.nn.Module) -> torch.nn.Module:
         if id(module) not in made:

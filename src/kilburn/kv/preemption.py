@@ -43,7 +43,9 @@ class Preempted(msgspec.Struct, frozen=True):
 
 def preempted(table: Table) -> Preempted:
     """What of a sequence outlives its blocks."""
-    return Preempted(table.number, table.key, table.tokens, table.evictions, table.pages.items(), table.altered, dict(table.stood))
+    return Preempted(
+        table.number, table.key, table.tokens, table.evictions, table.pages.items(), table.altered, dict(table.stood)
+    )
 
 
 def victims(pool: Pool, newest_first: Iterable[Table], need: int) -> list[Table] | None:

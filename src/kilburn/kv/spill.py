@@ -175,9 +175,7 @@ class Spill:
         first, last = table.count(0, start), table.count(0, stop)
         if last - first < stop - start:
             raise InvalidRange(f"{stop - start - last + first} positions of page {page} were evicted", advice="save it before")
-        firsts = dict(
-            sorted(each for each in sequence.first.items() if start <= each[0] < stop and each[0] in sequence.shifts)
-        )
+        firsts = dict(sorted(each for each in sequence.first.items() if start <= each[0] < stop and each[0] in sequence.shifts))
         told = all(since >= stop for why, since in table.altered.items() if why != "evicted")
         header = Part(
             key=_key(engine),

@@ -194,7 +194,9 @@ def _rotation(model: Any, decoder: Decoder) -> torch.Tensor:
     config = model.config.get_text_config(decoder=True)
     # What transformers' own caches go by: without a list of layers, a window or chunks are those of all.
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
-    kinds = set(getattr(config, "layer_types", None) or (["full_attention"] if window is None else [f"a window of {window} tokens"]))
+    kinds = set(
+        getattr(config, "layer_types", None) or (["full_attention"] if window is None else [f"a window of {window} tokens"])
+    )
     if kinds != {"full_attention"}:
         raise decoder.refusal(f"it has layers of {', '.join(sorted(map(str, kinds)))}")
     if getattr(config, "is_encoder_decoder", False):
@@ -214,12 +216,13 @@ def _rotation(model: Any, decoder: Decoder) -> torch.Tensor:
 
 def _shape(model: Any, decoder: Decoder) -> Shape:
     config = model.config.get_text_config(decoder=True)
-    layers, heads = getattr(config, "num_hidden_layers", None), getattr(config, "num_attention_heads", None)
+    heads = getattr(config, "num_attention_heads", None) or 0
     shared = getattr(config, "num_key_value_heads", None) or heads
-    dim = getattr(config, "head_dim", None) or (config.hidden_size // heads if isinstance(heads, int) and heads else None)
-    if not all(isinstance(each, int) and each > 0 for each in (layers, heads, shared, dim)) or heads % shared:
-        raise decoder.refusal(f"its config has {layers} layers of {heads} heads, {shared} of them for keys, of {dim} entries")
-    return Shape(layers, shared, heads // shared, dim)
+    dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // (heads or 1)
+    told = (getattr(config, "num_hidden_layers", None), heads, shared, dim)
+    if not all(isinstance(each, int) and each > 0 for each in told) or heads % shared:
+        raise decoder.refusal(f"its config tells no shape of keys and values (layers, heads, heads of keys, entries: {told})")
+    return Shape(config.num_hidden_layers, shared, heads // shared, dim)
 
 
 def _digest(where: Path) -> str:
