@@ -107,7 +107,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2, window": ("starcoder2", {"sliding_window": 8}),
     "phi3, window": ("phi3", {"sliding_window": 8}),
     "lfm2, convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)}),
-    "qwen2, window in use": ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}),
+    "qwen2, window": (
+        "qwen2",
+        {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"] * (LAYERS // 2)},
+    ),
     "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
     "llama, llama3": (
         "llama",

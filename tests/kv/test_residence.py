@@ -355,7 +355,8 @@ def test_what_is_forgotten_is_forgotten_on_disk_too(engine: Engine, process: Pro
     secret = engine.weights.tokens(" xylophone")
     folder = tmp_path / "spilled"
     spill = Spill(folder)
-    residence = Residence(engine, process, spill=spill, how="edit")
+    assert spill.attend(process) == []
+    residence = Residence(engine, process, how="edit")
     residence.follow()
     early = spill.save_page(engine, residence.sequence, 2)
     pinned = spill.save(engine, residence.sequence, pin=True)
@@ -403,7 +404,8 @@ def test_a_branch_on_disk_is_forgotten_by_its_parent(engine: Engine, process: Pr
         for page in process.view().pages:
             child.append({"role": str(page.role), "content": process.recall(page.address)})
         spill = Spill(tmp_path / "spilled")
-        residence = Residence(engine, process, spill=spill)
+        spill.attend(process)
+        residence = Residence(engine, process)
         residence.follow()
         with residence.branch(child) as twin:
             twin.follow()
@@ -415,7 +417,8 @@ def test_a_branch_on_disk_is_forgotten_by_its_parent(engine: Engine, process: Pr
 def test_a_file_that_cannot_be_removed_is_named(engine: Engine, process: Process, tmp_path: Path) -> None:
     """What is forgotten is forgotten, and the caller learns where it still is."""
     spill = Spill(tmp_path / "spilled")
-    residence = Residence(engine, process, spill=spill)
+    spill.attend(process)
+    residence = Residence(engine, process)
     residence.follow()
     saved = spill.save(engine, residence.sequence)
     path = tmp_path / "spilled" / f"{saved.address}.kv"

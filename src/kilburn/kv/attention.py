@@ -31,7 +31,9 @@ NAME = "kilburn_slots"
 PROBE = "kilburn_slots_probe"
 """The same, but told of every mask that a layer would use: a window in a mask is seen on the shortest prompt then."""
 
-ALLOWED = frozenset(("is_causal", "position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict"))
+ALLOWED = frozenset(
+    ("is_causal", "position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict", "logits_to_keep")
+)
 """What models hand to their attention that changes nothing in it."""
 
 PART = 1024

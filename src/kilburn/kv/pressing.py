@@ -15,7 +15,7 @@ from kilburn.errors import KVError, MissingExtra, OutOfBlocks, SpecError
 from kilburn.kv.engine import Engine
 from kilburn.kv.observation import Observation, Piece, Press, Selection
 from kilburn.kv.sequence import Sequence
-from kilburn.kv.storage import span_of
+from kilburn.kv.storage import numbers_of, span_of
 
 try:
     import torch
@@ -45,7 +45,7 @@ def observe(engine: Engine, sequence: Sequence, press: Press, facts: Mapping[int
             f" {sequence.number} was opened without noting it",
             advice="open it with needs=press.needs, recent=press.recent",
         )
-    positions = torch.tensor(slots.logical, dtype=torch.int64, device=device)
+    positions = numbers_of(slots.logical, device)
     keys = None
     if "keys" in needs:
         engine.storage.perform(engine.tables.copies)

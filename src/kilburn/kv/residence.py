@@ -24,7 +24,7 @@ from kilburn.kv.pressure import Pressure
 from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.script import Line, Template
 from kilburn.kv.sequence import Sequence
-from kilburn.kv.spill import Spill, owner_of
+from kilburn.kv.spill import owner_of
 from kilburn.policy import Cause
 
 __all__ = ["Followed", "Residence"]
@@ -60,11 +60,9 @@ class Residence:
         how: "auto" takes the cheaper way; "edit" and "prefill" always the one.
         channel: whether a fold that takes the place of its sources is computed in sight of them, before they leave
             (Memento), or only of what stays.
-        spill: where its sequence may be saved: what the process forgets is removed there too, at once.
 
     Raises:
-        SpecError: a budget that the engine cannot hold, a way that is none, or weights without a tokenizer. SpillFailed:
-        what was forgotten before could not be removed.
+        SpecError: a budget that the engine cannot hold, a way that is none, or weights without a tokenizer.
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class Residence:
         price: Price | None = None,
         how: str = "auto",
         channel: bool = True,
-        spill: Spill | None = None,
     ) -> None:
         held = engine.pool.capacity * engine.pool.size
         if budget is not None and budget > held:
@@ -88,8 +85,6 @@ class Residence:
         self.pressure = Pressure(held if budget is None else budget, policy)
         self.price, self.how, self.channel = price or Price(), how, channel
         self._template = Template(engine.weights)
-        if spill is not None:
-            spill.attend(process)
         self.sequence = self._opened()
         self.prefilled = 0
         self._placed: list[Placed] = []

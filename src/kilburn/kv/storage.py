@@ -19,7 +19,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["Shape", "Span", "Storage", "length_of", "part_of", "span_of"]
+__all__ = ["Shape", "Span", "Storage", "length_of", "numbers_of", "part_of", "span_of"]
 
 Span = slice | Tensor
 """Slots: a run of neighbours, or their numbers."""
@@ -51,11 +51,19 @@ def span_of(slots: array[int], device: torch.device) -> Span:
     count = len(slots)
     if not count:
         return slice(0, 0)
-    # A view of the array: reading it number by number takes a hundred times as long.
-    numbers = torch.frombuffer(slots, dtype=torch.int64)
-    if slots[-1] - slots[0] == count - 1 and bool((numbers[1:] - numbers[:-1] == 1).all()):
-        return slice(slots[0], slots[-1] + 1)
-    return numbers.clone() if device.type == "cpu" else numbers.to(device)
+    if slots[-1] - slots[0] == count - 1:
+        numbers = torch.frombuffer(slots, dtype=torch.int64)
+        if bool((numbers[1:] - numbers[:-1] == 1).all()):
+            return slice(slots[0], slots[-1] + 1)
+    return numbers_of(slots, device)
+
+
+def numbers_of(numbers: array[int], device: torch.device) -> Tensor:
+    """An array of type "q" as a tensor of its own; read number by number it would take hundreds of times as long."""
+    if not numbers:
+        return torch.zeros(0, dtype=torch.int64, device=device)
+    seen = torch.frombuffer(numbers, dtype=torch.int64)
+    return seen.clone() if device.type == "cpu" else seen.to(device)
 
 
 def length_of(span: Span) -> int:
@@ -95,8 +103,7 @@ class Storage:
         if not len(copies):
             return
         sources, targets = copies.take()
-        read = torch.tensor(sources, device=self.device)
-        write = torch.tensor(targets, device=self.device)
+        read, write = numbers_of(sources, self.device), numbers_of(targets, self.device)
         for kind in (self.keys, self.values):
             kind[:, :, write] = kind[:, :, read]
 
