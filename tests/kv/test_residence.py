@@ -350,7 +350,7 @@ def holds(tokens: list[int], wanted: list[int]) -> bool:
 
 def test_what_is_forgotten_is_forgotten_on_disk_too(engine: Engine, process: Process, tmp_path: Path) -> None:
     """Files that hold a forgotten page, or were computed in sight of it, go; others stay; the ledger says which."""
-    process.append({"role": "user", "content": "The word is xylophone."})
+    process.append({"role": "user", "content": "The word is xylophone. " + "Nobody else is to hear of it. " * 4})
     process.append({"role": "user", "content": "What comes after that?"})
     secret = engine.weights.tokens(" xylophone")
     folder = tmp_path / "spilled"
