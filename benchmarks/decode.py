@@ -55,8 +55,6 @@ def measure(weights: Weights, length: int, steps: int, batch: int) -> list[Row]:
             ("scattered", lambda: blocks.step([(sequence, [5]) for sequence in torn])),
             ("transformers", lambda: _plain_step(weights, cache)),
         ):
-            if name == "transformers":
-                weights.model.set_attn_implementation("sdpa")
             began = time.perf_counter()
             work()
             if weights.device.type == "cuda":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import process_time
 
 import pytest
 import torch
@@ -14,8 +16,11 @@ from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, SpecError
 from kilburn.kv.attention import PART
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import generate, stream
+from kilburn.kv.presses import press
+from kilburn.kv.pressing import held
 from kilburn.kv.sampling import Sampling
 from kilburn.kv.sequence import Sequence
+from kilburn.kv.storage import span_of
 from kilburn.kv.weights import Weights
 
 from .oracle import gap, masked_logits
@@ -392,3 +397,98 @@ def test_what_cannot_be_asked_for_is_said(tiny: Weights) -> None:
     with pytest.raises(SpecError, match="recent=-1"):
         engine.open([1], needs={"recent"}, recent=-1)
     assert engine.pool.free == engine.pool.capacity
+
+
+def test_the_tenant_of_an_engine_is_for_good(tiny: Weights) -> None:
+    """It is part of every key, those of prefixes and those of files: both would have to change at once."""
+    engine = Engine(tiny, 64, tenant="one")
+    with pytest.raises(AttributeError):
+        engine.tenant = "other"  # type: ignore[misc]
+    assert engine.tenant == "one"
+    assert engine.key == engine.identity
+    assert engine.identity.tenant == "one"
+    assert Engine(tiny, 64, tenant="one", share=False).key is None
+
+
+def test_without_blocks_generation_says_what_it_made_and_goes_on_later(tiny: Weights) -> None:
+    prompts = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
+    roomy = Engine(tiny, 256, size=4, share=False)
+    expected = generate(roomy, [roomy.open(prompt) for prompt in prompts], 20, stops=())
+    small = Engine(tiny, 56, size=4, share=False)
+    batch = [small.open(prompt) for prompt in prompts]
+    with pytest.raises(OutOfBlocks) as caught:
+        generate(small, batch, 20, stops=())
+    made = caught.value.made
+    assert made is not None
+    assert 0 < len(made[0]) < 20
+    assert made == [tokens[: len(one)] for tokens, one in zip(expected, made, strict=True)]
+    assert [list(one.table.tokens) for one in batch] == [prompt + one for prompt, one in zip(prompts, made, strict=True)]
+    small.free(batch.pop())
+    rest = generate(small, batch, 20 - len(made[0]), stops=())
+    assert [made[row] + rest[row] for row in range(2)] == expected[:2]
+
+
+def test_the_finished_of_a_batch_keep_their_results(tiny: Weights) -> None:
+    """One stops early, another goes on until nothing is left: the first one's reply is not lost with the error."""
+    prompts = [[5, 6, 7, 8], [9, 10, 11]]
+    roomy, small = Engine(tiny, 256, share=False), Engine(tiny, 48, size=4, share=False)
+    said = generate(roomy, [roomy.open(prompt) for prompt in prompts], 80, stops=())
+    stop = next(token for token in said[0][2:] if token not in said[1])
+    with pytest.raises(OutOfBlocks) as caught:
+        generate(small, [small.open(prompt) for prompt in prompts], 80, stops=[stop])
+    assert caught.value.made is not None
+    assert caught.value.made[0] == said[0][: said[0].index(stop) + 1]
+    assert caught.value.made[1] == said[1][: len(caught.value.made[1])]
+    assert len(caught.value.made[1]) > len(caught.value.made[0])
+
+
+def test_a_press_never_takes_the_blocks_of_a_batch_mate(tiny: Weights) -> None:
+    """Shared blocks are rotated in blocks of their own: a batch-mate was preempted for those, and then asked to go on."""
+    for tokens, enough in ((56, False), (72, True)):
+        engine = Engine(tiny, tokens, size=4)
+        base = engine.open([1 + (7 * place) % 90 for place in range(40)])
+        batch = [engine.fork(base), engine.open([3, 4, 5])]
+        engine.fork(base)
+        hold = held(engine, press("streaming(sinks=4)"), 30)
+        if enough:
+            assert [len(made) for made in generate(engine, batch, 30, stops=(), between=hold)] == [30, 30]
+            continue
+        with pytest.raises(OutOfBlocks) as caught:
+            generate(engine, batch, 30, stops=(), between=hold)
+        made = caught.value.made
+        assert made is not None
+        assert len(made[0]) == len(made[1]) > 0
+        assert all(one.is_live for one in batch)
+        assert list(batch[1].table.tokens) == [3, 4, 5, *made[1]]
+
+
+@pytest.mark.parametrize("slots", [[], [3], [3, 4, 5], [5, 4, 3], [1, 2, 9, 10], [0, 2, 1, 3], list(range(0, 40, 3))])
+def test_a_span_is_the_slots_in_order(slots: list[int]) -> None:
+    span = span_of(array("q", slots), torch.device("cpu"))
+    assert torch.arange(50)[span].tolist() == slots
+    assert isinstance(span, slice) == (slots == list(range(slots[0], slots[-1] + 1)) if slots else True)
+
+
+def test_a_span_of_scattered_slots_outlives_their_array() -> None:
+    slots = array("q", range(0, 400, 4))
+    span = span_of(slots, torch.device("cpu"))
+    assert isinstance(span, torch.Tensor)
+    slots[0] = 9
+    slots.extend(range(9))
+    assert span.tolist() == list(range(0, 400, 4))
+
+
+def test_a_long_span_is_viewed_and_not_read_number_by_number() -> None:
+    """Reading 100,000 of them one by one takes some two hundred times as long; ten times is asked for."""
+    slots = array("q", range(0, 200_000, 2))
+
+    def least(act: Callable[[], object]) -> float:
+        times = []
+        for _ in range(7):
+            began = process_time()
+            for _ in range(3):
+                act()
+            times.append(process_time() - began)
+        return min(times)
+
+    assert 10 * least(lambda: span_of(slots, torch.device("cpu"))) < least(lambda: torch.tensor(slots))

@@ -252,3 +252,37 @@ def test_what_was_squeezed_has_no_single_tokens_to_evict(tiny: Weights) -> None:
             engine.insert(one, 3, [5])
         assert len(one) == 33
         assert engine.evict(one, 80, 81) == 1
+
+
+def test_streaming_for_long_piles_up_no_records(tiny: Weights) -> None:
+    """What cannot be computed again needs no list of what left it; what can be, has one record a press."""
+    engine = Engine(tiny, 512)
+    streaming = press_of("streaming(sinks=4)")
+    sequence = engine.open(PROMPT)
+    sizes = []
+    for _ in range(12):
+        compress(engine, sequence, streaming, 30)
+        engine.prefill(sequence, [7, 8])
+        sizes.append((len(sequence.table.evictions), len(sequence.first), len(sequence.shifts), len(sequence.table.stood)))
+    assert sizes == [(0, 4, 4, 0)] * 12
+
+
+def test_what_is_written_anew_keeps_all_else(tiny: Weights) -> None:
+    """`renew` copies what others own too, and nothing else of the sequence moves."""
+    engine = Engine(tiny, 512, size=4)
+    base = engine.open(PROMPT)
+    base.table.label(1, 2, 9)
+    twin = engine.fork(base)
+    keys, values = engine.storage.gather(torch.tensor(twin.table.slots().physical))
+    slots = twin.table.renew([1, 5, 6])
+    engine.storage.perform(engine.tables.copies)
+    now = engine.storage.gather(torch.tensor(twin.table.slots().physical))
+    assert torch.equal(now[0], keys)
+    assert torch.equal(now[1], values)
+    assert [twin.table.slots().physical[place] for place in (1, 5, 6)] == list(slots)
+    assert not {slot // 4 for slot in slots} & set(base.table.blocks)
+    assert twin.table.blocks[2:] == base.table.blocks[2:]
+    assert (twin.table.pages.items(), twin.table.altered, twin.table.evictions) == ({1: (2, 9)}, {"folded": 1}, ())
+    engine.evict(twin, 5, 6)
+    with pytest.raises(InvalidRange, match="not cached"):
+        twin.table.renew([4, 5])

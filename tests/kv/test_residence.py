@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import kilburn
 from kilburn.effect import Note
-from kilburn.errors import BudgetTooSmall, LawBroken, OutOfBlocks, SpecError
+from kilburn.errors import BudgetTooSmall, Forgotten, KVError, LawBroken, OutOfBlocks, SpecError, SpillFailed
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kv.costs import measured
@@ -24,6 +25,7 @@ from kilburn.kv.pressing import compress
 from kilburn.kv.pressure import Pressure
 from kilburn.kv.residence import Residence
 from kilburn.kv.script import Line, Template
+from kilburn.kv.spill import Spill
 from kilburn.kv.weights import Weights
 from kilburn.move import Evict, Fold, Load
 from kilburn.policies.cost import Cost
@@ -331,6 +333,105 @@ def test_a_branch_reads_roles_of_its_own(engine: Engine, process: Process, tmp_p
         with residence.branch(child) as twin:
             twin.follow()
             assert cached(twin) == shown(twin, child)
+
+
+def on_disk(folder: Path) -> list[list[int]]:
+    """The tokens that any file there still names, found by reading bytes and not by asking the shelf."""
+    found = []
+    for path in folder.rglob("*"):
+        for text in re.findall(rb'"tokens":\[([0-9,]*)\]', path.read_bytes()):
+            found.append([int(token) for token in text.split(b",") if token])
+    return found
+
+
+def holds(tokens: list[int], wanted: list[int]) -> bool:
+    return any(tokens[place : place + len(wanted)] == wanted for place in range(len(tokens) - len(wanted) + 1))
+
+
+def test_what_is_forgotten_is_forgotten_on_disk_too(engine: Engine, process: Process, tmp_path: Path) -> None:
+    """Files that hold a forgotten page, or were computed in sight of it, go; others stay; the ledger says which."""
+    process.append({"role": "user", "content": "The word is xylophone. " + "Nobody else is to hear of it. " * 4})
+    process.append({"role": "user", "content": "What comes after that?"})
+    secret = engine.weights.tokens(" xylophone")
+    folder = tmp_path / "spilled"
+    spill = Spill(folder)
+    assert spill.attend(process) == []
+    residence = Residence(engine, process, how="edit")
+    residence.follow()
+    early = spill.save_page(engine, residence.sequence, 2)
+    pinned = spill.save(engine, residence.sequence, pin=True)
+    page = spill.save_page(engine, residence.sequence, 8)
+    behind = spill.save_page(engine, residence.sequence, 9)
+    process.apply(Evict(pages=(8,)))
+    residence.follow()
+    later = spill.save(engine, residence.sequence)
+    stranger = engine.open(engine.weights.tokens("The word is xylophone."))
+    own = spill.save(engine, stranger)
+    assert sum(holds(tokens, secret) for tokens in on_disk(folder)) >= 3
+    process.forget("p8")
+    assert [address.address in spill.shelf for address in (early, pinned, page, behind, later, own)] == [
+        *(True, False, False, False, False),
+        True,  # no window showed it: it is nobody's
+    ]
+    spill.shelf.drop(own.address)
+    assert not any(holds(tokens, secret) for tokens in on_disk(folder))
+    (noted,) = [event for event in process.events() if event.data.get("how") == "forgotten"]
+    assert (noted.act, noted.pages) == (Act.NOTE, (8,))
+    assert set(noted.data["files"]) == {each.address for each in (pinned, page, behind, later)}
+    with pytest.raises(KVError, match="page 8, which is forgotten"):
+        spill.save(engine, residence.sequence)
+    residence.follow()
+    saved = spill.save(engine, residence.sequence)
+    assert saved.address in spill.shelf
+    assert not any(holds(tokens, secret) for tokens in on_disk(folder))
+
+
+def test_what_was_forgotten_while_nobody_attended_goes_later(engine: Engine, process: Process, tmp_path: Path) -> None:
+    spill = Spill(tmp_path / "spilled")
+    residence = Residence(engine, process)
+    residence.follow()
+    kept, gone = (spill.save_page(engine, residence.sequence, page) for page in (2, 5))
+    (tmp_path / "spilled" / ("0" * 64 + ".kv")).write_bytes(b"what does not say whose it is")
+    process.forget("p4")
+    assert gone.address in spill.shelf
+    assert set(Spill(tmp_path / "spilled").attend(process)) == {gone.address, "0" * 64}
+    assert kept.address in spill.shelf
+
+
+def test_a_branch_on_disk_is_forgotten_by_its_parent(engine: Engine, process: Process, tmp_path: Path) -> None:
+    with kilburn.open(tmp_path / "c.db", window=100_000, policy="fifo", tokenizer="chars/4") as memory:
+        child = memory.process("child")
+        for page in process.view().pages:
+            child.append({"role": str(page.role), "content": process.recall(page.address)})
+        spill = Spill(tmp_path / "spilled")
+        spill.attend(process)
+        residence = Residence(engine, process)
+        residence.follow()
+        with residence.branch(child) as twin:
+            twin.follow()
+            saved = spill.save(engine, twin.sequence)
+        process.forget("p3")
+        assert saved.address not in spill.shelf
+
+
+def test_a_file_that_cannot_be_removed_is_named(engine: Engine, process: Process, tmp_path: Path) -> None:
+    """What is forgotten is forgotten, and the caller learns where it still is."""
+    spill = Spill(tmp_path / "spilled")
+    spill.attend(process)
+    residence = Residence(engine, process)
+    residence.follow()
+    saved = spill.save(engine, residence.sequence)
+    path = tmp_path / "spilled" / f"{saved.address}.kv"
+    whole = path.read_bytes()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(SpillFailed, match=saved.address):
+        process.forget("p3")
+    with pytest.raises(Forgotten):
+        process.recall("p3")
+    path.rmdir()
+    path.write_bytes(whole)
+    assert spill.attend(process) == [saved.address]
 
 
 def test_what_is_forgotten_leaves_with_all_that_saw_it(engine: Engine, process: Process) -> None:

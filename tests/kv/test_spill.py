@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import resource
 from collections.abc import Iterator
@@ -149,6 +151,55 @@ def test_any_sequence_comes_back_as_it_was(tiny: Weights, data: st.DataObject) -
         assert_alike(here, sequence, there, found)
         there.free(found)
         here.free(sequence)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_keys_before_their_rotation_come_back_too(kind: torch.dtype, tmp_path: Path) -> None:
+    """Rotated keys are always made from the first ones: a restored sequence goes on as the one that stayed, bit for bit."""
+    here, there = (Engine(weights_of(tiny_model().to(kind)), 200, size=4) for _ in "ab")
+    sequence = here.open(TOKENS[:40])
+    streaming = press_of("streaming(sinks=3)")
+    compress(here, sequence, streaming, 20)
+    assert sorted(sequence.first) == [0, 1, 2]
+    found = restored(Spill(tmp_path).restore(there, Spill(tmp_path).save(here, sequence).address))
+    assert {place: key[0] for place, key in found.first.items()} == {place: key[0] for place, key in sequence.first.items()}
+    for engine, one in ((here, sequence), (there, found)):
+        for token in range(5):
+            engine.prefill(one, TOKENS[40 + 3 * token : 43 + 3 * token])
+            compress(engine, one, streaming, 20)
+    assert_alike(here, sequence, there, found)
+    assert all(torch.equal(key, found.first[place][1]) for place, (_, key) in sequence.first.items())
+
+
+def test_a_page_takes_its_first_keys_along(tmp_path: Path) -> None:
+    engine = Engine(weights_of(tiny_model().to(torch.bfloat16)), 200, size=4)
+    sequence = engine.open(TOKENS[:40])
+    sequence.table.label(1, 0, 3)
+    compress(engine, sequence, press_of("streaming(sinks=3)"), 20)
+    first, spill = dict(sequence.first), Spill(tmp_path)
+    saved = spill.save_page(engine, sequence, 1)
+    engine.evict(sequence, 0, 3)
+    returned(spill.restore_page(engine, sequence, saved))
+    assert sequence.first.keys() == first.keys()
+    assert all(found[0] == first[place][0] and torch.equal(found[1], first[place][1]) for place, found in sequence.first.items())
+
+
+def test_a_file_of_an_earlier_version_is_read(tiny: Weights, tmp_path: Path) -> None:
+    """It says nothing of first keys, owners and what stood before."""
+    engine = Engine(tiny, 64)
+    sequence = engine.open(TOKENS[:20])
+    spill = Spill(tmp_path)
+    saved = spill.save(engine, sequence)
+    path = tmp_path / f"{saved.address}.kv"
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[-8:], "little")
+    header = json.loads(whole[-8 - length : -8])
+    for field in ("first", "owners", "stood"):
+        del header[field]
+    text = json.dumps(header).encode()
+    address = hashlib.sha256(text).hexdigest()
+    (tmp_path / f"{address}.kv").write_bytes(whole[: -8 - length] + text + len(text).to_bytes(8, "little"))
+    assert_alike(engine, sequence, engine, restored(spill.restore(engine, address)))
 
 
 def test_a_gappy_sequence_gives_back_the_right_blocks_later(tiny: Weights, tmp_path: Path) -> None:
@@ -495,6 +546,7 @@ def test_pages_that_come_back_last_first_are_all_exact(tiny: Weights, tmp_path: 
     parent = engine.open(TOKENS[:60])
     for page, start in ((1, 10), (2, 30), (3, 50)):
         parent.table.label(page, start, start + 5)
+    before = cached(engine, parent)
     spill = Spill(tmp_path)
     saved = [spill.save_page(engine, parent, page) for page in (1, 2, 3)]
     for start in (10, 30, 50):
@@ -504,7 +556,10 @@ def test_pages_that_come_back_last_first_are_all_exact(tiny: Weights, tmp_path: 
         found = [returned(spill.restore_page(engine, sequence, saved[page])) for page in order]
         assert [each.exact for each in found] == exact
         assert all("folded" in each.why for each in found if not each.exact)
-        assert same(cached(engine, sequence), cached(engine, engine.open(TOKENS[:60])))
+        assert same(cached(engine, sequence), before)
+        # What is computed again is split otherwise here: part of it is known, so its last bits may differ.
+        again = cached(engine, engine.open(TOKENS[:60]))
+        assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(again, before, strict=True))
 
 
 def test_what_was_approximate_stays_so(tiny: Weights, tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ is the surface; the kernel does the work, the policy decides, and every call her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any
 
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask
-from kilburn.errors import KernelError
+from kilburn.errors import KernelError, KilburnError
 from kilburn.event import Act
 from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.kernel import Kernel
@@ -38,6 +38,8 @@ class Process(Reader):
         super().__init__(kernel)
         self._planner = planner
         self._answer = answer
+        # Places outside of the store that hold what was made of pages, by name: each is told which pages are forgotten.
+        self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
 
     def _renewed(self) -> None:
         super()._renewed()
@@ -208,6 +210,9 @@ class Process(Reader):
     def forget(self, address: str, why: str = "") -> list[str]:
         """Forget pages and all that was derived from them, in every place; returns what went.
 
+        Places that registered in `erasers` (a folder of spilled keys and values) are told, all of them, also where one
+        fails: what that raises is raised then, and the pages are forgotten here all the same.
+
         What this cannot reach: providers' caches, file-system snapshots, and exports made elsewhere.
         """
         pages = self.kernel.resolve(address)
@@ -219,4 +224,12 @@ class Process(Reader):
         for page in gone:
             self._parts.pop(page, None)
         self._shipped.clear()
+        failures = []
+        for erase in list(self.erasers.values()):
+            try:
+                erase(gone)
+            except KilburnError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return [address_of(page) for page in gone]

@@ -1,18 +1,19 @@
 """Attention over slots: what the engine's model calls in place of transformers' own.
 
-Registered under `NAME`. A forward pass of the engine hands a `Step` through the model; each of its
-segments is one sequence's new tokens, whose keys and values are first written to their slots and which
-then attend to the cached tokens before them. Without a step it is transformers' plain attention, so the
-same model object still serves `generate`. It refuses masks and dropout: order is all it needs.
+Registered under `NAME`. While a `Step` is entered, a forward pass runs it; each of its segments is one
+sequence's new tokens, whose keys and values are first written to their slots and which then attend to the
+cached tokens before them. It refuses to run without a step, and all that is more than plain causal attention:
+masks, windows, sinks, caps on scores, dropout. Order is all it knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
 from typing import Any
 
-from kilburn.errors import MissingExtra
+from kilburn.errors import MissingExtra, UnsupportedModel
 from kilburn.kv.storage import Span, Storage, length_of, part_of
 from kilburn.kv.watch import Watch
 
@@ -23,9 +24,17 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["NAME", "Segment", "Step", "attach"]
+__all__ = ["NAME", "PROBE", "Segment", "Step", "register"]
 
 NAME = "kilburn_slots"
+
+PROBE = "kilburn_slots_probe"
+"""The same, but told of every mask that a layer would use: a window in a mask is seen on the shortest prompt then."""
+
+ALLOWED = frozenset(
+    ("is_causal", "position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict", "logits_to_keep")
+)
+"""What models hand to their attention that changes nothing in it."""
 
 PART = 1024
 """Cached tokens that one decoded token looks at in one go: what is gathered of them stays in the processor's cache."""
@@ -51,23 +60,53 @@ class Segment:
     watch: Watch | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
-    """One forward pass: where the new keys and values go, and who sees what."""
+    """One forward pass: where the new keys and values go, and who sees what.
+
+    Attributes:
+        seen: how often each layer attended so far.
+    """
 
     storage: Storage
     written: Span
     segments: Sequence[Segment]
+    seen: list[int] = field(init=False)
+    _outer: Token[Step | None] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.seen = [0] * self.storage.shape.layers
+
+    def __enter__(self) -> Step:
+        self._outer = _RUNNING.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _RUNNING.reset(self._outer)
 
 
-def attach(model: Any) -> None:
-    """Have a model of transformers call it; costs nothing where it does already."""
-    if model.config._attn_implementation == NAME:
-        return
-    from transformers import AttentionInterface
+_RUNNING: ContextVar[Step | None] = ContextVar("_RUNNING", default=None)
+"""Not an argument of the model's: some architectures hand theirs on to no layer."""
+
+
+def register() -> None:
+    """Make both names known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attend)
-    model.set_attn_implementation(NAME)
+    AttentionInterface.register(PROBE, _attend)
+    AttentionMaskInterface.register(PROBE, _mask)
+
+
+def _mask(*args: Any, local_size: int | None = None, use_vmap: bool = False, **others: Any) -> Tensor | None:
+    """None where a layer would look at all that was before; a mask, which `_attend` refuses, where at less or more."""
+    return torch.ones((1, 1, 1, 1), dtype=torch.bool) if local_size is not None or use_vmap else None
+
+
+def _refuse(module: torch.nn.Module, reason: str) -> UnsupportedModel:
+    config = getattr(module, "config", None)
+    family = str(getattr(config, "model_type", type(module).__name__))
+    return UnsupportedModel(family, f"a layer wants {reason}; the engine has plain causal attention only")
 
 
 def _attend(
@@ -77,16 +116,23 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    step: Step | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
+    step = _RUNNING.get()
     if step is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-        return plain
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    storage = step.storage
+        raise _refuse(module, "to run outside of a step")
+    _check(module, attention_mask, others)
+    layer, storage, shape = getattr(module, "layer_idx", None), step.storage, step.storage.shape
+    if not isinstance(layer, int) or not 0 <= layer < shape.layers:
+        raise _refuse(module, f"to be number {layer} of {shape.layers}")
+    told = (1, shape.heads, query.shape[2], shape.dim)
+    if key.shape != told or value.shape != told or query.shape != (1, shape.heads * shape.groups, query.shape[2], shape.dim):
+        raise _refuse(
+            module,
+            f"queries of {tuple(query.shape)}, keys of {tuple(key.shape)} and values of {tuple(value.shape)},"
+            f" though its config says {shape}",
+        )
+    step.seen[layer] += 1
     storage.write(layer, step.written, key[0], value[0])
     out = torch.empty((1, query.shape[2], query.shape[1], query.shape[3]), dtype=query.dtype, device=query.device)
     scale = scaling if scaling is not None else query.shape[3] ** -0.5
@@ -100,6 +146,19 @@ def _attend(
             made = _plain(asked, *storage.read(layer, segment.span), scale)
         out[:, segment.start : segment.stop] = made.transpose(1, 2)
     return out, None
+
+
+def _check(module: torch.nn.Module, mask: Tensor | None, others: dict[str, Any]) -> None:
+    """Whether a layer wants what this attention does not have."""
+    if mask is not None:
+        raise _refuse(module, "a mask: a window, chunks or a bias")
+    for name, value in others.items():
+        # What is not given or not wished for changes nothing; `is_causal` is looked at below.
+        if value is not None and value is not False and name not in ALLOWED and not (name == "dropout" and not value):
+            raise _refuse(module, f"{name}={value if isinstance(value, int | float | str) else type(value).__name__}")
+    causal = others.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise _refuse(module, "to look ahead (is_causal=False)")
 
 
 def _is_slow_to_gather(query: Tensor) -> bool:

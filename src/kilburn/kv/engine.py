@@ -9,15 +9,16 @@ a serving engine: it is the place where the moves of the hierarchy are exact and
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Ordered
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from kilburn.errors import FreedSequence, InvalidRange, KVError, MissingExtra, OutOfBlocks, SpecError
-from kilburn.kv.attention import Segment, Step, attach
+from kilburn.kv.attention import Segment, Step
 from kilburn.kv.blocks import SIZE, Pool
 from kilburn.kv.past import Past
 from kilburn.kv.preemption import preempted
+from kilburn.kv.prefixes import Key
 from kilburn.kv.sequence import Sequence
 from kilburn.kv.storage import Storage, span_of
 from kilburn.kv.tables import Tables
@@ -58,18 +59,33 @@ class Engine:
     ) -> None:
         if tokens < 1 or size < 1 or chunk < 1:
             raise SpecError(f"an engine with {tokens=}, {size=}, {chunk=} can hold nothing", advice="give at least 1 of each")
-        self.weights, self.chunk, self.tenant = weights, chunk, tenant
+        self.weights, self.chunk = weights, chunk
         pool = Pool(-(-tokens // size), size)
         self.tables = Tables(pool)
         self.storage = Storage(weights.shape, pool.capacity * size, weights.dtype, weights.device)
-        self.key = weights.key(tenant) if share else None  # under which prefixes are shared
+        self._own_key, self._share = weights.key(tenant), share
+        self._kept: frozenset[int] = frozenset()  # numbers of sequences that nobody's need preempts now
         self.sequences: dict[int, Sequence] = {}  # live and preempted, by number
-        attach(weights.model)
 
     @property
     def pool(self) -> Pool:
         """The blocks."""
         return self.tables.pool
+
+    @property
+    def identity(self) -> Key:
+        """Whose keys and values these are: of which model, dtype and tenant. It never changes."""
+        return self._own_key
+
+    @property
+    def tenant(self) -> str:
+        """Whose sequences these are."""
+        return self._own_key.tenant
+
+    @property
+    def key(self) -> Key | None:
+        """Under which prefixes are shared, or None."""
+        return self._own_key if self._share else None
 
     @property
     def used(self) -> int:
@@ -115,7 +131,7 @@ class Engine:
         """
         made = Sequence(self.tables.fork(sequence.table), sequence.watch.copy() if sequence.watch is not None else None)
         made.logits, made.squeezed = sequence.logits, sequence.squeezed
-        made.shifts, made.first = dict(sequence.shifts), dict(sequence.first)
+        made.shifts, made.first, made.owners = dict(sequence.shifts), dict(sequence.first), sequence.owners
         self.sequences[made.number] = made
         return made
 
@@ -209,19 +225,9 @@ class Engine:
     def _forward(
         self, tokens: list[int], places: list[int], written: array[int], segments: list[Segment], last: list[int]
     ) -> Tensor:
-        device = self.weights.device
         self.storage.perform(self.tables.copies)
-        attach(self.weights.model)
-        with torch.inference_mode():
-            out = self.weights.model(
-                input_ids=torch.tensor([tokens], device=device),
-                position_ids=torch.tensor([places], device=device),
-                use_cache=False,
-                logits_to_keep=torch.tensor(last, device=device),
-                step=Step(self.storage, span_of(written, device), segments),
-            )
-        logits: Tensor = out.logits[0]
-        return logits
+        step = Step(self.storage, span_of(written, self.weights.device), segments)
+        return self.weights.decoder.run(tokens, places, last, step)
 
     def insert(self, sequence: Sequence, position: int, tokens: Ordered[int]) -> None:
         """Put tokens into a gap, at these logical positions; they see what is cached before them.
@@ -333,6 +339,7 @@ class Engine:
                 self.prefill(sequence, record.tokens[table.end :])
             for page, (start, stop) in record.pages.items():
                 table.label(page, start, stop)
+            table.stood = dict(record.stood)
         except BaseException:
             self.tables.free(table)
             sequence.leave(record)
@@ -364,7 +371,7 @@ class Engine:
                 self.storage.scatter(span_of(slots, self.weights.device), *kept)
                 before.restore(sequence)
                 raise
-            table.pages = before.pages
+            table.pages, table.stood = before.said.pages, before.said.stood
             # What it looked at was noted when it ran first.
             before.unwatch(sequence)
         assert sequence.logits is not None
@@ -378,10 +385,20 @@ class Engine:
         """
         if blocks <= self.pool.free:
             return
-        safe = {sequence.number for sequence in keep}
+        safe = {sequence.number for sequence in keep} | self._kept
         safe |= {number for number, sequence in self.sequences.items() if sequence.is_live and not _computable(sequence)}
         for record in self.tables.reserve(blocks, safe):
             self.sequences[record.number].leave(record)
+
+    @contextmanager
+    def keeping(self, sequences: Ordered[Sequence]) -> Iterator[None]:
+        """While it is entered, these are not preempted, whoever needs blocks: they go on together."""
+        before = self._kept
+        self._kept = before | {sequence.number for sequence in sequences}
+        try:
+            yield
+        finally:
+            self._kept = before
 
     def _own(self, sequence: Sequence) -> None:
         """Another engine's sequence has its slots in other memory: it would read and write what is not its own."""
@@ -390,7 +407,7 @@ class Engine:
             raise FreedSequence(f"sequence {sequence.number} is not of this engine", advice="use the engine that opened it")
 
     def _check(self, tokens: Ordered[int]) -> None:
-        size = self.weights.model.config.vocab_size
+        size = self.weights.decoder.vocabulary
         if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
             raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
 

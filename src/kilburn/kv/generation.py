@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Ordered
 
-from kilburn.errors import MissingExtra
+from kilburn.errors import KVError, MissingExtra
 from kilburn.kv.engine import Engine
 from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.sequence import Sequence
@@ -40,22 +40,32 @@ def generate(
         stops: tokens that end a sequence; None for those of the weights, empty for none.
         between: called with each sequence after each token that is cached.
 
+    Sequences of the batch are not preempted for one another.
+
     Raises:
-        OutOfBlocks: the sequences keep what they generated before.
+        OutOfBlocks, KVError: also what `between` raises of that kind. The error's `made` is what was generated so far, of each
+            sequence, and the sequences have it cached: make room, and let those that are not at their end go on.
     """
     ends = engine.weights.stops if stops is None else frozenset(stops)
     chance = sampling.generator(engine.weights.device)
     made: list[list[int]] = [[] for _ in sequences]
     going = [row for row in range(len(sequences)) if limit > 0]
-    while going:
-        logits = torch.stack([engine.refresh(sequences[row]) for row in going])
-        tokens = sampling.choose(logits, chance).tolist()
-        engine.step([(sequences[row], [token]) for row, token in zip(going, tokens, strict=True)])
-        for row, token in zip(going, tokens, strict=True):
-            made[row].append(token)
-            if between is not None:
-                between(sequences[row])
-        going = [row for row, token in zip(going, tokens, strict=True) if token not in ends and len(made[row]) < limit]
+    try:
+        while going:
+            with engine.keeping([sequences[row] for row in going]):
+                logits = torch.stack([engine.refresh(sequences[row]) for row in going])
+                tokens = sampling.choose(logits, chance).tolist()
+                engine.step([(sequences[row], [token]) for row, token in zip(going, tokens, strict=True)])
+                # All of them are cached now, also where `between` then fails for one.
+                for row, token in zip(going, tokens, strict=True):
+                    made[row].append(token)
+                if between is not None:
+                    for row in going:
+                        between(sequences[row])
+            going = [row for row, token in zip(going, tokens, strict=True) if token not in ends and len(made[row]) < limit]
+    except KVError as error:
+        error.made = made
+        raise
     return made
 
 

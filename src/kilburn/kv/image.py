@@ -31,7 +31,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["SUFFIX", "Draft", "Header", "Miss", "Part", "Section", "Whole", "discard", "read", "size_of", "write"]
+__all__ = ["SUFFIX", "Draft", "Header", "Miss", "Part", "Section", "Whole", "discard", "header_of", "read", "size_of", "write"]
 
 MAGIC = b"kilbnKV\x01"
 """Its last byte is the version; what has another is a miss."""
@@ -80,12 +80,20 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         order: of the bytes of a number, "little" or "big".
         tokens: of the whole sequence by logical position, or of the page.
         sections: the tensors, in order.
+        shifts: those of `Sequence.shifts` that are of its positions.
+        first: of each of these whose first key is there too, the shift that it had; the keys are a tensor, in this order.
+        owners: as `Sequence.owners`; None where an earlier version wrote it, which did not say.
+        stood: as `Table.stood`: the pages in whose sight this may have been computed.
     """
 
     key: Key
     tokens: list[int]
     order: str = sys.byteorder
     sections: list[Section] = []
+    shifts: dict[int, int] = {}
+    first: dict[int, int] = {}
+    owners: list[str] | None = None
+    stood: dict[int, int] = {}
 
 
 class Whole(Header, frozen=True, kw_only=True, tag="sequence"):
@@ -96,7 +104,6 @@ class Whole(Header, frozen=True, kw_only=True, tag="sequence"):
         evictions: as `Table.evictions`.
         pages: page -> range.
         altered: as `Table.altered`.
-        shifts: as `Sequence.shifts`.
         shared: whether it may share prefixes.
         watch: whether attention was summed, and how many recent queries were noted; None where nobody watched.
     """
@@ -105,7 +112,6 @@ class Whole(Header, frozen=True, kw_only=True, tag="sequence"):
     evictions: list[Eviction]
     pages: dict[int, tuple[int, int]]
     altered: dict[Alteration, int]
-    shifts: dict[int, int]
     shared: bool
     watch: tuple[bool, int] | None = None
 
@@ -118,13 +124,11 @@ class Part(Header, frozen=True, kw_only=True, tag="page"):
         start: its first logical position.
         context: SHA-256, hex, of what says all about its keys and values: the tokens up to its end and the evictions
             before it was complete; empty where more was done to the sequence, so that they do not say all.
-        shifts: those of `Sequence.shifts` that are of its positions.
     """
 
     page: int
     start: int
     context: str
-    shifts: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,20 @@ def read(folder: Path, address: str, key: Key) -> tuple[Whole | Part, Mapping[st
         return Miss("unreadable", f"{path}: {error}")
 
 
-def _read(file: BinaryIO, address: str, key: Key) -> tuple[Whole | Part, Mapping[str, Tensor]] | Miss:
+def header_of(path: Path) -> Whole | Part | Miss:
+    """What a file says of itself, without its tensors: whose it is, and what it was made of."""
+    try:
+        with path.open("rb") as file:
+            found = _header(file, path.name.removesuffix(SUFFIX))
+    except FileNotFoundError:
+        return Miss("absent", f"there is no {path}")
+    except OSError as error:
+        return Miss("unreadable", f"{path}: {error}")
+    return found if isinstance(found, Miss) else found[0]
+
+
+def _header(file: BinaryIO, address: str) -> tuple[Whole | Part, int] | Miss:
+    """The header, and the bytes before it that are tensors."""
     size = os.fstat(file.fileno()).st_size
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
@@ -227,9 +244,16 @@ def _read(file: BinaryIO, address: str, key: Key) -> tuple[Whole | Part, Mapping
     if hashlib.sha256(text).hexdigest() != address:
         return Miss("corrupt", f"{address} was cut, or its header changed")
     try:
-        header = msgspec.json.decode(text, type=Whole | Part)
+        return msgspec.json.decode(text, type=Whole | Part), room
     except msgspec.DecodeError as error:
         return Miss("corrupt", f"{address} has a header that is none: {error}")
+
+
+def _read(file: BinaryIO, address: str, key: Key) -> tuple[Whole | Part, Mapping[str, Tensor]] | Miss:
+    told = _header(file, address)
+    if isinstance(told, Miss):
+        return told
+    header, room = told
     if header.key != key or header.order != sys.byteorder:
         # Neither says whose it is: another tenant is not to learn that.
         return Miss("foreign", f"{address} is not of this model, dtype and tenant")

@@ -15,16 +15,14 @@ class Past:
     """What a sequence was, so that it can be that again: all but its cached tokens."""
 
     def __init__(self, sequence: Sequence) -> None:
-        table, watch = sequence.table, sequence.watch
-        self.tokens, self.evictions, self.altered = table.tokens, table.evictions, table.altered
-        self.pages, self.shifts = table.pages.copy(), dict(sequence.shifts)
+        watch = sequence.watch
+        self.said, self.shifts = sequence.table.said(), dict(sequence.shifts)
         self.watched = watch.state() if watch is not None else None
 
     def restore(self, sequence: Sequence) -> None:
         """The same positions are cached again."""
-        table = sequence.table
-        table._tokens, table._evictions, table._altered = self.tokens, list(self.evictions), self.altered
-        table.pages, sequence.shifts = self.pages, self.shifts
+        sequence.table.restore(self.said)
+        sequence.shifts = dict(self.shifts)
         self.unwatch(sequence)
 
     def unwatch(self, sequence: Sequence) -> None:

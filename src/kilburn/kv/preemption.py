@@ -33,6 +33,7 @@ class Preempted(msgspec.Struct, frozen=True):
     evictions: tuple[Eviction, ...]
     pages: Mapping[int, tuple[int, int]]
     altered: Mapping[Alteration, int]
+    stood: Mapping[int, int] = {}
 
     @property
     def recomputable(self) -> bool:
@@ -42,7 +43,9 @@ class Preempted(msgspec.Struct, frozen=True):
 
 def preempted(table: Table) -> Preempted:
     """What of a sequence outlives its blocks."""
-    return Preempted(table.number, table.key, table.tokens, table.evictions, table.pages.items(), table.altered)
+    return Preempted(
+        table.number, table.key, table.tokens, table.evictions, table.pages.items(), table.altered, dict(table.stood)
+    )
 
 
 def victims(pool: Pool, newest_first: Iterable[Table], need: int) -> list[Table] | None:

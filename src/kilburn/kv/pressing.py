@@ -14,9 +14,8 @@ from dataclasses import replace
 from kilburn.errors import KVError, MissingExtra, OutOfBlocks, SpecError
 from kilburn.kv.engine import Engine
 from kilburn.kv.observation import Observation, Piece, Press, Selection
-from kilburn.kv.rotation import rotate
 from kilburn.kv.sequence import Sequence
-from kilburn.kv.storage import span_of
+from kilburn.kv.storage import numbers_of, span_of
 
 try:
     import torch
@@ -46,7 +45,7 @@ def observe(engine: Engine, sequence: Sequence, press: Press, facts: Mapping[int
             f" {sequence.number} was opened without noting it",
             advice="open it with needs=press.needs, recent=press.recent",
         )
-    positions = torch.tensor(slots.logical, dtype=torch.int64, device=device)
+    positions = numbers_of(slots.logical, device)
     keys = None
     if "keys" in needs:
         engine.storage.perform(engine.tables.copies)
@@ -76,7 +75,8 @@ def compress(engine: Engine, sequence: Sequence, press: Press, budget: int, fact
     Raises:
         BudgetTooSmall: what must stay does not fit. OutOfBlocks: others share so much that new blocks are
             needed. SpecError: see `observe`, or what the press chose is no selection. KVError: it would rotate keys
-            that no longer stand for single positions. Nothing was dropped.
+            that no longer stand for single positions. UnsupportedModel: it would rotate keys of an architecture whose
+            keys cannot be. Nothing was dropped.
     """
     seen = observe(engine, sequence, press, facts)
     chosen = press.keep(seen, budget)
@@ -114,6 +114,8 @@ def _check(engine: Engine, sequence: Sequence, seen: Observation, chosen: Select
             f"{type(press).__name__.lower()} chose no tokens of the {seen.count} that are cached",
             advice="give indices that ascend, for all heads or [layers, heads, k], as int64; shifts as many",
         )
+    if shift is not None:
+        engine.weights.check_rotation()
     if shift is not None and "compressed" in sequence.table.altered:
         raise KVError(
             f"sequence {sequence.number} was squeezed: its keys have no single positions to be rotated from",
@@ -127,9 +129,10 @@ def _drop(engine: Engine, sequence: Sequence, seen: Observation, chosen: Selecti
     if turn is not None and chosen.shift is not None:
         places = seen.positions[chosen.keep].tolist()
         turned = [(place, by) for place, by in zip(places, turn.tolist(), strict=True) if by]
-    if turned and any(engine.pool.references[block] > 1 for block in sequence.table.blocks):
+    if turned:
         # What others own too is rotated in slots of its own: what that takes has to be there before anything leaves.
-        engine.reserve(-(-len(turned) // engine.pool.size) + 1, [sequence])
+        held, references = _slots(sequence, turned, engine.weights.device), engine.pool.references
+        engine.reserve(sum(references[block] > 1 for block in {slot // engine.pool.size for slot in held.tolist()}), [sequence])
     _evict_all_but(sequence, chosen.keep)
     if turned and chosen.shift is not None:
         _turn(engine, sequence, turned)
@@ -167,13 +170,9 @@ def _turn(engine: Engine, sequence: Sequence, turns: list[tuple[int, int]]) -> N
     # Always from the first keys: in bfloat16 a key that was rotated on step by step is soon another one.
     keys = torch.stack([first[place][1] for place, _ in turns], dim=2)
     by = torch.tensor([gone[place] + shift - first[place][0] for place, shift in turns], device=device)
-    pages, tokens = table.pages.copy(), table.tokens
-    for place, _ in turns:
-        table.evict(place, place + 1)
-        table.insert(place, tokens[place : place + 1])
-    table.pages = pages
+    slots = table.renew([place for place, _ in turns])
     storage.perform(engine.tables.copies)
-    storage.scatter(_slots(sequence, turns, device), rotate(keys, by, engine.weights.inv_freq), values)
+    storage.scatter(span_of(slots, device), engine.weights.rotate(keys, by), values)
 
 
 def _slots(sequence: Sequence, turns: list[tuple[int, int]], device: torch.device) -> Tensor:

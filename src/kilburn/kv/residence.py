@@ -23,6 +23,8 @@ from kilburn.kv.observation import Piece
 from kilburn.kv.pressure import Pressure
 from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.script import Line, Template
+from kilburn.kv.sequence import Sequence
+from kilburn.kv.spill import owner_of
 from kilburn.policy import Cause
 
 __all__ = ["Followed", "Residence"]
@@ -83,11 +85,9 @@ class Residence:
         self.pressure = Pressure(held if budget is None else budget, policy)
         self.price, self.how, self.channel = price or Price(), how, channel
         self._template = Template(engine.weights)
-        self.sequence = engine.open()
+        self.sequence = self._opened()
         self.prefilled = 0
         self._placed: list[Placed] = []
-        # Page -> where it stood first: all from there on was computed in sight of it, though it left since.
-        self._stood: dict[int, int] = {}
         self._evicted = 0
 
     def follow(self) -> Followed:
@@ -163,7 +163,7 @@ class Residence:
         made.__dict__.update(self.__dict__)
         made.process, made.sequence = process, self.engine.fork(self.sequence)
         made._placed, made.prefilled = list(self._placed), 0
-        made._stood = {one.line.page: one.start for one in self._placed if one.line.page}
+        made.sequence.owners |= {owner_of(process)}
         try:
             yield made
         finally:
@@ -197,13 +197,18 @@ class Residence:
         record = self.sequence.record
         if record is not None and record.recomputable:
             self.engine.free(self.sequence)
-            self.sequence = self.engine.open()
-            self._placed, self._stood = [], {}
+            self.sequence = self._opened()
+            self._placed = []
+
+    def _opened(self) -> Sequence:
+        made = self.engine.open()
+        made.owners = frozenset((owner_of(self.process),))
+        return made
 
     def _purge(self) -> bool:
         """Drop what was computed in sight of a page that is forgotten now: what derives from it goes with it."""
         states = self.process.kernel.tier.states
-        stood = [start for page, start in self._stood.items() if page in states and states[page].at == "dropped"]
+        stood = [start for page, start in self.sequence.table.stood.items() if page in states and states[page].at == "dropped"]
         if not stood:
             return False
         cut = 0 if "compressed" in self.sequence.table.altered else min(stood)
@@ -285,7 +290,6 @@ class Residence:
 
     def _cut(self, position: int) -> None:
         self._placed = [one for one in self._placed if one.start < position]
-        self._stood = {page: start for page, start in self._stood.items() if start < position}
         self._evicted += self.engine.truncate(self.sequence, position)
 
     def _append(self, lines: list[Line]) -> None:
@@ -302,9 +306,9 @@ class Residence:
     def _place(self, line: Line, start: int) -> None:
         stop = start + len(line.tokens)
         # The handle of a result quotes it; that of a stretch that is out says numbers only.
-        page = line.page or (line.key[2] if line.key[2] in self.process.kernel.tier.stubs else 0)
-        if page:
-            self._stood[page] = min(start, self._stood.get(page, start))
+        if line.key[2] in self.process.kernel.tier.stubs and not line.page:
+            stood = self.sequence.table.stood
+            stood[line.key[2]] = min(start, stood.get(line.key[2], start))
         if line.page:
             pages = self.sequence.table.pages
             for other in pages.over(start, stop):

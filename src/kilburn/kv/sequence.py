@@ -30,6 +30,7 @@ class Sequence:
         shifts: by how many positions the keys at a logical position were rotated on since they were computed.
         first: of each of those, the key as it was before the first rotation that was seen here, and its shift then;
             shape [layers, heads, dim].
+        owners: whose windows it shows, as `Residence` names them; a fork has its own and those of its source.
         record: what it is computed from again, while its blocks are another's (preemption).
     """
 
@@ -42,6 +43,7 @@ class Sequence:
         self.squeezed = 0
         self.shifts: dict[int, int] = {}
         self.first: dict[int, tuple[int, Tensor]] = {}
+        self.owners: frozenset[str] = frozenset()
 
     @property
     def table(self) -> Table:

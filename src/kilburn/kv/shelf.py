@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kilburn.errors import SpillFailed
-from kilburn.kv.image import SUFFIX, Draft, Miss, Part, Whole, discard, read, size_of, write
+from kilburn.kv.image import SUFFIX, Draft, Miss, Part, Whole, discard, header_of, read, size_of, write
 from kilburn.kv.prefixes import Key
 
 if TYPE_CHECKING:
@@ -121,6 +121,31 @@ class Shelf:
         except FileNotFoundError:
             return False
         return True
+
+    def forget(self, owner: str, pages: Collection[int]) -> list[str]:
+        """Remove all files of an owner that hold one of these pages, or were computed in sight of one, pinned or not.
+
+        What does not say whose it is goes too: files of an earlier version, and damaged ones. Returns the addresses.
+
+        Raises:
+            SpillFailed: some could not be removed; the others are.
+        """
+        gone, failures = [], []
+        for _, _, path in list(self._files()):
+            found = header_of(path)
+            if not isinstance(found, Miss) and found.owners is not None:
+                held = {*found.stood, *(found.pages if isinstance(found, Whole) else (found.page,))}
+                if owner not in found.owners or held.isdisjoint(pages):
+                    continue
+            address = path.name.removesuffix(SUFFIX)
+            try:
+                if self.drop(address):
+                    gone.append(address)
+            except OSError as error:
+                failures.append(f"{path}: {error}")
+        if failures:
+            raise SpillFailed(f"forgotten pages are still in {'; '.join(failures)}", advice="remove these files")
+        return gone
 
     def close(self) -> None:
         """Take back all pins. The files stay."""

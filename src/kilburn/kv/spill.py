@@ -9,18 +9,19 @@ to decide what is spilled, and to compute anything.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from kilburn.errors import InvalidRange, KVError, MissingExtra, OutOfBlocks
+from kilburn.event import Act
+from kilburn.kernel.process import Process
 from kilburn.kv.engine import Engine
 from kilburn.kv.image import Draft, Miss, Part, Whole
 from kilburn.kv.lineage import context, difference
 from kilburn.kv.preemption import Preempted, preempted
 from kilburn.kv.prefixes import Key
-from kilburn.kv.rotation import rotate
 from kilburn.kv.sequence import Sequence
 from kilburn.kv.shelf import Shelf
 from kilburn.kv.storage import Span, span_of
@@ -33,7 +34,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["Miss", "Returned", "Spill", "Spilled", "preempt", "resume"]
+__all__ = ["Miss", "Returned", "Spill", "Spilled", "owner_of", "preempt", "resume"]
 
 
 class Spilled(msgspec.Struct, frozen=True):
@@ -85,15 +86,43 @@ class Spill:
 
     def __init__(self, folder: str | Path, limit_bytes: int | None = None) -> None:
         self.shelf = Shelf(folder, limit_bytes)
+        self._windows: dict[str, Process] = {}
+
+    def attend(self, process: Process) -> list[str]:
+        """From now on, what a process forgets is removed here too; returns the addresses that go at once.
+
+        These are of what was forgotten while nobody attended. What goes later is in the process's ledger (`note`, with `how`
+        "forgotten" and the addresses as `files`). Files of sequences that are no `Residence`'s are nobody's, and stay.
+
+        Raises:
+            SpillFailed: some files could not be removed.
+        """
+        owner = owner_of(process)
+        self._windows[owner] = process
+
+        def erase(pages: Collection[int]) -> None:
+            gone = self.shelf.forget(owner, pages)
+            kernel = process.kernel
+            if gone and not kernel.store.readonly:
+                with kernel.lock:
+                    why = "spilled keys and values were removed"
+                    kernel.observe(Act.NOTE, tuple(pages), policy="kernel", why=why, how="forgotten", files=gone)
+
+        process.erasers[f"spilled to {self.shelf.folder.resolve()}"] = erase
+        forgotten = _forgotten(process)
+        return self.shelf.forget(owner, forgotten) if forgotten else []
 
     def save(self, engine: Engine, sequence: Sequence, *, pin: bool = False) -> Spilled:
         """Write a sequence to disk; it stays in the cache as it is.
 
         Raises:
-            SpillFailed: the disk or the limit does not allow it; nothing of it is left there. FreedSequence.
+            SpillFailed: the disk or the limit does not allow it; nothing of it is left there. KVError: it holds what its
+            process has forgotten (see `attend`). FreedSequence.
         """
         table, watch = sequence.table, sequence.watch
+        self._check(sequence, table.end)
         slots = table.slots()
+        first = dict(sorted(each for each in sequence.first.items() if each[0] in sequence.shifts))
         header = Whole(
             key=_key(engine),
             tokens=table.tokens.tolist(),
@@ -102,10 +131,13 @@ class Spill:
             pages=table.pages.items(),
             altered=table.altered,
             shifts=sequence.shifts,
+            first={place: shift for place, (shift, _) in first.items()},
+            owners=sorted(sequence.owners),
+            stood=table.stood,
             shared=table.key is not None,
             watch=(watch.sums, watch.rows) if watch is not None else None,
         )
-        drafts = [_kv(engine, slots.physical)]
+        drafts = [_kv(engine, slots.physical), *_firsts(first)]
         if sequence.logits is not None:
             drafts.append(_draft("logits", sequence.logits))
         if watch is not None:
@@ -135,13 +167,15 @@ class Spill:
         """Write the keys and values of a page's positions to disk; they stay in the cache as they are.
 
         Raises:
-            InvalidRange: the page has no range, or part of it was evicted. SpillFailed, FreedSequence.
+            InvalidRange: the page has no range, or part of it was evicted. SpillFailed, KVError, FreedSequence: see `save`.
         """
         table, watch = sequence.table, sequence.watch
         start, stop = table.pages[page]
+        self._check(sequence, stop)
         first, last = table.count(0, start), table.count(0, stop)
         if last - first < stop - start:
             raise InvalidRange(f"{stop - start - last + first} positions of page {page} were evicted", advice="save it before")
+        firsts = dict(sorted(each for each in sequence.first.items() if start <= each[0] < stop and each[0] in sequence.shifts))
         told = all(since >= stop for why, since in table.altered.items() if why != "evicted")
         header = Part(
             key=_key(engine),
@@ -150,8 +184,11 @@ class Spill:
             start=start,
             context=context(table.tokens[:stop], table.evictions) if told else "",
             shifts={place: by for place, by in sequence.shifts.items() if start <= place < stop},
+            first={place: shift for place, (shift, _) in firsts.items()},
+            owners=sorted(sequence.owners),
+            stood={other: place for other, place in table.stood.items() if place < stop},
         )
-        drafts = [_kv(engine, table.slots(first).physical[: stop - start])]
+        drafts = [_kv(engine, table.slots(first).physical[: stop - start]), *_firsts(firsts)]
         if watch is not None:
             drafts.append(_draft("received", watch.received[..., first:last]))
             drafts.append(_draft("queries", watch.queries[first:last]))
@@ -172,6 +209,7 @@ class Spill:
 
         Raises:
             InvalidRange: something is cached there, or belongs to a page, or the sequence is shorter.
+            UnsupportedModel: at another position, of a model whose keys cannot be rotated.
             OutOfBlocks, FreedSequence: nothing was put back.
         """
         table = sequence.table
@@ -183,6 +221,8 @@ class Spill:
             return Miss("absent", "there is a sequence at this address, and no page")
         start = part.start if position is None else position
         stop = start + len(part.tokens)
+        if start != part.start:
+            engine.weights.check_rotation()
         held = table.pages.over(max(0, start), max(0, stop))
         if part.page in table.pages or held:
             taken = held[0] if held else part.page
@@ -205,7 +245,21 @@ class Spill:
         if behind:
             sequence.logits = None
         table.label(part.page, start, stop)
+        for page in part.stood:
+            table.stood[page] = min(start, table.stood.get(page, start))
+        sequence.owners |= frozenset(part.owners or ())
         return Returned(part.page, start, stop, not why, why)
+
+    def _check(self, sequence: Sequence, stop: int) -> None:
+        """What was forgotten is not to come to disk: the sequence may still hold it."""
+        for owner in sequence.owners & self._windows.keys():
+            forgotten = _forgotten(self._windows[owner])
+            held = [page for page, start in sequence.table.stood.items() if start < stop and page in forgotten]
+            if held:
+                raise KVError(
+                    f"sequence {sequence.number} was computed in sight of page {held[0]}, which is forgotten",
+                    advice="let its residence follow the window first",
+                )
 
     def _put(self, header: Whole | Part, drafts: list[Draft], tokens: int, pin: bool) -> Spilled:
         # What storage reads into may have been made by a step, and can be written only as a step does.
@@ -223,6 +277,9 @@ class Spill:
         count = sum(stop - start for start, stop in header.cached) if isinstance(header, Whole) else len(header.tokens)
         if kv is None or kv.shape != (shape.layers, 2, shape.heads, count, shape.dim) or kv.dtype != engine.weights.dtype:
             return Miss("corrupt", f"{address} does not hold the keys and values that it says")
+        keys = tensors.get("first")
+        if header.first and (keys is None or keys.shape != (shape.layers, shape.heads, len(header.first), shape.dim)):
+            return Miss("corrupt", f"{address} does not hold the first keys that it says")
         return found
 
 
@@ -271,8 +328,32 @@ def resume(engine: Engine, sequence: Sequence, spill: Spill, spilled: Spilled | 
     return None
 
 
+def owner_of(process: Process) -> str:
+    """What files say of the window that their sequence showed: tenant and session."""
+    return f"{process.kernel.store.tenant}/{process.name}"
+
+
+def _forgotten(process: Process) -> set[int]:
+    kernel = process.kernel
+    with kernel.lock:
+        return {page for page, state in kernel.tier.states.items() if state.at == "dropped"}
+
+
+def _firsts(first: Mapping[int, tuple[int, Tensor]]) -> list[Draft]:
+    """The keys before they were rotated, in the order of `Header.first`."""
+    return [_draft("first", torch.stack([key for _, key in first.values()], dim=2))] if first else []
+
+
+def _first(engine: Engine, header: Whole | Part, tensors: Mapping[str, Tensor]) -> dict[int, tuple[int, Tensor]]:
+    """`Sequence.first` again, from a file."""
+    if not header.first:
+        return {}
+    keys = tensors["first"].to(engine.weights.device)
+    return {place: (shift, keys[:, :, row].clone()) for row, (place, shift) in enumerate(header.first.items())}
+
+
 def _key(engine: Engine) -> Key:
-    return engine.weights.key(engine.tenant)
+    return engine.identity
 
 
 def _runs(positions: array[int]) -> list[tuple[int, int]]:
@@ -309,7 +390,7 @@ def _write(engine: Engine, span: Span, kv: Tensor, turn: Tensor | None = None) -
     storage.perform(engine.tables.copies)
     for layer in range(weights.shape.layers):
         keys, values = kv[layer].to(weights.device)
-        storage.write(layer, span, keys if turn is None else rotate(keys, turn, weights.inv_freq), values)
+        storage.write(layer, span, keys if turn is None else weights.rotate(keys, turn), values)
 
 
 def _adopted(engine: Engine, header: Whole, tensors: Mapping[str, Tensor], number: int) -> Table:
@@ -318,7 +399,9 @@ def _adopted(engine: Engine, header: Whole, tensors: Mapping[str, Tensor], numbe
     for start, stop in header.cached:
         positions.extend(range(start, stop))
     key = engine.key if header.shared else None
-    record = Preempted(number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered)
+    record = Preempted(
+        number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered, header.stood
+    )
     engine.reserve(-(-len(positions) // engine.pool.size), [])
     table = engine.tables.adopt(record, positions)
     try:
@@ -336,7 +419,8 @@ def _equip(engine: Engine, sequence: Sequence, header: Whole, tensors: Mapping[s
     weights = engine.weights
     logits = tensors.get("logits")
     sequence.logits = logits.to(weights.device) if logits is not None else None
-    sequence.shifts = dict(header.shifts)
+    sequence.shifts, sequence.first = dict(header.shifts), _first(engine, header, tensors)
+    sequence.owners = frozenset(header.owners or ())
     sequence.squeezed = sequence.end if "compressed" in header.altered else 0
     sequence.watch = None
     if header.watch is not None:
@@ -371,6 +455,7 @@ def _fill(engine: Engine, sequence: Sequence, part: Part, tensors: Mapping[str, 
         sequence.first.pop(place, None)
     if turn is None:
         sequence.shifts.update(part.shifts)
+        sequence.first.update(_first(engine, part, tensors))
     if sequence.watch is not None:
         _note(sequence, sequence.watch, tensors, sequence.table.count(0, start), count)
 

@@ -8,10 +8,10 @@ refuses to know which slot is whose.
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.kv.copies import Copies
-from kilburn.kv.weights import Shape
 
 try:
     import torch
@@ -19,10 +19,31 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["Span", "Storage", "length_of", "part_of", "span_of"]
+__all__ = ["Shape", "Span", "Storage", "length_of", "numbers_of", "part_of", "span_of"]
 
 Span = slice | Tensor
 """Slots: a run of neighbours, or their numbers."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one cached token is made of.
+
+    Args:
+        layers: of the model.
+        heads: key-value heads of a layer.
+        groups: query heads that share a key-value head.
+        dim: of a head.
+    """
+
+    layers: int
+    heads: int
+    groups: int
+    dim: int
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        return 2 * self.layers * self.heads * self.dim * dtype.itemsize
 
 
 def span_of(slots: array[int], device: torch.device) -> Span:
@@ -34,7 +55,15 @@ def span_of(slots: array[int], device: torch.device) -> Span:
         numbers = torch.frombuffer(slots, dtype=torch.int64)
         if bool((numbers[1:] - numbers[:-1] == 1).all()):
             return slice(slots[0], slots[-1] + 1)
-    return torch.tensor(slots, dtype=torch.int64, device=device)
+    return numbers_of(slots, device)
+
+
+def numbers_of(numbers: array[int], device: torch.device) -> Tensor:
+    """An array of type "q" as a tensor of its own; read number by number it would take hundreds of times as long."""
+    if not numbers:
+        return torch.zeros(0, dtype=torch.int64, device=device)
+    seen = torch.frombuffer(numbers, dtype=torch.int64)
+    return seen.clone() if device.type == "cpu" else seen.to(device)
 
 
 def length_of(span: Span) -> int:
@@ -74,8 +103,7 @@ class Storage:
         if not len(copies):
             return
         sources, targets = copies.take()
-        read = torch.tensor(sources, device=self.device)
-        write = torch.tensor(targets, device=self.device)
+        read, write = numbers_of(sources, self.device), numbers_of(targets, self.device)
         for kind in (self.keys, self.values):
             kind[:, :, write] = kind[:, :, read]
 

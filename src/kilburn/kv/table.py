@@ -20,7 +20,7 @@ from kilburn.kv.insertion import put
 from kilburn.kv.prefixes import Key, chained, root_of
 from kilburn.kv.ranges import Ranges
 
-__all__ = ["Alteration", "Eviction", "Slots", "Table"]
+__all__ = ["Alteration", "Eviction", "Said", "Slots", "Table"]
 
 Alteration = Literal["evicted", "folded", "blended", "compressed"]
 """Why the KV of a sequence is not what its tokens alone would give; all but "evicted" need more than a replay."""
@@ -41,6 +41,16 @@ class Eviction(NamedTuple):
     stop: int
 
 
+class Said(NamedTuple):
+    """All that a table says of its positions but which of them are cached; see `Table.said`."""
+
+    tokens: array[int]
+    evictions: tuple[Eviction, ...]
+    altered: dict[Alteration, int]
+    pages: Ranges
+    stood: dict[int, int]
+
+
 class Table:
     """What `Tables.open` and `Tables.fork` return. Every method raises FreedSequence once it was freed.
 
@@ -48,11 +58,14 @@ class Table:
         number: its name among its `Tables`; a later sequence has a higher one.
         key: under which it shares prefixes, or None.
         pages: which positions belong to which page of the window; kept up by `evict` and `truncate`.
+        stood: page -> the first position at which it ever stood: what is cached from there on may have been computed in
+            sight of it, though it left since. Kept up by `label` and `truncate`.
     """
 
     def __init__(self, number: int, pool: Pool, copies: Copies, key: Key | None) -> None:
         self.number, self.key = number, key
         self.pages = Ranges()
+        self.stood: dict[int, int] = {}
         self._pool, self._copies = pool, copies
         self._root = root_of(key, pool.size) if key is not None else b""
         self._blocks: list[int] = []
@@ -91,7 +104,10 @@ class Table:
 
     @property
     def evictions(self) -> tuple[Eviction, ...]:
-        """What was evicted and when: with `tokens` it says how to compute a `recomputable` cache again."""
+        """What was evicted and when: with `tokens` it says how to compute a `recomputable` cache again.
+
+        From where it is not recomputable on, evictions are not listed: they would say nothing, and pile up.
+        """
         return tuple(self._evictions)
 
     @property
@@ -201,6 +217,7 @@ class Table:
         self._alive()
         self._within(start, stop)
         self.pages.put(page, start, stop)
+        self.stood[page] = min(start, self.stood.get(page, start))
 
     def count(self, start: int, stop: int) -> int:
         """How many of these logical positions are cached."""
@@ -234,7 +251,8 @@ class Table:
         for page in self.pages.over(start, stop):
             if not self.count(*self.pages[page]):
                 self.pages.remove(page)
-        self._evictions.append(Eviction(self.end, start, stop))
+        if start < self._told():
+            self._evictions.append(Eviction(self.end, start, stop))
         self.alter("evicted", start)
         return last - first
 
@@ -258,11 +276,46 @@ class Table:
             del self._slots[first:], self._positions[first:]
         del self._tokens[position:], self._digests[position // self._pool.size :]
         self.pages.cut(position)
+        self.stood = {page: start for page, start in self.stood.items() if start < position}
         self._evictions = [
             Eviction(min(at, position), start, min(stop, position)) for at, start, stop in self._evictions if start < position
         ]
         self._altered = {why: since for why, since in self._altered.items() if since < position}
         return dropped
+
+    def renew(self, places: Sequence[int]) -> array[int]:
+        """Slots in which cached positions are written anew, in this order; all else of the sequence stays as it is.
+
+        A block that others own too is copied first. The tokens do not say any more what is there: the sequence is
+        altered, "folded" from the first of them.
+
+        Raises:
+            InvalidRange: one is not cached. OutOfBlocks: nothing was changed.
+        """
+        self._alive()
+        pool, blocks, bases, slots, positions = self._pool, self._blocks, self._bases, self._slots, self._positions
+        at = [bisect_left(positions, place) for place in places]
+        for place, index in zip(places, at, strict=True):
+            if index == len(positions) or positions[index] != place:
+                raise InvalidRange(f"position {place} of sequence {self.number} is not cached", advice="insert it instead")
+        if not at:
+            return array("q")
+        size = pool.size
+        rows = {bisect_right(bases, place) - 1 for place in places}
+        shared = [row for row in rows if pool.references[blocks[row]] > 1]
+        for row, block in zip(shared, pool.take(len(shared)) if shared else (), strict=True):
+            first = bisect_left(positions, bases[row])
+            stop = bisect_left(positions, bases[row + 1]) if row + 1 < len(bases) else len(positions)
+            sources = slots[first:stop]
+            targets = array("q", (block * size + slot % size for slot in sources))
+            self._copies.add(sources, targets, blocks[row : row + 1], (block,))
+            slots[first:stop] = targets
+            pool.release(blocks[row : row + 1])
+            blocks[row] = block
+        for row in rows:
+            pool.unname(blocks[row])
+        self.alter("folded", min(places))
+        return array("q", (slots[index] for index in at))
 
     def compact(self) -> int:
         """Close the gaps that evictions left; returns how many blocks it owns fewer.
@@ -346,6 +399,9 @@ class Table:
         self._alive()
         self._within(since, self.end)
         self._altered[why] = min(since, self._altered.get(why, since))
+        if why != "evicted":
+            told = self._told()
+            self._evictions = [eviction for eviction in self._evictions if eviction.start < told]
 
     def publish(self) -> int:
         """Let others find its full blocks by content; returns how many of them were new.
@@ -370,6 +426,19 @@ class Table:
         fresh = chained(digests[-1] if digests else self._root, tokens[done * size : len(tokens) // size * size], size)
         digests += fresh
         return pool.name(self._blocks[done : len(digests)], digests[done:])
+
+    def said(self) -> Said:
+        """What `restore` takes back after something that failed; nothing that is done later changes it."""
+        return Said(self.tokens, self.evictions, self.altered, self.pages.copy(), dict(self.stood))
+
+    def restore(self, said: Said) -> None:
+        """Say what was said when the same positions were cached."""
+        self._tokens, self._evictions, self._altered = said.tokens[:], list(said.evictions), dict(said.altered)
+        self.pages, self.stood = said.pages.copy(), dict(said.stood)
+
+    def _told(self) -> int:
+        """The position up to which tokens and evictions say all about what is cached."""
+        return min((since for why, since in self._altered.items() if why != "evicted"), default=1 << 62)
 
     def _alive(self) -> None:
         if self._freed:

@@ -65,6 +65,7 @@ class Tables:
         made._blocks, made._bases, made._digests = table._blocks[:], table._bases[:], table._digests[:]
         made._slots, made._positions, made._tokens = table._slots[:], table._positions[:], table._tokens[:]
         made._evictions, made._altered, made.pages = table._evictions[:], table.altered, table.pages.copy()
+        made.stood = dict(table.stood)
         self._tables[made.number] = made
         return made
 
@@ -153,7 +154,7 @@ class Tables:
         del made._slots[count:]
         made._positions, made._bases = positions[:], list(positions[::size])
         made._tokens, made._evictions = record.tokens[:], list(record.evictions)
-        made._altered, made.pages = dict(record.altered), pages
+        made._altered, made.pages, made.stood = dict(record.altered), pages, dict(record.stood)
         self._tables[made.number] = made
         return made
 

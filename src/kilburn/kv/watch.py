@@ -7,7 +7,7 @@ float32. It refuses to keep whole attention maps: only sums, and the rows of the
 from __future__ import annotations
 
 from kilburn.errors import MissingExtra
-from kilburn.kv.weights import Shape
+from kilburn.kv.storage import Shape
 
 try:
     import torch

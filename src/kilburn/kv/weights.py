@@ -2,7 +2,7 @@
 
 Reads a GGUF file (dequantised when loaded) or a folder that `save_pretrained` wrote. It refuses models
 whose layers do not all attend to everything, or whose rotation depends on the length: what it caches
-would not mean what the engine takes it to mean.
+would not mean what the engine takes it to mean. The config tells of most; the rest is found by running a few tokens.
 """
 
 from __future__ import annotations
@@ -15,40 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from kilburn.errors import MissingExtra, SpecError, Unavailable
+from kilburn.kv.decoder import Decoder, proven
 from kilburn.kv.prefixes import Key
+from kilburn.kv.rotation import rotate
+from kilburn.kv.storage import Shape
 
 try:
     import torch
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["Shape", "Weights", "load", "weights_of"]
+__all__ = ["Weights", "load", "weights_of"]
 
 log = logging.getLogger("kilburn")
 
 SMALL = 256_000_000
 """Bytes of a GGUF file up to which a converted copy is kept unasked."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What one cached token is made of.
-
-    Args:
-        layers: of the model.
-        heads: key-value heads of a layer.
-        groups: query heads that share a key-value head.
-        dim: of a head.
-    """
-
-    layers: int
-    heads: int
-    groups: int
-    dim: int
-
-    def bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of one token's keys and values over all layers."""
-        return 2 * self.layers * self.heads * self.dim * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -61,6 +43,8 @@ class Weights:
         digest: SHA-256 of the weights' bytes, hex: equal digests are equal weights.
         shape: of what it caches.
         inv_freq: the rotation's inverse frequencies, shape [dim / 2], float32.
+        decoder: the model as an engine runs it; `model` itself is never changed.
+        fixed: why cached keys cannot be rotated to other positions; empty where they can.
     """
 
     model: Any
@@ -68,6 +52,8 @@ class Weights:
     digest: str
     shape: Shape
     inv_freq: torch.Tensor = field(repr=False)
+    decoder: Decoder = field(repr=False)
+    fixed: str = ""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,6 +77,24 @@ class Weights:
     def key(self, tenant: str = "") -> Key:
         """Under which sequences of this model and tenant share blocks and spilled files."""
         return Key(self.digest, str(self.dtype).removeprefix("torch."), tenant)
+
+    def check_rotation(self) -> None:
+        """See that cached keys can be rotated to other positions.
+
+        Raises:
+            UnsupportedModel: this architecture pairs the entries of a key in another way, or has layers that do not rotate.
+        """
+        if self.fixed:
+            raise self.decoder.refusal(f"{self.fixed}: what is cached has to stay at its position")
+
+    def rotate(self, keys: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        """Cached keys as they would be `shift` positions further on; see `kilburn.kv.rotation.rotate`.
+
+        Raises:
+            UnsupportedModel: see `check_rotation`.
+        """
+        self.check_rotation()
+        return rotate(keys, shift, self.inv_freq)
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a text alone, without those that open a sequence."""
@@ -118,8 +122,8 @@ def load(path: str | Path, *, dtype: str = "float32", device: str = "cpu", keep:
             which loads in a second instead of fifteen; None for files under 256 MB.
 
     Raises:
-        Unavailable: no such file, or transformers cannot read it. SpecError: a dtype that is none, or a
-        model that the engine cannot run. MissingExtra.
+        Unavailable: no such file, or transformers cannot read it. SpecError: a dtype that is none. UnsupportedModel:
+        the engine cannot run such a model exactly. MissingExtra.
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -172,30 +176,53 @@ def _keep(model: Any, tokenizer: Any, place: Path) -> None:
 def weights_of(model: Any, tokenizer: Any = None, digest: str | None = None) -> Weights:
     """Weights from a model that is in memory; without a digest, that of its parameters is taken.
 
+    The model stays as it is, and can be used beside the engine. What its config says is checked first; then a dozen
+    tokens run over slots and alone, and have to give the same logits.
+
     Raises:
-        SpecError: the engine cannot run it.
+        UnsupportedModel: the engine cannot run it exactly; its `family` and the message say which and why.
     """
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise SpecError(
-            f"{config.model_type} has layers of {', '.join(sorted(kinds))}", advice="use a model that attends to everything"
-        )
-    rotary = getattr(model.get_decoder(), "rotary_emb", None)
-    rope = getattr(rotary, "rope_type", None)
-    if rotary is None or rope in ("dynamic", "longrope"):
-        raise SpecError(f"{config.model_type} does not rotate its keys by position alone", advice="use a model with plain RoPE")
-    heads = config.num_attention_heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    model.eval()
-    return Weights(
-        model,
-        tokenizer,
-        digest or _digest_of(model),
-        Shape(config.num_hidden_layers, shared, heads // shared, dim),
-        rotary.inv_freq.detach().to(torch.float32),
+    decoder = Decoder(model)
+    inv_freq = _rotation(model, decoder)
+    shape = _shape(model, decoder)
+    fixed = proven(decoder, shape, inv_freq)
+    return Weights(model, tokenizer, digest or _digest_of(model), shape, inv_freq, decoder, fixed)
+
+
+def _rotation(model: Any, decoder: Decoder) -> torch.Tensor:
+    """The inverse frequencies by which all layers rotate; a config that tells that the engine cannot run it is refused."""
+    config = model.config.get_text_config(decoder=True)
+    # What transformers' own caches go by: without a list of layers, a window or chunks are those of all.
+    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    kinds = set(
+        getattr(config, "layer_types", None) or (["full_attention"] if window is None else [f"a window of {window} tokens"])
     )
+    if kinds != {"full_attention"}:
+        raise decoder.refusal(f"it has layers of {', '.join(sorted(map(str, kinds)))}")
+    if getattr(config, "is_encoder_decoder", False):
+        raise decoder.refusal("it is the decoder of an encoder")
+    rotary = [module for module in model.modules() if isinstance(getattr(module, "inv_freq", None), torch.Tensor)]
+    if not rotary:
+        raise decoder.refusal("its positions are no rotation of keys")
+    for module in rotary:
+        kind = getattr(module, "rope_type", "default")
+        if kind in ("dynamic", "longrope"):
+            raise decoder.refusal(f"its rotation depends on the length ({kind})")
+    found: torch.Tensor = rotary[0].inv_freq.detach().to(torch.float32)
+    if any(module.inv_freq.shape != found.shape or not torch.equal(module.inv_freq.float(), found) for module in rotary):
+        raise decoder.refusal("its layers rotate by different frequencies")
+    return found
+
+
+def _shape(model: Any, decoder: Decoder) -> Shape:
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_attention_heads", None) or 0
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // (heads or 1)
+    told = (getattr(config, "num_hidden_layers", None), heads, shared, dim)
+    if not all(isinstance(each, int) and each > 0 for each in told) or heads % shared:
+        raise decoder.refusal(f"its config tells no shape of keys and values (layers, heads, heads of keys, entries: {told})")
+    return Shape(config.num_hidden_layers, shared, heads // shared, dim)
 
 
 def _digest(where: Path) -> str:
@@ -212,5 +239,5 @@ def _digest_of(model: Any) -> str:
     whole = hashlib.sha256(model.config.to_json_string().encode())
     for name, tensor in sorted(model.state_dict().items()):
         whole.update(name.encode())
-        whole.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        whole.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()
