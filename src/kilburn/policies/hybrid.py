@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kilburn.move import Evict, Fold, Move
-from kilburn.policies.excerpts import older, parts_of, reach, shortened
+from kilburn.policies.excerpts import far_of, older, parts_of, reach, shortened
 from kilburn.policy import View
 
 __all__ = ["Hybrid"]
@@ -59,7 +59,7 @@ class Hybrid:
         ids = [page.id for page in leaving]
         sources, stale = reach(view, ids)
         room = low - (view.use - saved - sum([page.tokens for page in leaving])) - 2 * view.handle
-        parts = parts_of(view, ids, stale, set(sources), room)
+        parts = parts_of(view, ids, stale, set(sources), room, far_of(room))
         if not parts:
             return [*latest, Evict(pages=tuple(ids), why="no room for an excerpt")]
         fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages")
@@ -69,4 +69,4 @@ class Hybrid:
 
 
 def _spare(capacity: int) -> int:
-    return max(capacity // 10, min(capacity // 4, (capacity - 2000) // 2))
+    return max(min(capacity // 10, 64 + capacity // 20), min(capacity // 4, (capacity - 2000) // 2))
