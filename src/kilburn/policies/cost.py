@@ -4,7 +4,8 @@ What leaves the window leaves the lines that are worth their tokens, as an excer
 are left alone: the next one is put behind them, so that all before it is read from the cache, until they
 hold so much of the window that they are remade as one. How much a line must tell to be kept follows from
 the prices: writing it to the cache once and reading it at each prompt until the next edit, against the
-chance that it is needed meanwhile and what a miss costs. Where pages were recalled lately, it keeps more.
+chance that it is needed meanwhile and what a miss costs. A large window is filled to some two thirds
+whatever the price, and a share is kept for how the session began. Where pages were recalled lately, it keeps more.
 It acts when the window is full and not before, since each edit is paid for; it acts on all that is older
 than the latest message at once, since what is behind an edit is read again anyway. It needs no model. Ours; the
 figures are in docs/mechanisms/cost.md.

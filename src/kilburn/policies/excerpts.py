@@ -149,9 +149,7 @@ def parts_of(
     lines = [line for page in near for line in _lines(view, page) if line.page in sources]
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
     texts = _shown(view, set(going))
-    return choose(
-        lines, texts, focus_of(view), room, view.count, far=far, least=least, floor=floor, base=base, life=life
-    )
+    return choose(lines, texts, focus_of(view), room, view.count, far=far, least=least, floor=floor, base=base, life=life)
 
 
 def flow_of(view: View) -> float:

@@ -2,7 +2,8 @@
 
 When the window is over capacity, everything older than the tail becomes one excerpt: verbatim lines,
 each under the address of its page, chosen to cover as many names as possible (paths, identifiers,
-numbers) in few tokens, with a preference for what is near to the latest thought and for what is recent.
+numbers) in few tokens, with a preference for what is near to the latest thought and for what is recent;
+a share of it is kept for how the session began and for what the user said.
 The excerpt is remade from the originals' spans, never from its own text, so nothing drifts; pages that
 no longer tell anything leave behind a handle. It needs no model. Ours; the figures are in
 docs/explanation/policies.md.

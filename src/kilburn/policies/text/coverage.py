@@ -103,8 +103,8 @@ def choose(
         focus: what the agent is at.
         count: tokens of a text.
         far: tokens of the room that are kept for the far past.
-        least: the gain under which a line is left out even where there is room, once `floor` tokens are taken. The gain of a line that brings one
-            new name and is not near to the focus is about 0.02; of the best lines, 0.1 and more.
+        least: the gain under which a line is left out even where there is room, once `floor` tokens are taken. The gain of a
+            line that brings one new name and is not near to the focus is about 0.02; of the best lines, 0.1 and more.
         base: weight of a line as such beside its nearness to the focus (1). More where the choice will stand for long.
         life: how many times slower than `DECAY` a line loses worth with age.
     """
