@@ -21,6 +21,10 @@ __all__ = ["came_back", "far_of", "flow_of", "focus_of", "older", "parts_of", "r
 CITED = 1024
 """Originals that one excerpt stands for, at least, before those of which it keeps nothing stay behind their handle."""
 
+READ = 200_000
+"""Tokens of leaving pages, newest first, whose lines one excerpt is chosen from, beside those of the excerpts before it: all
+in a window of 200,000 or less. It bounds the time of a plan."""
+
 LATEST = 128
 """Newest pages among which the agent's latest words are looked for."""
 LIFE = 64
@@ -146,6 +150,11 @@ def parts_of(
         return ()
     # An excerpt that leaves hands on those of its lines whose originals are still reached.
     near = [view.page(page) for page in going if page < 0 or page not in stale]
+    first, left = len(near), READ
+    while first and left > 0:
+        first -= 1
+        left -= near[first].tokens
+    near = [*(page for page in near[:first] if page.id < 0), *near[first:]]
     lines = [line for page in near for line in _lines(view, page) if line.page in sources]
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
     texts = _shown(view, set(going))
