@@ -103,15 +103,13 @@ def fill_one(process: Process) -> None:
     process.append(assistant(f"Looking at part {name}", call_of(name)), tool(name, "\n".join([_log(name)] * 4)))
 
 
-def test_hybrid_reaches_the_newest_of_what_leaves_and_the_rest_stays_below() -> None:
+def test_hybrid_stands_for_all_that_leaves_a_large_window() -> None:
     process = opened("hybrid")
     fill(process, Act.FOLD)
     fold = next(page for page in process.kernel.tier.resident() if page.depth)
-    gone = [page for event in process.events() if event.act is Act.EVICT for page in event.pages]
-    assert 64 <= len(fold.sources) <= 128
-    assert max(gone) < min(fold.sources)
-    assert "Looking at" in process.recall(f"p{min(gone)}") or "line 3" in process.recall(f"p{min(gone)}")
-    assert process.render().tokens <= WINDOW
+    assert len(fold.sources) > 300
+    assert not [event for event in process.events() if event.act is Act.EVICT]
+    assert 0.6 * WINDOW <= process.render().tokens <= WINDOW
     assert not refused(process)
 
 

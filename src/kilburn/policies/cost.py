@@ -4,7 +4,8 @@ What leaves the window leaves the lines that are worth their tokens, as an excer
 are left alone: the next one is put behind them, so that all before it is read from the cache, until they
 hold so much of the window that they are remade as one. How much a line must tell to be kept follows from
 the prices: writing it to the cache once and reading it at each prompt until the next edit, against the
-chance that it is needed meanwhile and what a miss costs. Where pages were recalled lately, it keeps more.
+chance that it is needed meanwhile and what a miss costs. A large window is filled to some two thirds
+whatever the price, and a share is kept for how the session began. Where pages were recalled lately, it keeps more.
 It acts when the window is full and not before, since each edit is paid for; it acts on all that is older
 than the latest message at once, since what is behind an edit is read again anyway. It needs no model. Ours; the
 figures are in docs/mechanisms/cost.md.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page
-from kilburn.policies.excerpts import older, parts_of, reach, shortened
+from kilburn.policies.excerpts import flow_of, older, parts_of, reach, shortened
 from kilburn.policy import View
 from kilburn.prices import Prices, prices_of
 
@@ -36,6 +37,9 @@ LATELY = 20
 
 ADDED, HELD, REMADE = 0.3, 0.7, 0.5
 """Shares of the window: of one excerpt at most, of all excerpts before they are remade, and of the remade one."""
+
+FILL, SMALL = 0.68, 4000
+"""Share of a window of twice `SMALL` tokens or more that is filled whatever a line costs; of `SMALL` tokens, none."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +89,22 @@ class Cost:
         stays = view.use - saved - held - sum([page.tokens for page in young])
         room = capacity - stays - capacity // 8 - 2 * view.handle
         least = self._least(view, leaving, capacity)
-        if young:
-            moves = _excerpt(view, young, min(int(ADDED * capacity), room - held), least)
-            if held + _size(moves) <= min(room, int(HELD * capacity)):
+        floor = int(FILL * capacity * min(1.0, max(0.0, capacity / SMALL - 1))) - stays
+        far = max(0, min(capacity // 10, (capacity - 1000) // 5))
+        most = min(room, max(int(HELD * capacity), floor + capacity // 5)) - held
+        if young and most > capacity // 20:
+            size = min(max(int(ADDED * capacity), floor), room - held)
+            if size > most > capacity // 10:
+                size = most
+            moves = _excerpt(view, young, size, 0 if excerpts else far, least, floor - held)
+            if _size(moves) <= most:
                 return [*latest, *moves]
-        return [*latest, *_excerpt(view, leaving, min(int(REMADE * capacity), room), least)]
+        return [*latest, *_excerpt(view, leaving, min(max(int(REMADE * capacity), floor), room), far, least, floor)]
 
     def _least(self, view: View, leaving: Sequence[Page], capacity: int) -> float:
         """The gain that is worth a line's tokens: its price until the next edit over what a miss costs."""
         table = self._table()
-        flow = max(1.0, view.seen / max(1, view.turn))
-        stay = max(1.0, capacity / 2 / flow)
+        stay = max(1.0, capacity / 2 / flow_of(view))
         price = (table.written / stay + table.cached) / table.input
         # A recall is one more call of the model, which reads the whole prompt from the cache again.
         miss = self.miss + capacity * table.cached / table.input
@@ -113,11 +122,11 @@ def _apart(leaving: Sequence[Page]) -> tuple[list[Page], list[Page]]:
     return list(leaving[:front]), list(leaving[front:])
 
 
-def _excerpt(view: View, pages: Sequence[Page], room: int, least: float) -> list[Move]:
+def _excerpt(view: View, pages: Sequence[Page], room: int, far: int, least: float, floor: int) -> list[Move]:
     """One excerpt in place of pages, or their eviction where nothing in them is worth its tokens."""
     ids = [page.id for page in pages]
     sources, stale = reach(view, ids)
-    parts = parts_of(view, ids, stale, set(sources), room, least=least, base=BASE)
+    parts = parts_of(view, ids, stale, set(sources), room, far, least=least, floor=max(0, floor), base=BASE)
     if not parts:
         return [Evict(pages=tuple(ids), why="nothing that is worth its tokens")]
     fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages that are worth their tokens")

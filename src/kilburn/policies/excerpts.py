@@ -16,14 +16,19 @@ from kilburn.page import Page, Parts, Span
 from kilburn.policies.text.coverage import BASE, Line, choose, lines_of
 from kilburn.policy import View
 
-__all__ = ["came_back", "older", "parts_of", "reach", "shortened"]
+__all__ = ["came_back", "far_of", "flow_of", "focus_of", "older", "parts_of", "reach", "shortened"]
 
-REACH = 128
-"""Originals that one excerpt stands for, at most: older ones stay behind their handle."""
+CITED = 1024
+"""Originals that one excerpt stands for, at least, before those of which it keeps nothing stay behind their handle."""
 
-SLACK = 32
-"""Originals let go together once there are more. An excerpt whose sources all go into the next one is
-replaced in one step; one that loses a source must leave first, which touches every source twice."""
+READ = 200_000
+"""Tokens of leaving pages, newest first, whose lines one excerpt is chosen from, beside those of the excerpts before it: all
+in a window of 200,000 or less. It bounds the time of a plan."""
+
+LATEST = 128
+"""Newest pages among which the agent's latest words are looked for."""
+LIFE = 64
+"""Messages that a window holds up to which a line loses worth with age at the usual pace; in a larger one it loses it slower."""
 
 SHOWN = 40_000
 """Characters of what stays whole, newest first, whose names and lines count as said already: all of it in a
@@ -84,14 +89,16 @@ def _near(view: View, going: Sequence[int]) -> tuple[tuple[int, ...], set[int]]:
     """As `reach`, where no page is shown beside a fold of it."""
     derived = [view.page(page) for page in going if page < 0]
     plain = [page for page in going if page > 0] if derived else going
-    near = plain[-REACH - 1 :]
-    border = near[0] if len(near) > REACH else 0
+    most = max(CITED, view.budget.capacity // 8)
+    near = plain[-most - 1 :]
+    border = near[0] if len(near) > most else 0
     leaving = set(plain)
     sources = {*near, *(source for page in derived for source in view.originals(page))}
     sources.update([stub for stub in view.stubs if stub >= border and not leaving.isdisjoint(view.group(stub))])
-    if len(sources) <= REACH:
+    if len(sources) <= most:
         return tuple(sorted(sources)), set()
-    chosen = set(sorted(sources)[SLACK - REACH :])
+    chosen = set(sorted(sources)[most // 4 - most :])
+    chosen.update(source for page in derived for source, _ in _kept(page))
     close = [*derived, *map(view.page, near)]
     stale = set(plain[: bisect_left(plain, min(chosen))])
     stale |= {page.id for page in close if not chosen.issuperset(view.originals(page))}
@@ -121,43 +128,67 @@ def shortened(view: View, whole: int) -> tuple[list[Move], int]:
 
 
 def parts_of(
-    view: View, going: Sequence[int], stale: Set[int], sources: Set[int], room: int, *, least: float = 0.0, base: float = BASE
+    view: View,
+    going: Sequence[int],
+    stale: Set[int],
+    sources: Set[int],
+    room: int,
+    far: int,
+    *,
+    least: float = 0.0,
+    floor: int = 0,
+    base: float = BASE,
 ) -> Parts:
     """The spans to keep of each original that an excerpt of these pages reaches, within the room, marks included.
 
     Args:
-        least: the gain under which a line is not worth its tokens; `base`: the weight of a line as such (see `choose`).
+        far: tokens of the room that are kept for the far past.
+        least: the gain under which a line is not worth its tokens once `floor` tokens are taken; `base`: the weight of a
+            line as such (see `choose`).
     """
     if room <= view.handle:
         return ()
     # An excerpt that leaves hands on those of its lines whose originals are still reached.
     near = [view.page(page) for page in going if page < 0 or page not in stale]
+    first, left = len(near), READ
+    while first and left > 0:
+        first -= 1
+        left -= near[first].tokens
+    near = [*(page for page in near[:first] if page.id < 0), *near[first:]]
     lines = [line for page in near for line in _lines(view, page) if line.page in sources]
-    return choose(lines, _shown(view, set(going)), focus_of(view), room, view.count, least=least, base=base)
+    life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
+    texts = _shown(view, set(going))
+    return choose(lines, texts, focus_of(view), room, view.count, far=far, least=least, floor=floor, base=base, life=life)
+
+
+def flow_of(view: View) -> float:
+    """Tokens of a message, on average."""
+    return max(1.0, view.seen / max(1, view.turn))
+
+
+def far_of(room: int) -> int:
+    """Tokens of an excerpt that are kept for the far past: a fifth, and of a small one none, for what is at hand needs it."""
+    return max(0, min(room // 5, (room - 600) * 2 // 5))
 
 
 def _lines(view: View, page: Page) -> list[Line]:
     """The lines of a page; of an excerpt, the lines that it kept of its originals."""
     if page.kind is Kind.FOLD:
         return []
-    if page.parts:
-        return [line for source, spans in page.parts for line in _within(view, source, spans)]
     if page.kind is Kind.EXCERPT:
-        return _within(view, page.sources[0], page.spans)
+        return [line for source, spans in _kept(page) for line in _within(view, source, spans)]
     return [] if page.kind is Kind.IMAGE else list(lines_of(view.text(page.id), page.id, page.message, str(page.role)))
 
 
+def _kept(page: Page) -> Parts:
+    """What an excerpt keeps of each of its sources."""
+    return page.parts or ((page.sources[0], page.spans),) if page.kind is Kind.EXCERPT and page.sources else ()
+
+
 def _within(view: View, source: int, spans: Sequence[Span]) -> list[Line]:
-    """The lines of a page that lie in its kept spans; both are in order."""
-    page = view.page(source)
-    found: list[Line] = []
-    left = list(reversed(spans))
-    for line in lines_of(view.text(source), source, page.message, str(page.role)):
-        while left and left[-1][1] <= line.start:
-            left.pop()
-        if left and left[-1][0] <= line.start:
-            found.append(line)
-    return found
+    """The lines of the kept spans of a page: what is between them is not looked at again."""
+    page, text = view.page(source), view.text(source)
+    return [line for span in spans for line in lines_of(text, source, page.message, str(page.role), span)]
 
 
 def _shown(view: View, going: Set[int]) -> list[str]:
@@ -175,7 +206,7 @@ def _shown(view: View, going: Set[int]) -> list[str]:
 
 def focus_of(view: View) -> str:
     """What the agent is at: its latest words, or the task."""
-    for page in islice(reversed(view.pages), REACH):
+    for page in islice(reversed(view.pages), LATEST):
         if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING):
             return view.text(page.id)
     return view.task

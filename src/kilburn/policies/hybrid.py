@@ -2,7 +2,8 @@
 
 When the window is over capacity, everything older than the tail becomes one excerpt: verbatim lines,
 each under the address of its page, chosen to cover as many names as possible (paths, identifiers,
-numbers) in few tokens, with a preference for what is near to the latest thought and for what is recent.
+numbers) in few tokens, with a preference for what is near to the latest thought and for what is recent;
+a share of it is kept for how the session began and for what the user said.
 The excerpt is remade from the originals' spans, never from its own text, so nothing drifts; pages that
 no longer tell anything leave behind a handle. It needs no model. Ours; the figures are in
 docs/explanation/policies.md.
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kilburn.move import Evict, Fold, Move
-from kilburn.policies.excerpts import older, parts_of, reach, shortened
+from kilburn.policies.excerpts import far_of, older, parts_of, reach, shortened
 from kilburn.policy import View
 
 __all__ = ["Hybrid"]
@@ -59,7 +60,7 @@ class Hybrid:
         ids = [page.id for page in leaving]
         sources, stale = reach(view, ids)
         room = low - (view.use - saved - sum([page.tokens for page in leaving])) - 2 * view.handle
-        parts = parts_of(view, ids, stale, set(sources), room)
+        parts = parts_of(view, ids, stale, set(sources), room, far_of(room))
         if not parts:
             return [*latest, Evict(pages=tuple(ids), why="no room for an excerpt")]
         fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages")
@@ -69,4 +70,4 @@ class Hybrid:
 
 
 def _spare(capacity: int) -> int:
-    return max(capacity // 10, min(capacity // 4, (capacity - 2000) // 2))
+    return max(min(capacity // 10, 64 + capacity // 20), min(capacity // 4, (capacity - 2000) // 2))

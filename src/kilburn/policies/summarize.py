@@ -8,14 +8,14 @@ by the extract, one that drops key facts is completed from it. Folds are always 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from kilburn.effect import Answer, Ask, Effect, Note
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
-from kilburn.policies.excerpts import came_back
+from kilburn.policies.excerpts import came_back, shortened
 from kilburn.policies.text.extract import Piece, extract, read_ahead
 from kilburn.policies.text.inheritance import held, joined, words_at
 from kilburn.policies.text.judgement import complete, judge
@@ -46,11 +46,13 @@ class Summarize:
     """Fold the older part of the window into a summary at a fill of 75%.
 
     Args:
-        trigger: tokens in the window from which on it acts; None for three quarters of the capacity.
-        tail: tokens of newest pages that are never folded; None for a quarter of the capacity.
-        to: tokens of a summary; None for an eighth of the capacity, and up to a quarter for the one that is remade
-            of a session longer than a summary reads.
-        keep: newest messages that are never folded, however large.
+        trigger: tokens in the window from which on it acts, and under which it brings it where it can; None for three
+            quarters of the capacity.
+        tail: tokens of newest pages that are not folded, while the trigger leaves room for them; None for a third of the
+            trigger, a quarter of the capacity where that is None.
+        to: tokens of a summary, while there is room for it; None for a sixth of the trigger, an eighth of the capacity where
+            that is None, and up to twice as much for the one that is remade of a session longer than a summary reads.
+        keep: newest messages that are never folded, however large, while they leave room for a summary.
         ask: whether to ask the model at all.
     """
 
@@ -69,29 +71,41 @@ class Summarize:
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One fold, or nothing below the trigger."""
         capacity = view.budget.capacity
-        trigger = 3 * capacity // 4 if self.trigger is None else self.trigger
-        tail = capacity // 4 if self.tail is None else self.tail
+        trigger = 3 * capacity // 4 if self.trigger is None else min(self.trigger, capacity)
+        # The shares are those of a window that is three quarters full at the trigger.
+        whole = min(capacity, 4 * trigger // 3)
+        tail = whole // 4 if self.tail is None else self.tail
         if view.use <= trigger:
             _prepare(view, trigger - tail)
             return []
-        old = self._older(view, tail)
-        stale = tuple(page.id for page in old if not page.message and page.kind is Kind.EXCERPT)
+        to = max(16, whole // 8 if self.to is None else self.to)
         summaries = [page for page in view.pages if not page.message and page.kind is Kind.FOLD and page.id not in view.pins]
-        to = max(16, capacity // 8 if self.to is None else self.to)
+        side = {page.id for page in summaries}
+        old = self._leaving(view, tail, trigger - to - 2 * view.handle, side)
+        stale = tuple(page.id for page in old if not page.message and page.kind is Kind.EXCERPT)
         again = summaries if len(summaries) >= FOLDS or sum(page.tokens for page in summaries) > (FOLDS - 0.5) * to else []
-        kept = {*stale, *(page.id for page in summaries)}
+        stays = view.use - sum(page.tokens for page in old if page.id not in side)
+        if stays + to > capacity:
+            again = summaries
+        latest, saved = shortened(view, capacity // 2) if stays - _tokens(again) + to > capacity else ([], 0)
+        # The kernel lets the oldest go where a window stays over its capacity, and that would be the new summary.
+        room = max(16, capacity - (stays - _tokens(again) - saved) - 2 * view.handle)
+        to = min(to, room)
+        kept = {*stale, *side}
         going = [*again, *(page for page in old if page.id not in kept)] if kept else old
         torn, apart = came_back(view, [*stale, *(page.id for page in going)])
         stale = tuple(dict.fromkeys((*stale, *torn)))
-        drop: list[Move] = [Evict(pages=stale, why="recalled text no longer needed")] if stale else []
+        drop: list[Move] = [*latest]
+        if stale:
+            drop.append(Evict(pages=stale, why="recalled text no longer needed"))
         cited = _sources(view, [page for page in going if page.depth or page.id not in torn])
         sources = [source for source in cited if source not in apart] if apart else cited
-        freed = sum(page.tokens for page in going if page.id not in torn)
+        freed = _tokens([page for page in going if page.id not in torn])
         if not sources or freed <= to:
             return drop
         beyond = max(0, 4 * view.seen - READ) if again else 0
         if self.to is None and beyond:
-            to = max(to, min(to + int(to * min(1.0, 2 * beyond / READ)), freed // 2))
+            to = max(to, min(to + int(to * min(1.0, 2 * beyond / READ)), freed // 2, room))
         pieces, known = _pieces(view, sources, going, _known(view, again, sources) if beyond else {})
         text, how = yield from self._text(view, pieces, to, known)
         if not text:
@@ -101,7 +115,17 @@ class Summarize:
             return drop
         return [*drop, Fold(pages=tuple(sources), text=text, why=how)]
 
-    def _older(self, view: View, tail: int) -> list[Page]:
+    def _leaving(self, view: View, tail: int, most: int, side: Set[int]) -> list[Page]:
+        """What is older than the tail; than less of it where else more than `most` tokens stayed, the summaries (`side`)
+        among them; and where the newest messages alone are more than the capacity, than the last."""
+        old: list[Page] = []
+        for length, keep, limit in ((tail, self.keep, most), (tail // 2, self.keep, most), (0, self.keep, view.budget.capacity)):
+            old = self._older(view, length, keep)
+            if view.use - sum(page.tokens for page in old if page.id not in side) <= limit:
+                return old
+        return self._older(view, 0, min(1, self.keep))
+
+    def _older(self, view: View, tail: int, keep: int) -> list[Page]:
         """Unpinned whole groups in front of the tail, oldest first."""
         stays = view.held()
         groups: set[int] = set()
@@ -112,7 +136,7 @@ class Summarize:
                 break
             first -= 1
             groups.add(page.group)
-        newest = max(0, view.turn - self.keep)
+        newest = max(0, view.turn - keep)
         recent = [page for page in view.pages[:first] if page.message > newest]
         stays.update(page.id for page in recent)
         groups.update(page.group for page in recent)
@@ -145,6 +169,10 @@ class Summarize:
             if completed:
                 return completed, f"model, completed with {len(verdict.missing)} facts"
         return "", f"; the model's summary was rejected: {verdict.outcome}"
+
+
+def _tokens(pages: Sequence[Page]) -> int:
+    return sum(page.tokens for page in pages)
 
 
 def _sources(view: View, pages: Sequence[Page]) -> list[int]:

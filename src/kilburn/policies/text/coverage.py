@@ -33,6 +33,8 @@ counts which the agent has used itself."""
 TALK, SAID = 0.05, 0.3
 """Weight of the agent's own words beside what its tools found: it can say most of it again; and of
 those of its words that state a decision, an error, or what is still to be done."""
+USER = 3.0
+"""Weight of the user's words for the far past, beside what tools found."""
 STATES = frozenset({Sign.DECISION, Sign.TASK, Sign.ERROR, Sign.FAILED, Sign.SUMMARY})
 JOINED = 6
 """Characters between two kept lines that are kept too: they cost less than the mark that they are missing."""
@@ -60,12 +62,12 @@ class Line(NamedTuple):
     text: str
 
 
-@lru_cache(maxsize=2048)
-def lines_of(text: str, page: int, message: int, role: str) -> tuple[Line, ...]:
-    """The lines of a text that say anything, without their line ends."""
+@lru_cache(maxsize=8192)
+def lines_of(text: str, page: int, message: int, role: str, span: Span | None = None) -> tuple[Line, ...]:
+    """The lines of a text, or of a span of it, that say anything, without their line ends."""
     found: list[Line] = []
-    start = 0
-    for raw in text.split("\n"):
+    start, stop = span or (0, len(text))
+    for raw in text[start:stop].split("\n"):
         bare = raw.rstrip()
         if len(bare.strip()) >= 4:
             end = start + min(len(bare), LONGEST)
@@ -93,8 +95,11 @@ def choose(
     room: int,
     count: Callable[[str], int],
     *,
+    far: int = 0,
     least: float = 0.0,
+    floor: int = 0,
     base: float = BASE,
+    life: float = 1.0,
 ) -> Parts:
     """Spans to keep of each page, in order, so that their excerpt costs at most `room` tokens.
 
@@ -103,9 +108,11 @@ def choose(
         shown: texts that stay in the prompt whole: what they say need not be said again.
         focus: what the agent is at.
         count: tokens of a text.
-        least: the gain under which a line is left out even where there is room. The gain of a line that brings one
-            new name and is not near to the focus is about 0.02; of the best lines, 0.1 and more.
+        far: tokens of the room that are kept for the far past.
+        least: the gain under which a line is left out even where there is room, once `floor` tokens are taken. The gain of a
+            line that brings one new name and is not near to the focus is about 0.02; of the best lines, 0.1 and more.
         base: weight of a line as such beside its nearness to the focus (1). More where the choice will stand for long.
+        life: how many times slower than `DECAY` a line loses worth with age.
     """
     fresh = _without_duplicates(lines, shown)
     if not fresh:
@@ -115,12 +122,20 @@ def choose(
         parts = _parts(fresh)
         if _cost(parts, lines, count) <= room:
             return parts
-    worth = _worths(fresh, focus, base)
+    worth = _worths(fresh, focus, base, DECAY ** (1 / life))
     covered = {name for text in shown for line in text.split("\n") for name in names_of(line)}
     used = {name for line in lines if line.role == "assistant" for name in names_of(line.text)}
     characters = sum(line.end - line.start for line in fresh)
     ratio = characters / max(1, count("\n".join(line.text for line in fresh)))
-    order = _greedy(fresh, worth, covered, used, int(room * ratio), least)
+    names = [names_of(line.text) for line in fresh]
+    whole, kept = int(room * ratio), int(far * ratio)
+    order = _greedy(fresh, names, _standing(fresh, focus), covered, used, kept) if kept else []
+    if order:
+        taken = set(order)
+        left = [at for at, line in enumerate(fresh) if line not in taken]
+        whole -= sum(len(line.text) + 3 for line in order) + 6 * len({line.page for line in order})
+        fresh, names, worth = [fresh[at] for at in left], [names[at] for at in left], [worth[at] for at in left]
+    order += _greedy(fresh, names, worth, covered, used, whole, least, whole - int(floor * ratio))
     while order:
         parts = _parts(order)
         cost = _cost(parts, lines, count)
@@ -141,7 +156,13 @@ def _without_duplicates(lines: Sequence[Line], shown: Sequence[str]) -> list[Lin
     return fresh
 
 
-def _worths(lines: Sequence[Line], focus: str, base: float) -> list[float]:
+def _standing(lines: Sequence[Line], focus: str) -> list[float]:
+    """What a line is worth for the far past: how a session began, and what the user said, holds for longest."""
+    worth = _worths(lines, focus, 1.0, 1.0)
+    return [value * (USER if line.role == "user" else 1.0) / line.message for line, value in zip(lines, worth, strict=True)]
+
+
+def _worths(lines: Sequence[Line], focus: str, base: float, decay: float) -> list[float]:
     """What a line is worth before its names are looked at."""
     asked = pieces_of(focus[-4000:])
     shared = [pieces_of(line.text) & asked for line in lines]
@@ -162,7 +183,7 @@ def _worths(lines: Sequence[Line], focus: str, base: float) -> list[float]:
     newest = max(line.message for line in lines)
     return [
         (base + NEAR * value / most + BLOCK * block[line.page] / most)
-        * DECAY ** (newest - line.message)
+        * decay ** (newest - line.message)
         * _weight_of_speaker(line)
         for line, value in zip(lines, near, strict=True)
     ]
@@ -180,10 +201,17 @@ def _states(line: str) -> bool:
 
 
 def _greedy(
-    lines: Sequence[Line], worth: Sequence[float], covered: set[str], used: set[str], room: int, least: float
+    lines: Sequence[Line],
+    names: Sequence[frozenset[str]],
+    worth: Sequence[float],
+    covered: set[str],
+    used: set[str],
+    room: int,
+    least: float = 0.0,
+    rest: int = 0,
 ) -> list[Line]:
-    """The lines in the order in which they were chosen, within `room` characters."""
-    names = [names_of(line.text) for line in lines]
+    """The lines in the order in which they were chosen, within `room` characters; those of a gain under `least` while
+    more than `rest` are left."""
     frequency = Counter(name for found in names for name in found)
     value = {name: (KNOWN if name in used else 1.0) * n**COMMON for name, n in frequency.items()}
     weight = [worth[at] / (len(line.text) + 8) ** DENSITY for at, line in enumerate(lines)]
@@ -207,7 +235,7 @@ def _greedy(
         if heap and now > heap[0][0] + 1e-12:
             heapq.heappush(heap, (now, at))
             continue
-        if -now < least:
+        if -now < least and room <= rest:
             break
         chosen.append(line)
         pages.add(line.page)

@@ -1,0 +1,97 @@
+"""Excerpts fill the window at any size, keep a share for how the session began, and choose what will be needed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.evals.drift import measure
+from kilburn.evals.paging import evaluate
+from kilburn.evals.sample import sample_of
+from kilburn.event import Act
+from kilburn.policies.excerpts import CITED
+from kilburn.policies.text.coverage import choose, lines_of
+
+
+def telling(seed: int, size: int) -> Iterator[dict[str, Any]]:
+    """A user's request, and outputs of about `size` characters in which each line names something new."""
+    rng = random.Random(seed)
+    yield {"role": "user", "content": "Find the fault."}
+    step = 0
+    while True:
+        step += 1
+        call = {"id": f"c{step}", "type": "function", "function": {"name": "read", "arguments": f'{{"path": "part{step}.py"}}'}}
+        yield {"role": "assistant", "content": f"Look at part{step}.py next.", "tool_calls": [call]}
+        lines = [f"handler_{rng.randrange(10**9)} calls worker_{rng.randrange(10**9)} in zone {n}" for n in range(size // 48)]
+        yield {"role": "tool", "tool_call_id": f"c{step}", "content": "\n".join(lines)}
+
+
+@pytest.mark.parametrize("policy", ["hybrid", "cost"])
+@pytest.mark.parametrize(("window", "actions"), [(8000, 5), (32_000, 5), (64_000, 4), (128_000, 2), (200_000, 2)])
+def test_after_an_action_three_fifths_of_the_window_are_used(policy: str, window: int, actions: int) -> None:
+    with kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4") as store:
+        process = store.process("a")
+        fills: list[float] = []
+        for message in telling(window, max(1000, window // 10)):
+            before = process.kernel.tier.last_derived
+            process.append(message)
+            if process.kernel.tier.last_derived < before:
+                fills.append(process.kernel.use / window)
+                if len(fills) == actions:
+                    break
+        assert min(fills) >= 0.6, fills
+        assert max(fills) <= 0.9, fills
+        assert not [event for event in process.events() if event.act is Act.REFUSE]
+
+
+@pytest.mark.parametrize(("policy", "least"), [("hybrid", 0.35), ("cost", 0.35)])
+def test_after_twenty_compactions_the_window_still_shows_how_the_session_began(policy: str, least: float) -> None:
+    trials = [measure(policy, "plain", seed, window=2000, passes=(20,)) for seed in range(3)]
+    shown = [probe.shown for trial in trials for probe in trial.probes if probe.kind == "fact"]
+    assert sum(shown) / len(shown) >= least, [trial.replicate for trial in trials]
+    assert not any(trial.lost or trial.overflow for trial in trials)
+
+
+@pytest.mark.parametrize("policy", ["hybrid", "cost"])
+def test_what_the_user_said_first_outlives_the_pages_that_one_excerpt_cites(policy: str) -> None:
+    rule = "Never restart the gateway of zuvoka before Friday."
+    with kilburn.open(":memory:", window=4000, policy=policy, tokenizer="chars/4") as store:
+        process = store.process("a")
+        work = telling(3, 300)
+        process.append(next(work), {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": rule})
+        while process.kernel.tier.last < 2 * CITED:
+            process.append(next(work), next(work))
+        assert rule in "".join(str(message["content"]) for message in process.render())
+        cited = [len(page.sources) for page, _ in process.pages() if page.depth]
+        assert max(cited) <= CITED + 64, "of old pages of which nothing is kept, none is cited for ever"
+        assert not [event for event in process.events() if event.act is Act.REFUSE]
+
+
+def test_the_choice_of_lines_shows_what_the_next_action_needs() -> None:
+    """The floor: an eighth of the excerpt, the worst lines first, or candidates in reverse fail it."""
+    report = evaluate(sample_of(None, limit=8, referring=True), windows=[700], policies=["hybrid", "cost", "fifo"])
+    survival = {row.policy: row.survival for row in report.rows}
+    assert survival["hybrid"] >= survival["tail"] + 0.25, survival
+    assert survival["cost"] >= survival["tail"] + 0.03, survival
+    assert min(survival["hybrid"], survival["cost"]) >= survival["fifo"] + 0.2, survival
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_lines_alike_those_near_to_the_thought_are_chosen_and_else_the_newest(seed: int) -> None:
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("bdfgklmnprstvz", k=7)) for _ in range(120)]
+    lines = [
+        line
+        for at in range(60)
+        for line in lines_of(f"the {words[2 * at]} calls a {words[2 * at + 1]} there", at + 1, at + 1, "tool")
+    ]
+    wanted = {at + 1 for at in rng.sample(range(46, 56), 3)}
+    focus = "Look at " + " and ".join(words[2 * (page - 1)] for page in sorted(wanted))
+    kept = {page for page, _ in choose(lines, [], focus, 120, lambda text: len(text) // 4)}
+    assert wanted <= kept
+    newest = {page for page, _ in choose(lines, [], "", 120, lambda text: len(text) // 4)}
+    assert newest == set(range(61 - len(newest), 61))

@@ -1,0 +1,51 @@
+"""`summarize` brings the window under its trigger, and leaves room for the summary that it has just made."""
+
+from __future__ import annotations
+
+import pytest
+
+import kilburn
+from kilburn.evals.plants import work
+from kilburn.event import Act
+from kilburn.kernel.process import Process
+
+
+def played(store: kilburn.Hierarchy, steps: int) -> tuple[Process, list[int]]:
+    process = store.process("a")
+    process.append({"role": "system", "content": "You repair jobs."}, {"role": "user", "content": "Find why the job fails."})
+    uses = []
+    for number, step in enumerate(work(1, ["zuvoka", "mena"])):
+        if number == steps:
+            break
+        for message in step:
+            process.append(message)
+            uses.append(process.kernel.use)
+    return process, uses
+
+
+@pytest.mark.parametrize("trigger", [2500, 9000])
+def test_after_acting_the_window_is_under_its_trigger_however_large_the_window_is(trigger: int) -> None:
+    with kilburn.open(":memory:", window=60_000, policy=f"summarize(ask=False, trigger={trigger})", tokenizer="chars/4") as store:
+        process, uses = played(store, 130)
+        assert sum(event.act is Act.FOLD for event in process.events()) > 2
+        # What just came stays whole, so one large output may stand over the trigger until the next message.
+        over = [use for use in uses if use > trigger]
+        assert max(uses) <= trigger + 200, max(uses)
+        assert len(over) <= len(uses) // 20
+
+
+def test_the_kernel_never_lets_go_of_a_summary_for_want_of_room() -> None:
+    with kilburn.open(":memory:", window=1000, policy="summarize(ask=False)", tokenizer="chars/4") as store:
+        process, uses = played(store, 250)
+        pages = process.kernel.tier.pages
+        folds = sum(event.act is Act.FOLD and event.policy != "kernel" for event in process.events())
+        lost = [
+            event.number
+            for event in process.events()
+            if event.act is Act.EVICT
+            and event.policy == "kernel"
+            and any(page < 0 and not pages[page].message for page in event.pages)
+        ]
+        assert folds > 100
+        assert not lost
+        assert max(uses) <= 1000
