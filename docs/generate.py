@@ -29,7 +29,21 @@ from kilburn.cli import app
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code, then run `python3 run.py reference`. -->\n\n"
-NOUNS = ("errors", "message", "page", "budget", "move", "effect", "event", "policy", "store", "model")
+NOUNS = (
+    "errors",
+    "message",
+    "page",
+    "budget",
+    "move",
+    "effect",
+    "event",
+    "policy",
+    "prices",
+    "store",
+    "model",
+    "file",
+    "terminal",
+)
 SECTION = re.compile(r"^(Args|Arguments|Raises|Returns|Yields|Attributes):\s*(.*)$")
 ITEM = re.compile(r"^( {4}|\t)([\w.*, `]+?):\s+(.*)$")
 

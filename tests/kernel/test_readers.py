@@ -87,7 +87,7 @@ def test_changes_that_are_not_written_forbid_a_new_look(tmp_path: Path) -> None:
 
         def look_in_the_middle() -> None:
             with process.kernel.batch():
-                process.kernel.carry(Evict(pages=(2,)))
+                process.kernel.carry(Evict(pages=(1,)))
                 one.process("a").append(user("meanwhile"))
                 process.render()
 

@@ -6,6 +6,7 @@ is the surface; the kernel does the work, the policy decides, and every call her
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Generator
 from typing import Any
 
@@ -24,6 +25,8 @@ from kilburn.page import address_of, span_of
 from kilburn.policy import Cause, Policy, View
 from kilburn.tokens.calibrated import is_count, is_plausible
 from kilburn.wire.form import parse
+
+log = logging.getLogger("kilburn")
 
 __all__ = ["HitRateWarning", "Process", "Recalled"]
 
@@ -44,8 +47,12 @@ class Process(Reader):
     def _renewed(self) -> None:
         super()._renewed()
         if not self.kernel.store.readonly:
-            # The other writer's window may be larger.
-            self._planner.reopen()
+            try:
+                # The other writer's window may be larger.
+                self._planner.reopen()
+            except KilburnError as error:
+                # Reading goes on where nothing can be written; a prompt is made to fit where it is rendered.
+                log.info("session %s: %s", self.name, error)
 
     def append(self, *messages: Any) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
@@ -98,6 +105,8 @@ class Process(Reader):
         kernel, planner = self.kernel, planner or self._planner
         kernel.lock.acquire()
         try:
+            # A policy must not quote to a model what another process has forgotten.
+            kernel.check_current()
             wanted = yield from planner.settle(cause, change, waits=waits)
             kernel.flush()
         except BaseException:
@@ -152,16 +161,22 @@ class Process(Reader):
         the window; grows only at its end until something is edited.
 
         Raises:
-            PinsExceedWindow: the store was opened for reading, with a window that its pins exceed.
+            PinsExceedWindow: the session was written with a larger window, and its pins exceed this one.
         """
-        kernel = self.kernel
-        with kernel.lock:
-            if kernel.store.readonly and kernel.excess:
-                # Opened with a smaller window than it was written with: made to fit here, and written nowhere.
-                self._planner.enforce()
+        with self._current() as kernel:
+            if not kernel.excess:
+                return super().render(format)
+            # Written with a larger window, and not to be written here: made to fit in memory.
+            self._planner.enforce()
+            if kernel.store.readonly:
                 kernel.pending.clear()
                 kernel.tier.begin()
-            return super().render(format)
+                return super().render(format)
+            try:
+                return super().render(format)
+            finally:
+                kernel.undo()
+                self._parts.clear()
 
     def pin(self, address: str) -> None:
         """Keep pages in the window, byte-identical, until they are unpinned; pages below come back first.
@@ -215,8 +230,8 @@ class Process(Reader):
 
         What this cannot reach: providers' caches, file-system snapshots, and exports made elsewhere.
         """
-        pages = self.kernel.resolve(address)
         with self.kernel.batch():
+            pages = self.kernel.resolve(address)
             gone = self.kernel.closure(pages)
             self.kernel.carry(Drop(pages=tuple(pages), why=why))
             self._planner.enforce()

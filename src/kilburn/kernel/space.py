@@ -78,13 +78,11 @@ class AddressSpace:
         Raises:
             StoreStale: there are changes here that are not written. StoreCorrupt; the state is then the one before.
         """
-        found = self.store.process(self.info.name, time=0.0, create=False)
-        if found is not None and found.number == self.info.number and found.head == self.pending.head:
+        if self._is_current():
             return False
         observed = self.pending.events
-        if found is None or found.number != self.info.number or any(event.act in STATE for event in observed) or self.tier.mark():
-            self.stale = True
-            raise StoreStale(f"another writer went on with session {self.info.name!r}", advice="reopen the process")
+        if any(event.act in STATE for event in observed) or self.tier.mark() or not self._is_there():
+            raise self._overtaken()
         before = {name: getattr(self, name) for name in LOADED}
         try:
             self._load()
@@ -98,6 +96,27 @@ class AddressSpace:
         self.stale = False
         self.changes += 1
         return True
+
+    def check_current(self) -> None:
+        """See that nobody else wrote to this process since it was read.
+
+        Raises:
+            StoreStale: somebody did; reading something here, or reopening it, shows what.
+        """
+        if not self._is_current():
+            raise self._overtaken()
+
+    def _is_current(self) -> bool:
+        found = self.store.process(self.info.name, time=0.0, create=False)
+        return found is not None and found.number == self.info.number and found.head == self.pending.head
+
+    def _is_there(self) -> bool:
+        found = self.store.process(self.info.name, time=0.0, create=False)
+        return found is not None and found.number == self.info.number
+
+    def _overtaken(self) -> StoreStale:
+        self.stale = True
+        return StoreStale(f"another writer went on with session {self.info.name!r}", advice="reopen the process")
 
     @property
     def use(self) -> int:
