@@ -82,18 +82,18 @@ def test_a_smaller_window_holds_after_another_wrote(tmp_path: Path) -> None:
 def test_changes_that_are_not_written_forbid_a_new_look(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with opened(path) as one, opened(path) as two:
-        one.process("a").append(user("go"), user("on"))
+        one.process("a").append(user("go"), user("fine"), user("on"))
         process = two.process("a")
 
         def look_in_the_middle() -> None:
             with process.kernel.batch():
-                process.kernel.carry(Evict(pages=(1,)))
+                process.kernel.carry(Evict(pages=(2,)))
                 one.process("a").append(user("meanwhile"))
                 process.render()
 
         with pytest.raises(StoreStale):
             look_in_the_middle()
-        assert len(process.messages()) == 3
+        assert len(process.messages()) == 4
 
 
 def test_observations_survive_a_new_look(tmp_path: Path) -> None:
