@@ -84,6 +84,7 @@ def test_a_message_keeps_its_form_when_its_first_part_has_left() -> None:
     process = opened()
     document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
     process.append(USER, {"role": "user", "content": [{"type": "text", "text": "see"}, document]})
+    process.append({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."})
     process.apply(Evict((2,)))
     assert document in process.render("messages")[0]["content"]
     assert weight(list(process.render("messages"))) <= process.render().tokens

@@ -41,7 +41,7 @@ def played(policy: Any, window: int = 2000, steps: int = 60) -> tuple[Process, l
 
 
 def test_most_edits_leave_the_excerpts_in_front_as_they_are() -> None:
-    process, prompts, store = played("cost")
+    _, prompts, store = played("cost")
     with store:
         edited = extended = 0
         for before, after in pairwise(prompts):
@@ -51,7 +51,7 @@ def test_most_edits_leave_the_excerpts_in_front_as_they_are() -> None:
                 extended += bool(excerpts) and all(text in after for text in excerpts)
         assert edited > 10
         assert extended > edited / 2
-        assert len([page for page, state in process.pages() if page.kind is Kind.EXCERPT and state.at == "in"]) > 1
+        assert max(sum(" in part" in text[:40] for text in prompt) for prompt in prompts) > 1
 
 
 def test_it_reads_less_again_than_hybrid_on_the_same_work() -> None:

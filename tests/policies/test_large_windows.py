@@ -50,7 +50,7 @@ def refused(process: Process) -> list[str]:
 
 def test_a_summary_of_much_text_is_written_from_the_newest_of_it_and_from_what_the_user_said() -> None:
     process = opened("summarize(ask=False)")
-    process.append(user("Decided: never restart the service on host zeppelin."))
+    process.append(user("Decided: never restart the service on host zeppelin."), assistant("Yes."), user("Go on."))
     fill(process, Act.FOLD)
     fold = next(page for page in process.kernel.tier.resident() if page.kind is Kind.FOLD)
     text = process.kernel.text(fold.id)
