@@ -141,7 +141,7 @@ class Kernel(AddressSpace):
                 move = Drop(pages=tuple(gone), why=move.why)
                 change, act = check_drop(self.tier, set(gone)), Act.DROP
         # A person may forget or retire what was asked; the kernel takes it last of all.
-        if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)):
+        if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)) and not self._keeps_ends(move):
             check_held(self.tier, change)
         if isinstance(move, Fold):
             made = self._derive(move, change)
@@ -170,6 +170,12 @@ class Kernel(AddressSpace):
         if fold is not None:
             self.tier.set_cover(change.cover, fold)
             self.tier.set(fold, msgspec.structs.replace(self.tier.states[fold], at="in"))
+
+    def _keeps_ends(self, move: Move) -> bool:
+        """Whether a move puts an excerpt of one page, its head and tail among it, in that page's place."""
+        if not isinstance(move, Fold) or len(move.pages) != 1 or not move.keep:
+            return False
+        return move.keep[0][0] == 0 and move.keep[-1][1] == len(self.text(move.pages[0]))
 
     def _derive(self, move: Fold, change: Change) -> int:
         extra = self.contents.get(self.tier.pages[move.pages[0]].extra) if len(move.pages) == 1 else ""

@@ -136,9 +136,12 @@ class Planner:
         )
 
     def _fixed(self) -> frozenset[int]:
-        """What no policy may move: pins, the user's latest message, and what excerpts among them stand for."""
+        """What no policy may move: pins, the user's latest message, and what excerpts among them stand for.
+
+        While that message is the latest of all it is held as such, and may be shortened.
+        """
         tier = self.kernel.tier
-        pins = tier.pins.union(tier.held())
+        pins = tier.pins.union(page for page in tier.held() if tier.pages[page].message != tier.turn)
         return frozenset(pins.union(*(tier.cover.of(page) for page in pins if page < 0)))
 
     def _open(self, patience: int) -> frozenset[int]:
@@ -180,8 +183,9 @@ class Planner:
     def _hold_request(self) -> None:
         """The user's latest message stands: whole, or head and tail where it takes more than its share.
 
-        It stays until the next one (law 3), and yields before a pin does. What had to yield comes back when there
-        is room again; an excerpt is remade where its share has become less than half of it.
+        It stays until the next one (law 3), and yields before a pin does. While it is the latest message of all,
+        it is shown as any such message is; what has to yield is shortened when the window is full. What had to
+        leave comes back when there is room again; an excerpt is remade where it takes twice its share.
         """
         kernel, tier = self.kernel, self.kernel.tier
         asked = [page for page in tier.request if page not in tier.pins and tier.at(page) not in GONE]
@@ -190,7 +194,8 @@ class Planner:
             standing = tier.stands_itself(page)
             share = tier.cost(page) if whole else self._share() // len(asked)
             if standing == page and tier.cost(page) > share:
-                self._shorten(tier.pages[page], share)
+                if kernel.excess and tier.pages[page].message != tier.turn:
+                    self._shorten(tier.pages[page], share)
             elif standing != page and (standing is None or tier.cost(standing) > 2 * share):
                 freed = 0 if standing is None else tier.cost(standing)
                 point = kernel.savepoint()
@@ -209,8 +214,7 @@ class Planner:
     def _page_oversized(self, wanted: tuple[int, ...]) -> None:
         """A message that cannot fit is itself paged: head, tail and handle stay."""
         tier = self.kernel.tier
-        stays = tier.pins.union(tier.held())
-        room = self._room() - sum(tier.cost(page) for page in stays - tier.pins)
+        room = self._room()
         calls = [number for number in wanted if number in tier.open and number not in tier.pins]
         if sum(map(tier.cost, calls)) > room:
             # None of them may leave before its result is here, so each gets its share.
@@ -219,7 +223,7 @@ class Planner:
                     self._shorten(tier.pages[number], room // (len(calls) + 1))
         for number in wanted:
             page = tier.pages[number]
-            if number not in stays and tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
+            if number not in tier.pins and tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:

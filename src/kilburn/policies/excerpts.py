@@ -14,6 +14,7 @@ from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policies.text.coverage import BASE, Line, choose, lines_of
+from kilburn.policies.text.lines import merge
 from kilburn.policy import View
 
 __all__ = ["came_back", "far_of", "flow_of", "focus_of", "older", "parts_of", "reach", "shortened"]
@@ -119,12 +120,23 @@ def shortened(view: View, whole: int) -> tuple[list[Move], int]:
     for page in view.latest():
         if page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT):
             continue
-        lines = lines_of(view.text(page.id), page.id, page.message, str(page.role))
-        parts = choose(lines, [], focus_of(view), whole - view.handle, view.count)
+        text = view.text(page.id)
+        # Of a user's words head and tail stay: what is asked for usually stands there.
+        ends = _ends(text, whole // 4) if page.role is Role.USER else ()
+        room = whole - view.handle - sum(view.count(text[start:end]) for start, end in ends)
+        parts = choose(lines_of(text, page.id, page.message, str(page.role)), [], focus_of(view), room, view.count)
         if parts:
-            folds.append(Fold(pages=(page.id,), keep=parts[0][1], why=f"{page.tokens} tokens, too long to stay whole"))
+            keep = merge([*ends, *parts[0][1]])
+            folds.append(Fold(pages=(page.id,), keep=keep, why=f"{page.tokens} tokens, too long to stay whole"))
             saved += page.tokens - whole
     return folds, saved
+
+
+def _ends(text: str, size: int) -> tuple[Span, ...]:
+    """Head and tail of a text, of about so many characters each, whole lines where one ends near."""
+    head = text.rfind("\n", size // 2, size) + 1 or min(size, len(text))
+    tail = text.find("\n", len(text) - size, len(text) - size // 2) + 1 or max(head, len(text) - size)
+    return ((0, head), (max(head, tail), len(text))) if tail < len(text) else ((0, len(text)),)
 
 
 def parts_of(
@@ -175,7 +187,10 @@ def _lines(view: View, page: Page) -> list[Line]:
     """The lines of a page; of an excerpt, the lines that it kept of its originals."""
     if page.kind is Kind.FOLD:
         return []
-    if page.kind is Kind.EXCERPT:
+    if page.kind is Kind.EXCERPT and page.message and len(page.sources) == 1:
+        # It stands in its page's place for want of room: what it kept was chosen for then.
+        page = view.page(page.sources[0])
+    elif page.kind is Kind.EXCERPT:
         return [line for source, spans in _kept(page) for line in _within(view, source, spans)]
     return [] if page.kind is Kind.IMAGE else list(lines_of(view.text(page.id), page.id, page.message, str(page.role)))
 
