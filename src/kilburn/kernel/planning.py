@@ -184,8 +184,8 @@ class Planner:
         """The user's latest message stands: whole, or head and tail where it takes more than its share.
 
         It stays until the next one (law 3), and yields before a pin does. While it is the latest message of all,
-        it is shown as any such message is; what has to yield is shortened when the window is full. What had to
-        leave comes back when there is room again; an excerpt is remade where it takes twice its share.
+        it is shown as any such message is; when the talk has gone on and the window is full, it keeps to its share.
+        What had to leave comes back when there is room again.
         """
         kernel, tier = self.kernel, self.kernel.tier
         asked = [page for page in tier.request if page not in tier.pins and tier.at(page) not in GONE]
@@ -193,10 +193,12 @@ class Planner:
         for page in asked:
             standing = tier.stands_itself(page)
             share = tier.cost(page) if whole else self._share() // len(asked)
-            if standing == page and tier.cost(page) > share:
-                if kernel.excess and tier.pages[page].message != tier.turn:
-                    self._shorten(tier.pages[page], share)
-            elif standing != page and (standing is None or tier.cost(standing) > 2 * share):
+            gone_on = kernel.excess and tier.pages[page].message != tier.turn
+            if standing is not None and (tier.cost(standing) <= share or not gone_on):
+                continue
+            if standing == page:
+                self._shorten(tier.pages[page], share)
+            else:
                 freed = 0 if standing is None else tier.cost(standing)
                 point = kernel.savepoint()
                 fits = share + kernel.use - freed <= kernel.capacity and self._try(Load((page,), why="the user's latest message"))
