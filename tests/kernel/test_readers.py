@@ -15,7 +15,7 @@ import pytest
 import kilburn
 from kernel.talk import user
 from kilburn.budget import Budget
-from kilburn.errors import Forgotten, StoreStale
+from kilburn.errors import Forgotten, KernelError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.space import GATHERED
 from kilburn.message import Kind, Message, Part, Role
@@ -91,7 +91,7 @@ def test_changes_that_are_not_written_forbid_a_new_look(tmp_path: Path) -> None:
                 one.process("a").append(user("meanwhile"))
                 process.render()
 
-        with pytest.raises(StoreStale):
+        with pytest.raises(KernelError, match="in the middle of a change"):
             look_in_the_middle()
         assert len(process.messages()) == 4
 

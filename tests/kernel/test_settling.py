@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -273,6 +274,100 @@ def test_a_resize_shows_its_budget_only_when_it_is_done() -> None:
         assert process.render().tokens <= 400
 
 
+# Interrupts in the middle of a step, and calls from within
+
+
+def interrupted(process: Process, message: dict[str, Any], line: int) -> tuple[bool, BaseException | None]:
+    """Append with a Ctrl-C at the so-manieth line of our own code; whether that line was reached, and what was raised."""
+    left = line
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal left
+        if "/kilburn/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        process.append(message)
+    except BaseException as error:
+        return True, error
+    finally:
+        sys.settrace(before)
+    return left <= 0, None
+
+
+@pytest.mark.parametrize("policy", ["fifo", "hybrid"])
+def test_an_interrupt_at_any_line_leaves_a_whole_session(tmp_path: Path, policy: str) -> None:
+    """Lines drawn from all of them; the message is there once or not at all, in memory and in the file, and all goes on."""
+    rng = random.Random(7)
+    path = tmp_path / "a.db"
+    lines = sorted(rng.sample(range(1, 6000), 60))
+    kept: list[str] = []
+    reached = 0
+    with opened(path, policy, window=400) as store:
+        process = store.process("a")
+        process.append(words(0, 20))
+        kept.append(words(0, 20)["content"])
+        for number, line in enumerate(lines, start=1):
+            message = words(number, 20)
+            hit, error = interrupted(process, message, line)
+            reached += hit
+            assert error is None or isinstance(error, KeyboardInterrupt), (line, error)
+            texts = [each["content"] for each in process.messages()]
+            assert texts in (kept, [*kept, message["content"]]), line
+            assert error is not None or texts[-1] == message["content"]
+            assert process.render().tokens <= 400, line
+            kept = texts
+            process.append(user(f"go on {number}"))
+            kept.append(f"go on {number}")
+        check_laws(process)
+    assert reached > 20
+    with opened(path, "fifo", window=400) as store:
+        assert [each["content"] for each in store.process("a").messages()] == kept
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda process: process.render(),
+        lambda process: process.forget("p1"),
+        lambda process: process.pin("p1"),
+        lambda process: process.append(user("from within")),
+        lambda process: process.remember("p1"),
+        lambda process: process.apply(Evict((2,))),
+        lambda process: process.recall("p1"),
+        lambda process: process.resize(Budget(500)),
+        lambda process: process.idle(),
+    ],
+)
+def test_a_policy_that_calls_its_own_process_fails_and_loses_nothing(tmp_path: Path, call: Callable[[Process], Any]) -> None:
+    box: list[Process] = []
+
+    def plan(view: View) -> Any:
+        call(box[0])
+        return ()
+
+    path = tmp_path / "a.db"
+    with opened(path, Plain(plan), window=300) as store:
+        box.append(store.process("a"))
+        given = [words(number, 30) for number in range(12)]
+        for message in given:
+            box[0].append(message)
+            assert box[0].render().tokens <= 300
+        outcomes = {event.data["outcome"] for event in box[0].events() if event.act is Act.COMPACT}
+        assert outcomes == {"failed"}
+        check_laws(box[0], given)
+    with opened(path, "fifo", window=300) as store:
+        assert store.process("a").messages() == given
+
+
 # Policies that misbehave
 
 
@@ -315,10 +410,36 @@ def stubborn(view: View) -> Iterator[Any]:
         yield Note(outcome="empty")
 
 
+class Sly(tuple[Any, ...]):
+    """A tuple that will not be read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ValueError("no")
+
+
+class Text(str):
+    """A text that will not be encoded."""
+
+    def encode(self, *args: Any, **named: Any) -> bytes:
+        raise RuntimeError("no")
+
+
+def leaves(error: type[BaseException]) -> Callable[[View], Any]:
+    def plan(view: View) -> Any:
+        raise error
+
+    return plan
+
+
 MISBEHAVING: dict[str, tuple[Callable[[View], Any], str]] = {
     "raises": (boom, "failed"),
     "raises after the words": (late_boom, "failed"),
     "stops the iteration": (lambda view: next(iter(())), "failed"),
+    "passes for a closed generator": (leaves(GeneratorExit), "failed"),
+    "passes for a cancelled task": (leaves(asyncio.CancelledError), "failed"),
+    "ends the program": (leaves(SystemExit), "failed"),
+    "gives moves that will not be read": (lambda view: Sly((Evict((2,)),)), "failed"),
+    "writes a text of its own kind": (lambda view: [Fold((2, 3), text=Text("short"))], "illegal"),
     "returns a number": (lambda view: 5, "failed"),
     "returns None": (lambda view: None, "failed"),
     "returns a text": (lambda view: "p1", "failed"),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -96,10 +97,11 @@ class Consultation:
     def _moves(self, policy: Policy, view: View, course: _Course) -> Generator[Ask, Answer, Sequence[Move]]:
         """What a policy wants; nothing where it fails, whatever it raises or returns."""
         try:
-            plan = policy.plan(view)
+            plan = _guarded(lambda: policy.plan(view))
             moves = (yield from self._answers(plan, course)) if isinstance(plan, Generator) else plan
             if not isinstance(moves, list | tuple) or len(moves) > MOVES:
                 raise SpecError(f"a plan gave {_named(moves)}", advice=f"return a list of at most {MOVES} moves")
+            moves = list(moves)
         except Exception as error:
             # A policy is somebody else's code. What it raised may quote a page, which the ledger must not hold.
             log.exception("policy %s failed", self.name)
@@ -148,7 +150,7 @@ class Consultation:
     ) -> Generator[Ask, Answer, Sequence[Move]]:
         began = time.monotonic()
         try:
-            effect = _checked(next(plan))
+            effect = _checked(_guarded(lambda: next(plan)))
             for _ in range(EFFECTS):
                 if isinstance(effect, Ask):
                     answer = yield from self._ask(effect, course)
@@ -158,7 +160,7 @@ class Consultation:
                     answer = self._at_once(effect, course)
                 if time.monotonic() - began - course.waited > SECONDS:
                     raise SpecError(f"a plan took more than {SECONDS:g} seconds", advice="plan less at a time")
-                effect = _checked(plan.send(answer))
+                effect = _checked(_guarded(partial(plan.send, answer)))
             raise SpecError(f"a plan yielded more than {EFFECTS} effects", advice="return its moves")
         except StopIteration as stop:
             moves: Sequence[Move] = stop.value if stop.value is not None else ()
@@ -198,13 +200,14 @@ class Consultation:
         batch, errand = kernel.set_aside(), self.background.set_aside()
         # Until the batch is back, whatever happens means that it is gone.
         course.overtaken = True
-        kernel.lock.release()
         answered = False
         try:
+            kernel.lock.release()
             answer = yield ask
             answered = True
         finally:
             kernel.lock.acquire()
+            kernel.begin()
             if not answered:
                 kernel.give_up(batch)
         course.waited += time.monotonic() - began
@@ -237,6 +240,20 @@ class Consultation:
             for passage in wanted[: find.limit]
         )
         return Answer(outcome="done" if hits else "empty", hits=hits)
+
+
+def _guarded(step: Callable[[], Any]) -> Any:
+    """One step of a policy: it may not end the program, nor pass for a wait that was cancelled.
+
+    Raises:
+        SpecError: it tried. Whatever else it raises, a Ctrl-C among it.
+    """
+    try:
+        return step()
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise SpecError(f"a plan raised {type(error).__name__}", advice="return moves, or raise an Exception") from error
 
 
 def _checked(effect: object) -> Effect:

@@ -56,6 +56,8 @@ def as_move(value: object) -> Move:
     try:
         move = msgspec.convert(msgspec.structs.asdict(value), type(value))
         if isinstance(move, Fold) and move.text is not None:
+            if type(move.text) is not str:
+                raise KernelError("the text of a fold is no plain string", advice="give a str")
             move.text.encode("utf-8")
     except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
         raise KernelError(

@@ -103,20 +103,19 @@ class Process(Reader):
     ) -> Generator[Ask, Answer, tuple[int, ...]]:
         """One batch: a change, then whatever the policy makes of it; `change` says which pages it is about."""
         kernel, planner = self.kernel, planner or self._planner
-        kernel.lock.acquire()
-        try:
-            # A policy must not quote to a model what another process has forgotten.
-            kernel.check_current()
-            wanted = yield from planner.settle(cause, change, waits=waits)
-            kernel.flush()
-        except BaseException:
-            kernel.undo()
-            planner.background.undo()
-            raise
-        else:
+        with kernel.lock:
+            kernel.begin()
+            try:
+                # A policy must not quote to a model what another process has forgotten.
+                kernel.check_current()
+                wanted = yield from planner.settle(cause, change, waits=waits)
+                kernel.flush()
+            except BaseException as error:
+                kernel.fail(error)
+                planner.background.undo()
+                raise
+            kernel.end()
             planner.background.commit()
-        finally:
-            kernel.lock.release()
         return wanted
 
     def abandon(self) -> None:
@@ -165,18 +164,20 @@ class Process(Reader):
         """
         with self._current() as kernel:
             if not kernel.excess:
-                return super().render(format)
-            # Written with a larger window, and not to be written here: made to fit in memory.
-            self._planner.enforce()
-            if kernel.store.readonly:
-                kernel.pending.clear()
-                kernel.tier.begin()
-                return super().render(format)
+                return self._prompt(format)
+            # Written with a larger window, and not to be written here: made to fit in memory, and undone.
+            kernel.begin()
             try:
-                return super().render(format)
-            finally:
+                self._planner.enforce()
+                prompt = self._prompt(format)
                 kernel.undo()
+                kernel.end()
+            except BaseException as error:
+                kernel.fail(error)
+                raise
+            finally:
                 self._parts.clear()
+            return prompt
 
     def pin(self, address: str) -> None:
         """Keep pages in the window, byte-identical, until they are unpinned; pages below come back first.

@@ -75,6 +75,7 @@ class Reader:
             StoreStale: another writer went on while changes here are not written.
         """
         with self.kernel.lock:
+            self.kernel.check_free()
             self.refresh()
             yield self.kernel
 
@@ -137,7 +138,12 @@ class Reader:
         A list of dicts; for "messages" the system prompt stands beside it, in `.system`. Never over
         the window; grows only at its end until something is edited.
         """
-        with self._current() as kernel:
+        with self._current():
+            return self._prompt(format)
+
+    def _prompt(self, format: str) -> Prompt:
+        kernel = self.kernel
+        with kernel.lock:
             shown = items(kernel.tier)
             fresh = [page for _, page, instead in shown if page is not None and not instead and page.id not in self._parts]
             kernel.contents.fetch(digest for page in fresh for digest in (page.digest, page.extra))

@@ -14,7 +14,16 @@ from typing import Any
 import msgspec
 
 from kilburn.budget import Budget, Counter
-from kilburn.errors import Forgotten, KilburnError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, UnknownAddress
+from kilburn.errors import (
+    Forgotten,
+    KernelError,
+    KilburnError,
+    StoreCorrupt,
+    StoreError,
+    StoreReadOnly,
+    StoreStale,
+    UnknownAddress,
+)
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.admission import cost_of, framing, text_cost
 from kilburn.kernel.contents import Contents
@@ -57,6 +66,9 @@ class AddressSpace:
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
         self.stale = False
         self.changes = 0
+        # In the middle of a batch; and where one ended in a way that the journal does not lead back from.
+        self._busy = self._broken = False
+        self._settled = budget
         self._load()
 
     def _load(self) -> None:
@@ -166,14 +178,70 @@ class AddressSpace:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """All that happens inside is written together at the end, or undone."""
+        """All that happens inside is written together at the end, or undone.
+
+        Raises:
+            KernelError: within another batch.
+        """
         with self.lock:
+            self.begin()
             try:
                 yield
                 self.flush()
-            except BaseException:
-                self.undo()
+            except BaseException as error:
+                self.fail(error)
                 raise
+            self.end()
+
+    def begin(self) -> None:
+        """Start a batch; whoever does holds the lock.
+
+        Raises:
+            KernelError: this thread is within one already: a policy or a signal handler calls its own process.
+        """
+        self.check_free()
+        self._busy = True
+
+    def end(self) -> None:
+        """The batch is written."""
+        self._busy = False
+
+    def fail(self, error: BaseException) -> None:
+        """The batch failed: go back to the state before it.
+
+        After an error of ours the journal leads back. Anything else may have come in the middle of a step, as
+        Ctrl-C does: then all is read anew from the store, which knows whether the batch was written.
+        """
+        self._broken, self._busy = True, False
+        if isinstance(error, (KilburnError, GeneratorExit)):
+            self.undo()
+            self._broken = False
+            return
+        try:
+            self._recover()
+        except KilburnError as second:
+            # The next call tries again.
+            error.add_note(f"and reading the session anew: {second}")
+
+    def check_free(self) -> None:
+        """See that no batch is being written, and that the state is whole.
+
+        Raises:
+            KernelError: this thread is within a batch. StoreError: the state cannot be read anew.
+        """
+        if self._busy:
+            raise KernelError(
+                f"session {self.info.name!r} is in the middle of a change",
+                advice="call it when that has returned, not from within",
+            )
+        if self._broken:
+            self._recover()
+
+    def _recover(self) -> None:
+        self.budget = self._settled
+        self._load()
+        self.changes += 1
+        self._broken = False
 
     def savepoint(self) -> Savepoint:
         """A point inside a batch for `undo`."""
@@ -188,6 +256,7 @@ class AddressSpace:
     def set_aside(self) -> Pending:
         """Take the batch out of sight while a model is waited for: everybody else sees the state before it."""
         self.tier.rollback()
+        self._busy = False
         batch = self.pending.take()
         for page in batch.new:
             self.uses.pop(page.id, None)
@@ -220,7 +289,6 @@ class AddressSpace:
     def flush(self, *, wait: bool = True) -> None:
         """Write the batch: one transaction; without `wait` never behind another writer."""
         pending = self.pending
-        interrupt: BaseException | None = None
         if pending.events:
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
@@ -229,25 +297,13 @@ class AddressSpace:
             except StoreStale:
                 self.stale = True
                 raise
-            except StoreError:
-                raise
-            except BaseException as error:
-                # A Ctrl-C may come when the commit is done; only the store knows.
-                if not self._is_written():
-                    raise
-                interrupt = error
             pending.head += len(pending.events)
             for event in pending.events:
                 self.ledger.note(event, self.tier)
             pending.clear()
         self.changes += self.tier.mark() > 0
+        self._settled = self.budget
         self.tier.begin()
-        if interrupt is not None:
-            raise interrupt
-
-    def _is_written(self) -> bool:
-        info = self.store.process(self.info.name, time=0.0, create=False)
-        return info is not None and info.head == self.pending.head + len(self.pending.events)
 
     def _restore(self) -> None:
         """Rebuild tier and ledger by replaying the log (law 8).
