@@ -133,7 +133,7 @@ def test_thinking_keeps_its_signature() -> None:
     thinking = block(0, {"type": "thinking", "thinking": "", "signature": ""}, *deltas)
     hidden = block(1, {"type": "redacted_thinking", "data": "eHg="})
     reply = ask(start(), thinking, hidden, text(2, "42"), end())
-    assert [part.kind for part in reply.message.parts] == [Kind.REASONING, Kind.OPAQUE, Kind.TEXT]
+    assert [part.kind for part in reply.message.parts] == [Kind.REASONING, Kind.REASONING, Kind.TEXT]
     assert wire.write([reply.message])["content"] == [
         {"type": "thinking", "thinking": "thinking", "signature": "c2ln"},
         {"type": "redacted_thinking", "data": "eHg="},

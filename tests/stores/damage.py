@@ -39,7 +39,7 @@ def make(path: Path) -> None:
             process = store.process(name)
             for message in FORMS[form](number + 3, 8):
                 process.append(message)
-            process.append(user("".join(f"line {line} of {name}\n" for line in range(40))))
+            process.append({"role": "assistant", "content": "".join(f"line {line} of {name}\n" for line in range(40))})
             last = process.kernel.tier.last
             process.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))
             process.append(user(f"forget this of {name}"))

@@ -131,7 +131,6 @@ def test_an_observation_that_cannot_be_read_leaves_a_note(talk: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "event"),
     [
-        (Act.USAGE, Event(number=1, act=Act.USAGE, time=1.0, data={"counted": "many"})),
         (Act.SHIP, Event(number=1, act=Act.SHIP, time=1.0)),
         (Act.EVICT, Event(number=1, act=Act.EVICT, time=1.0, pages=(99,), data={"to": {"out": [99]}})),
         (Act.FOLD, Event(number=1, act=Act.FOLD, time=1.0, data={"fold": [1]})),
