@@ -147,8 +147,8 @@ def garden(seed: int, arm: str) -> Garden:
     messages.append({"role": "tool", "tool_call_id": "plant-0", "content": "\n".join(fact.text for fact in listed)})
     homes += [(fact, len(messages)) for fact in settled]
     messages.append({"role": "assistant", "content": "\n".join(fact.text for fact in settled)})
-    # The user's latest message stays in the window: no plant may stand in it.
-    messages.append({"role": "user", "content": "Good. Go on."})
+    # The user's latest message stays in the window: no plant may stand in it, only what the plants are about.
+    messages.append({"role": "user", "content": f"Good. Go on with {', '.join(parts)}."})
     return Garden(messages, homes, 3 if arm == "pinned" else None, parts)
 
 
