@@ -9,13 +9,21 @@ closes the connection.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
 from kilburn.message import Message, Part
 
-__all__ = ["Delta", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete"]
+__all__ = ["Delta", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete", "is_count"]
+
+LARGEST = 2**40
+"""Tokens that a report may name."""
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is a number of tokens: whole, 0 or more, and no more than any prompt ever had."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +44,15 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     cached: int = 0
     written: int = 0
     beside: Tokens | None = None
+
+    @property
+    def sound(self) -> bool:
+        """Whether this can be a usage at all: every figure is a number of tokens, and the cached and written ones are
+        parts of the prompt. What a provider says may be anything; a usage that is not sound is unknown."""
+        figures = (self.prompt, self.reply, self.cached, self.written)
+        if not all(map(is_count, figures)) or self.cached + self.written > self.prompt:
+            return False
+        return self.beside is None or (isinstance(self.beside, Tokens) and self.beside.sound)
 
     @property
     def total(self) -> int:
@@ -82,7 +99,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         message: an ASSISTANT message whose parts are texts, calls and reasoning, in order.
         finish: "stop", "length" (cut at its cap), "calls" (it wants tools run) or "refused".
-        usage: what the provider counted, or None.
+        usage: what the provider counted, or None where it said nothing or what cannot be.
     """
 
     message: Message

@@ -478,3 +478,42 @@ def test_a_long_run_never_overflows() -> None:
     assert process.stats().overflow == 0
     assert process.recall("p4") == read(0)
     check_laws(process)
+
+
+ODD: list[Any] = [-30_000, 2**70, 10_000_000, 0, 12.5, "twelve", [1], None]
+
+
+@pytest.mark.parametrize("lie", ODD, ids=str)
+@pytest.mark.parametrize("limit", ["tokens", "money"])
+def test_no_usage_switches_a_limit_off(limit: str, lie: Any) -> None:
+    usage = Tokens(prompt=lie, reply=10)
+    limits = {"tokens": Limits(steps=30, tokens=25_000), "money": Limits(steps=30, money=0.025, prices=Prices(input=1.0))}
+    process = filled()
+    model = Scripted([calls((f"e{index}", "double", {"number": index}), usage=usage) for index in range(40)])
+    outcome = Agent(model, [double], process, limits=limits[limit]).run("go")
+    assert outcome.finish == limit
+    assert 5 <= outcome.steps <= 15, "each call is charged what its prompt of some 3,000 tokens is counted as"
+    assert not process.kernel.tier.waiting()
+    check_laws(process)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [Tokens(prompt=300, cached=10_000), Tokens(prompt=300, written=-10_000), Tokens(prompt=300, beside=Tokens(prompt=-9000))],
+    ids=str,
+)
+def test_no_part_of_a_usage_gives_money_back(usage: Tokens) -> None:
+    outcome = Agent(Scripted([talk("x", usage=usage)]), [], opened(), limits=Limits(prices=Prices(input=1.0, written=1.0))).run(
+        "go"
+    )
+    assert outcome.money > 0
+    assert outcome.tokens > 0
+
+
+def test_a_reply_without_usage_is_charged_whole() -> None:
+    model = Scripted([calls(("c1", "double", {"number": 4}), text="let me see"), "it is 8"])
+    process = opened()
+    outcome = Agent(model, [double], process, limits=Limits(prices=Prices(input=1.0, output=1e6))).run("twice four?")
+    spoken = sum(process.kernel.counter.count(text) for text in ("let me see", '{"number": 4}', "it is 8"))
+    assert outcome.money == pytest.approx(spoken, abs=0.01)
+    assert outcome.tokens > 2 * process.kernel.budget.overhead, "the tools' schemas are part of every prompt"

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import kilburn
+from kilburn.agents.loop import Agent, Limits
 from kilburn.errors import Overlong, RateLimited, Refused, Unavailable
 from kilburn.message import Kind
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec, complete
@@ -253,3 +255,84 @@ def test_key_is_asked_for_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -
         Chat("m")
     with loopback(plain()) as server, Chat("m", server.url) as model:
         assert complete(model, HELLO).text == "Hello"
+
+
+LIES: list[Any] = ["twelve", [1], 12.5, None, -30_000, 2**70, {}]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+@pytest.mark.parametrize("key", ["prompt_tokens", "completion_tokens"])
+def test_a_usage_that_cannot_be_is_unknown(key: str, lie: Any) -> None:
+    reply = ask(event({"content": "Hello"}, "stop"), event(usage={**USAGE, key: lie}), DONE)
+    assert (reply.text, reply.usage) == ("Hello", None)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        "twelve",
+        [1],
+        7,
+        {**USAGE, "prompt_tokens_details": "many"},
+        {**USAGE, "prompt_tokens_details": {"cached_tokens": "thirty"}},
+        {**USAGE, "prompt_tokens_details": {"cached_tokens": -1}},
+        {**USAGE, "prompt_tokens_details": {"cached_tokens": 41}},
+    ],
+    ids=str,
+)
+def test_a_usage_of_another_shape_is_unknown(usage: Any) -> None:
+    reply = ask(event({"content": "Hello"}, "stop"), event(usage=usage), DONE)
+    assert (reply.text, reply.usage) == ("Hello", None)
+
+
+@pytest.mark.parametrize("details", [None, {}, {"cached_tokens": None}], ids=str)
+def test_a_usage_that_says_nothing_of_a_cache_is_known(details: Any) -> None:
+    reply = ask(event({"content": "Hello"}, "stop"), event(usage={**USAGE, "prompt_tokens_details": details}), DONE)
+    assert reply.usage == Tokens(prompt=40, reply=2)
+
+
+@pytest.mark.parametrize("usage", [{**USAGE, "prompt_tokens": "twelve"}, {**USAGE, "prompt_tokens": -30_000}, "many"], ids=str)
+def test_an_agent_keeps_its_reply_and_its_limit_whatever_the_usage_says(usage: Any) -> None:
+    said = told(event(call(0, "{}", "look", "c1")), event({}, "tool_calls"), event(usage=usage), DONE)
+
+    def look() -> str:
+        """Looks."""
+        return "a tree"
+
+    process = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4").process("a")
+    with loopback(said, forever=True) as server, open_chat(server) as model:
+        outcome = Agent(model, [look], process, limits=Limits(steps=20, tokens=2000)).run("go")
+    assert outcome.finish == "tokens"
+    assert outcome.tokens >= 2000
+    assert process.messages()[-1]["role"] == "tool"
+
+
+HIGH, LOW = "\ud83d", "\ude00"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told_as"),
+    [
+        (("a" + HIGH, LOW + "b"), ["a", "😀b"]),
+        ((HIGH, "", LOW), ["😀"]),
+        ((HIGH, "b"), ["\ufffdb"]),
+        (("a", LOW), ["a", "\ufffd"]),
+        (("a" + HIGH,), ["a", "\ufffd"]),
+        ((HIGH, HIGH, LOW), ["\ufffd", "😀"]),
+    ],
+    ids=ascii,
+)
+@pytest.mark.parametrize("key", ["content", "reasoning_content"])
+def test_a_character_cut_in_two_is_joined(key: str, pieces: tuple[str, ...], told_as: list[str]) -> None:
+    events = [event({key: piece}) for piece in pieces]
+    with loopback(told(*events, event({}, "stop"), DONE)) as server, open_chat(server) as model:
+        *deltas, reply = model.stream(HELLO)
+    assert deltas == [Delta(text, key != "content") for text in told_as]
+    assert isinstance(reply, Reply)
+    assert "".join(part.text for part in reply.message.parts) == "".join(told_as)
+
+
+def test_arguments_cut_in_a_character_are_joined() -> None:
+    pieces = (call(0, '{"a":"' + HIGH, "look", "c1"), call(0, LOW + HIGH + '"}'))
+    reply = ask(*map(event, pieces), event({}, "tool_calls"), DONE)
+    assert [part.text for part in reply.calls] == ['{"a":"😀\ufffd"}']

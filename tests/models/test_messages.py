@@ -227,3 +227,48 @@ def test_key_is_asked_for_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -
         complete(model, HELLO)
     with loopback(plain()) as server, Messages("m", server.url) as model:
         assert complete(model, HELLO).text == "Hello"
+
+
+@pytest.mark.parametrize("lie", ["twelve", [1], 12.5, -30_000, 2**70], ids=str)
+@pytest.mark.parametrize(
+    "key", ["input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "iterations"]
+)
+def test_a_usage_that_cannot_be_is_unknown(key: str, lie: Any) -> None:
+    stop = {"delta": {"stop_reason": "end_turn", "stop_sequence": None}}
+    last = event("message_delta", **stop, usage={"output_tokens": 2, key: lie}) + event("message_stop")
+    reply = ask(start(), text(0, "Hello"), last)
+    assert (reply.text, reply.usage) == ("Hello", None)
+
+
+@pytest.mark.parametrize("usage", ["twelve", [1], 7], ids=str)
+def test_a_usage_of_another_shape_is_unknown(usage: Any) -> None:
+    last = event("message_delta", delta={"stop_reason": "end_turn"}, usage=usage) + event("message_stop")
+    reply = ask(start(), text(0, "Hello"), last)
+    assert (reply.text, reply.usage) == ("Hello", None)
+
+
+@pytest.mark.parametrize("count", ["many", -7, 2**70], ids=str)
+def test_a_compaction_of_an_unknown_cost_loses_no_reply(count: Any) -> None:
+    iterations = [{"type": "compaction", "input_tokens": count, "output_tokens": 1}]
+    usage = {"output_tokens": 2, "iterations": iterations}
+    last = event("message_delta", delta={"stop_reason": "end_turn"}, usage=usage) + event("message_stop")
+    reply = ask(start(), text(0, "Hello"), last)
+    assert (reply.text, reply.usage) == ("Hello", None)
+
+
+def test_nulls_at_the_end_leave_what_the_start_said() -> None:
+    usage = {"output_tokens": 2, "input_tokens": None, "cache_read_input_tokens": None}
+    last = event("message_delta", delta={"stop_reason": "end_turn"}, usage=usage) + event("message_stop")
+    assert ask(start(), text(0, "Hello"), last).usage == Tokens(prompt=10, reply=2)
+
+
+def test_a_character_cut_in_two_is_joined() -> None:
+    pieces = text(0, "a\ud83d", "\ude00b", "\ud83d")
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    halves = [{"type": "input_json_delta", "partial_json": part} for part in ('{"a":"\ud83d', '\ude00\ud83d"}')]
+    with loopback(told(start(), pieces, block(1, call, *halves), end("tool_use"))) as server, open_messages(server) as model:
+        *deltas, reply = model.stream(HELLO)
+    assert deltas == [Delta("a"), Delta("😀b"), Delta("\ufffd")]
+    assert isinstance(reply, Reply)
+    assert reply.text == "a😀b\ufffd"
+    assert [part.text for part in reply.calls] == ['{"a":"😀\ufffd"}']

@@ -23,7 +23,7 @@ from kilburn.kernel import syscall
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Delta, Model, Reply, Request, ToolSpec
+from kilburn.model import Delta, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
 
 __all__ = ["Agent", "Called", "Limits", "Outcome", "Returned", "Said", "Stopped"]
@@ -38,7 +38,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         steps: calls of the model.
-        tokens: of all prompts and replies together.
+        tokens: of all prompts and replies together, as the provider reports them; where it reports none, or what
+            cannot be true, as they are counted here.
         seconds: wall time, tools included; checked before each call.
         money: in the currency of `prices`.
         reply: tokens of one reply, at most.
@@ -220,13 +221,15 @@ class Agent:
             prompt = self.process.render(self.model.form)
             reply = yield from self._stream(self._request(prompt, outcome))
         outcome.steps += 1
-        if reply.usage is not None:
-            outcome.tokens += reply.usage.total
-            outcome.money += self.limits.prices.cost(reply.usage)
-            self.process.observe(reply.usage, prompt.tokens + self.process.kernel.budget.overhead)
-        else:
-            outcome.tokens += prompt.tokens + self.process.kernel.counter.count(reply.text)
         fresh = self._with_fresh_calls(reply)
+        counted = prompt.tokens + self.process.kernel.budget.overhead
+        usage = reply.usage
+        if usage is None or not self.process.observe(usage, counted):
+            # A limit must hold whatever the provider says of its work, or leaves unsaid.
+            count = self.process.kernel.counter.count
+            usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
+        outcome.tokens += usage.total
+        outcome.money += self.limits.prices.cost(usage)
         self.process.append(fresh.message)
         return fresh
 

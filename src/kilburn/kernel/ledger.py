@@ -14,8 +14,8 @@ import msgspec
 from kilburn.errors import StoreCorrupt
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.tier import OUT, Tier
+from kilburn.model import is_count
 from kilburn.page import Page
-from kilburn.tokens.calibrated import is_count
 
 __all__ = ["Ledger", "Stats", "apply", "replay"]
 

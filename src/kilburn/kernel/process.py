@@ -19,11 +19,11 @@ from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.reader import HitRateWarning, Reader, Recalled
 from kilburn.kernel.render import Prompt
-from kilburn.model import Model, Tokens
+from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move
 from kilburn.page import address_of, span_of
 from kilburn.policy import Cause, Policy, View
-from kilburn.tokens.calibrated import is_count, is_plausible
+from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.form import parse
 
 log = logging.getLogger("kilburn")
@@ -137,21 +137,24 @@ class Process(Reader):
 
         run(self._settling(change, Cause.PRESSURE), self._answer)
 
-    def observe(self, usage: Tokens, counted: int) -> None:
+    def observe(self, usage: Tokens, counted: int) -> bool:
         """Tell what a provider says a prompt cost that was counted here as `counted` tokens.
 
         Where our count was too low, the window shrinks accordingly, at once: no model is waited for. Numbers
         that cannot be true change nothing; the ledger says that they came.
+
+        Returns:
+            Whether the numbers are believed.
         """
         kernel = self.kernel
         with kernel.lock:
-            numbers = (counted, usage.prompt, usage.cached, usage.reply)
-            if not (all(map(is_count, numbers)) and is_plausible(counted, usage.prompt)):
+            if not (is_count(counted) and usage.sound and is_plausible(counted, usage.prompt)):
                 kernel.observe(Act.NOTE, why="a provider's count of a prompt cannot be true")
-                return
+                return False
             kernel.observe(Act.USAGE, counted=counted, prompt=usage.prompt, cached=usage.cached, reply=usage.reply)
             if kernel.excess:
                 run(self._settling(tuple, Cause.PRESSURE, waits=False), self._answer)
+            return True
 
     def render(self, format: str = "chat") -> Prompt:
         """The prompt: what is in the window, as messages for OpenAI ("chat") or Anthropic ("messages").

@@ -32,10 +32,11 @@ from kilburn.kernel.ledger import Ledger, apply
 from kilburn.kernel.pending import START, Pending, Savepoint
 from kilburn.kernel.render import PENDING, part_of
 from kilburn.kernel.tier import Tier
+from kilburn.model import is_count
 from kilburn.page import Page, address_of
 from kilburn.policy import Use
 from kilburn.store import ProcessInfo, Store
-from kilburn.tokens.calibrated import Calibrated, is_count
+from kilburn.tokens.calibrated import Calibrated
 from kilburn.wire.messages import OPENING
 from kilburn.wire.sent import sent_name
 

@@ -11,15 +11,36 @@ from collections.abc import Iterator
 from typing import Any
 
 from kilburn.errors import Unavailable, WireError
+from kilburn.event import encodable
 from kilburn.message import Kind
 from kilburn.model import Delta, Reply, Request, Tokens
 from kilburn.wire import chat
 from kilburn.wire.plain import plain
 
-__all__ = ["Assembly", "arguments", "tokens_of"]
+__all__ = ["Assembly", "Halves", "arguments", "tokens_of"]
 
 _FINISH = {"stop": "stop", "length": "length", "tool_calls": "calls", "function_call": "calls", "content_filter": "refused"}
 _THOUGHTS = ("reasoning_content", "reasoning")
+
+
+class Halves:
+    """Joins characters that a stream cut in two. JSON can name half of one, a surrogate, and a server that cuts its reply
+    anywhere sends the other half in the next piece; neither half can be stored or encoded alone."""
+
+    def __init__(self) -> None:
+        self._held: dict[Any, str] = {}
+
+    def join(self, place: Any, text: str) -> str:
+        """What can be told of the text at a place after one more piece of it; a first half waits for its second."""
+        text = self._held.pop(place, "") + text
+        if "\ud800" <= text[-1:] <= "\udbff":
+            self._held[place], text = text[-1], text[:-1]
+        return encodable(text)
+
+    def rest(self) -> Iterator[tuple[Any, str]]:
+        """Each place whose first half stayed alone, with what stands for it, once."""
+        held, self._held = self._held, {}
+        return ((place, encodable(half)) for place, half in held.items())
 
 
 class Assembly:
@@ -32,12 +53,12 @@ class Assembly:
         self._slots: dict[int, int] = {}
         self._finish: str | None = None
         self._usage: Tokens | None = None
+        self._halves = Halves()
 
     def feed(self, chunk: dict[str, Any]) -> Iterator[Delta]:
         """The pieces of text that a chunk brings."""
-        usage = chunk.get("usage")
-        if isinstance(usage, dict):
-            self._usage = tokens_of(usage)
+        if chunk.get("usage") is not None:
+            self._usage = tokens_of(chunk["usage"])
         for choice in chunk.get("choices") or ():
             if choice.get("index"):
                 continue
@@ -47,10 +68,16 @@ class Assembly:
                 text = delta.get(key)
                 # Some servers send the same thought under both names.
                 if isinstance(text, str) and text and not (key == "reasoning" and delta.get("reasoning_content")):
-                    texts.append(text)
-                    yield Delta(text, key in _THOUGHTS)
+                    text = self._halves.join(key, text)
+                    if text:
+                        texts.append(text)
+                        yield Delta(text, key in _THOUGHTS)
             for piece in delta.get("tool_calls") or ():
                 self._feed_call(piece)
+            if self._finish is not None:
+                for key, text in self._halves.rest():
+                    self._texts[key].append(text)
+                    yield Delta(text, key in _THOUGHTS)
 
     def _feed_call(self, piece: dict[str, Any]) -> None:
         index, given = piece.get("index"), piece.get("id")
@@ -79,6 +106,7 @@ class Assembly:
             if self._texts[key]:
                 source[key] = "".join(self._texts[key])
         for call in self._calls:
+            call["function"] = {key: encodable(text) for key, text in call["function"].items()}
             # An id is what ties a result to its call; a server that gives none still needs one, unlike any before.
             call["id"] = call["id"] or f"call_{uuid.uuid4().hex[:24]}"
         if self._calls:
@@ -95,14 +123,15 @@ class Assembly:
         return Reply(message=message, finish=finish, usage=self._usage)
 
 
-def tokens_of(usage: dict[str, Any]) -> Tokens:
-    """What a chat completion's `usage` says."""
-    details = usage.get("prompt_tokens_details") or {}
-    return Tokens(
-        prompt=usage.get("prompt_tokens") or 0,
-        reply=usage.get("completion_tokens") or 0,
-        cached=details.get("cached_tokens") or 0,
-    )
+def tokens_of(usage: Any) -> Tokens | None:
+    """What a chat completion's `usage` says; None where it leaves out the prompt or the reply, or says what cannot be."""
+    said: dict[str, Any] = usage if isinstance(usage, dict) else {}
+    details = said.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else details
+    prompt: Any = said.get("prompt_tokens")
+    reply: Any = said.get("completion_tokens")
+    tokens = Tokens(prompt=prompt, reply=reply, cached=0 if cached is None else cached)
+    return tokens if tokens.sound else None
 
 
 def arguments(request: Request) -> dict[str, Any]:

@@ -114,12 +114,12 @@ class Chat:
             ):
                 try:
                     for chunk in chunks:
-                        yield from assembly.feed(chunk.to_dict())
+                        yield from assembly.feed(chunk.to_dict(warnings=False))
                 finally:
                     passed = deadline.passed
         except self._sdk.APIError as error:
             raise self._fault(error, passed) from error
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise Unavailable(f"{self.name} sent what is no chat completion: {error}", advice="check the base URL") from error
         if passed:
             raise self._late()

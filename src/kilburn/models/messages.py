@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import MissingExtra, ModelError, Refused, Unavailable, WireError
+from kilburn.event import encodable
 from kilburn.message import Kind, Message
-from kilburn.model import Delta, Reply, Request, Tokens
+from kilburn.model import Delta, Reply, Request, Tokens, is_count
+from kilburn.models.assembly import Halves
 from kilburn.models.deadline import Deadline
 from kilburn.models.faults import fault
 from kilburn.models.retry import Retry
@@ -121,7 +123,7 @@ class Messages:
                     passed = deadline.passed
         except (self._sdk.APIError, self._wire_errors) as error:
             raise self._fault(error, passed) from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self.name} sent what is no message: {error!r}", advice="check the base URL") from error
         if passed:
             raise self._late()
@@ -162,7 +164,8 @@ class _Blocks:
         self._who = who
         self._blocks: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, str] = {}
-        self._usage: dict[str, int] = {}
+        self._halves = Halves()
+        self._usage: dict[str, Any] = {}
         self._said: dict[str, Any] = {}
         """What the reply says of the provider's own work on the prompt."""
         self._stop: str | None = None
@@ -176,11 +179,15 @@ class _Blocks:
             self._count(event.get("usage"), event.get("context_management"))
         elif kind == "content_block_start":
             block = self._blocks[event["index"]] = dict(event["content_block"])
-            text = block.get(block["type"]) if block["type"] in ("text", "thinking") else None
-            if text:
-                yield Delta(text, block["type"] == "thinking")
+            if block["type"] in ("text", "thinking"):
+                text = block.get(block["type"]) or ""
+                block[block["type"]] = ""
+                yield from self._say(event["index"], block["type"], text)
         elif kind == "content_block_delta":
             yield from self._extend(event["index"], event["delta"])
+        if self._stop is not None:
+            for (index, key), text in self._halves.rest():
+                yield from self._say(index, key, text)
 
     def _extend(self, index: int, delta: dict[str, Any]) -> Iterator[Delta]:
         block, kind = self._blocks[index], delta["type"]
@@ -193,12 +200,20 @@ class _Blocks:
             block.update({key: value for key, value in delta.items() if key != "type"})
         elif kind in _PIECES:
             key = _PIECES[kind]
-            block[key] = (block.get(key) or "") + delta[key]
-            if key != "signature" and delta[key]:
-                yield Delta(delta[key], key == "thinking")
+            yield from self._say(index, key, delta[key])
 
-    def _count(self, usage: dict[str, Any] | None, management: dict[str, Any] | None) -> None:
-        self._usage.update({key: value for key, value in (usage or {}).items() if isinstance(value, int)})
+    def _say(self, index: int, key: str, text: str) -> Iterator[Delta]:
+        block = self._blocks[index]
+        text = self._halves.join((index, key), text)
+        block[key] = (block.get(key) or "") + text
+        if key != "signature" and text:
+            yield Delta(text, key == "thinking")
+
+    def _count(self, usage: Any, management: dict[str, Any] | None) -> None:
+        if usage is not None and not isinstance(usage, dict):
+            self._usage["input_tokens"], usage = None, None
+        # A null says nothing new: the end of a stream repeats fields of its start without their values.
+        self._usage.update({key: value for key, value in (usage or {}).items() if value is not None})
         if usage and usage.get("iterations"):
             self._said["usage"] = {"iterations": usage["iterations"]}
         if management:
@@ -210,7 +225,7 @@ class _Blocks:
         written: list[str] = []
         for index, block in self._blocks.items():
             if block["type"] == "tool_use":
-                written.append(self._arguments.get(index) or json.dumps(block.get("input") or {}))
+                written.append(encodable(self._arguments.get(index) or json.dumps(block.get("input") or {})))
                 block["input"] = {}
             elif index in self._arguments:
                 block["input"] = json.loads(self._arguments[index] or "{}")
@@ -222,20 +237,27 @@ class _Blocks:
             for block in self._blocks.values():
                 if block["type"] == "compaction":
                     read_block(plain(block, "compaction"))
-            beside = read_report(said).beside
+            usage = self._tokens(said)
             source = {"role": "assistant", "content": list(self._blocks.values()), **recorded(said)}
             message = _with_arguments(wire.read(plain(source, "reply"), "reply")[0], written)
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
+        return Reply(message=message, finish=_FINISH.get(self._stop, "stop"), usage=usage)
+
+    def _tokens(self, said: dict[str, Any]) -> Tokens | None:
+        """What the reply cost; None where it leaves out the prompt or the reply, or says what cannot be. A report of the
+        provider's own work that cannot be read is then taken out of what it said."""
+        fresh, reply = self._usage.get("input_tokens"), self._usage.get("output_tokens")
         cached, stored = self._usage.get("cache_read_input_tokens", 0), self._usage.get("cache_creation_input_tokens", 0)
-        usage = Tokens(
-            prompt=self._usage.get("input_tokens", 0) + cached + stored,
-            reply=self._usage.get("output_tokens", 0),
-            cached=cached,
-            written=stored,
-            beside=beside,
-        )
-        return Reply(message=message, finish=_FINISH.get(self._stop, "stop"), usage=usage if self._usage else None)
+        try:
+            beside = read_report({"usage": said.get("usage")}).beside
+        except WireError:
+            del said["usage"]
+            return None
+        if not (is_count(fresh) and is_count(reply) and is_count(cached) and is_count(stored)):
+            return None
+        tokens = Tokens(prompt=fresh + cached + stored, reply=reply, cached=cached, written=stored, beside=beside)
+        return tokens if tokens.sound else None
 
 
 def _with_arguments(message: Message, written: Sequence[str]) -> Message:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeGuard
 
 from kilburn.budget import Counter
 from kilburn.errors import SpecError
 
-__all__ = ["Calibrated", "is_count", "is_plausible"]
+__all__ = ["Calibrated", "is_plausible"]
 
 KEEP = 32
 LEAST = 256
@@ -23,18 +22,11 @@ LOWEST, HIGHEST = 0.25, 8.0
 """Ratios of reported to counted tokens that are believed. The worst that was measured are 0.6 for prose under the careful
 counters, and 4.8 for text that was made to mislead one."""
 
-LARGEST = 2**40
-"""Tokens that a report may name."""
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    """Whether a value is a number of tokens: whole, 0 or more, and no more than any prompt ever had."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
-
 
 def is_plausible(counted: int, reported: int) -> bool:
-    """Whether a prompt counted here as `counted` tokens can have cost `reported`; small ones are not judged."""
-    return min(counted, reported) < LEAST or LOWEST <= reported / counted <= HIGHEST
+    """Whether a prompt counted here as `counted` tokens can have cost `reported`. Numbers below 256 are judged as if they
+    were 256: between small ones any ratio is believed, between a small and a large one none."""
+    return LOWEST * counted <= max(reported, LEAST) and reported <= HIGHEST * max(counted, LEAST)
 
 
 class Calibrated:
