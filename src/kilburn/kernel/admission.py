@@ -204,7 +204,7 @@ def _label(part: Part) -> str:
 
 
 def _line(text: str) -> str:
-    line = " ".join(text[: 4 * LABEL].split())
+    line = " ".join(text.lstrip()[: 4 * LABEL].split())
     return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
 
 

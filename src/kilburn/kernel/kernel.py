@@ -90,14 +90,27 @@ class Kernel(AddressSpace):
         return drafts.pages[0].id, drafts.pages[-1].id
 
     def _join(self, late: Page) -> None:
-        """Bring the call of a late result back, which had left without one; where it cannot stand any more,
-        the result goes below as well, and its handle says so (law 6)."""
+        """Bring the call of a late result back, which had left without one; where it cannot stand any more, or
+        not beside an open tool loop, the result goes below as well, and its handle says so (law 6)."""
         point = self.savepoint()
         try:
             self.carry(Load(pages=(late.answers,), why="its result came"), policy="kernel", cause="admit")
+            if self._fits_beside_loop(late):
+                return
+            why = "its call does not fit beside the open tool loop"
         except KernelError:
-            self.undo(point)
-            self.carry(Evict(pages=(late.id,), why="its call cannot come back"), policy="kernel", cause="admit")
+            why = "its call cannot come back"
+        self.undo(point)
+        self.carry(Evict(pages=(late.id,), why=why), policy="kernel", cause="admit")
+
+    def _fits_beside_loop(self, late: Page) -> bool:
+        """Whether a late result's group, its results as handles, leaves an open tool loop its room."""
+        tier = self.tier
+        loop = tier.loop(LEAST)
+        back = {page for page in tier.group(late.id) if tier.at(page) == "in" and not tier.pages[page].answers}
+        stays = back.union(loop, tier.pins, tier.held())
+        handles = text_cost(self.counter, PENDING) * (1 + len(tier.group(late.id)) - len(back))
+        return not loop or sum(map(tier.cost, stays)) + handles <= self.capacity
 
     def _add(self, page: Page, texts: dict[str, str]) -> None:
         for digest in (page.digest, page.extra):

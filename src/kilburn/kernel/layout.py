@@ -147,6 +147,11 @@ class Layout:
         came after them. Those may not leave; the others are abandoned."""
         return {call for call, said in self.open.items() if self.said - said < patience}
 
+    def loop(self, patience: int) -> set[int]:
+        """What stands of the open tool loop: calls whose result is awaited, each with all of its group."""
+        members = {member for call in self.awaited(patience) for member in self.group(call)}
+        return {standing for member in members if (standing := self.stands_itself(member)) is not None}
+
     def stub(self, page: int) -> str:
         """The handle of a result that stands in place."""
         known = self.pages[page]

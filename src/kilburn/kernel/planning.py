@@ -193,6 +193,8 @@ class Planner:
         for page in asked:
             standing = tier.stands_itself(page)
             share = tier.cost(page) if whole else self._share() // len(asked)
+            if standing is None:
+                share = min(share, max(kernel.capacity - kernel.use, 0))
             gone_on = kernel.excess and tier.pages[page].message != tier.turn
             if standing is not None and (tier.cost(standing) <= share or not gone_on):
                 continue
@@ -202,7 +204,7 @@ class Planner:
                 freed = 0 if standing is None else tier.cost(standing)
                 point = kernel.savepoint()
                 fits = share + kernel.use - freed <= kernel.capacity and self._try(Load((page,), why="the user's latest message"))
-                if fits and tier.cost(page) > share and not self._shorten(tier.pages[page], share):
+                if fits and tier.cost(page) > share and (not self._shorten(tier.pages[page], share) or kernel.excess):
                     kernel.undo(point)
 
     def _share(self) -> int:
@@ -252,35 +254,55 @@ class Planner:
         return False
 
     def _fall_back(self) -> None:
-        """Evict the oldest groups that may leave, the user's words after all else; then calls without a result
-        that the talk has gone on from; then shorten or evict even what just came, and last the user's latest message.
+        """Make room of all else first, then of an open tool loop where what came last is no part of it, then of the
+        user's latest message, and last of all take the thinking that the provider wants back.
 
         Raises:
             PinsExceedWindow: what is left is pinned, or waits for a result that comes next.
         """
         kernel, tier = self.kernel, self.kernel.tier
-        first = self.view(Cause.PRESSURE, ())
         # Where not even an excerpt of the latest message keeps to its share, it is a page like any other.
-        stays = first.pins if sum(map(tier.cost, tier.held())) <= 2 * self._share() else frozenset(tier.pins)
-        self._relieve((page for page in _in_turn(first) if not first.is_latest(page)), stays, PATIENCE)
+        stays = self._fixed() if sum(map(tier.cost, tier.held())) <= 2 * self._share() else frozenset(tier.pins)
+        loop = tier.loop(LEAST)
+        if all(tier.pages[page].message != tier.turn for page in loop):
+            self._make_room(stays | loop)
+        self._make_room(stays)
+        point = kernel.savepoint()
+        self._crowd_out(frozenset(tier.pins))
+        if kernel.excess:
+            # The user's latest message comes back where thinking has to leave in any case.
+            kernel.undo(point)
+            self._drop_thinking(tier.last + 1)
+            self._crowd_out(frozenset(tier.pins))
+        if kernel.excess:
+            raise PinsExceedWindow(f"{kernel.use} of {kernel.capacity} tokens are pinned or wait for a result")
+
+    def _make_room(self, stays: Set[int]) -> None:
+        """Evict the oldest groups that may leave, the user's words after all else; then calls without a result
+        that the talk has gone on from; then shorten or evict even what just came."""
+        tier = self.kernel.tier
+        view = self.view(Cause.PRESSURE, ())
+        self._relieve((page for page in _in_turn(view) if not view.is_latest(page)), stays, PATIENCE)
         gone_on = sorted(tier.open.keys() - tier.awaited(LEAST))
         self._relieve((tier.pages[call] for each in gone_on if (call := tier.stands_itself(each)) is not None), stays)
         self._crowd_out(stays)
-        for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
-            if kernel.excess and page.answers:
+        for page in self.view(Cause.PRESSURE, ()).pages if self.kernel.excess else ():
+            if self.kernel.excess and page.answers and page.id not in stays:
                 self._try(Evict(pages=(page.id,), why="over capacity"))
-        for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
-            if kernel.excess and page.kind is Kind.REASONING and tier.at(page.id) == "in":
-                together = map(tier.pages.__getitem__, tier.group(page.id))
-                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == "in")
-                self._try(Evict(pages=thoughts, why="thinking that does not fit"))
+        self._drop_thinking(tier.task)
         # Handles in place of results go with calls that nothing else keeps alive.
         calls = (tier.stands_itself(tier.pages[stub].answers) for stub in list(tier.stubs))
         self._relieve((tier.pages[call] for call in calls if call is not None), stays)
         self._crowd_out(stays)
-        self._crowd_out(frozenset(tier.pins))
-        if kernel.excess:
-            raise PinsExceedWindow(f"{kernel.use} of {kernel.capacity} tokens are pinned or wait for a result")
+
+    def _drop_thinking(self, before: int) -> None:
+        """Evict thinking from before a page, message by message, as long as the window is over its capacity."""
+        kernel, tier = self.kernel, self.kernel.tier
+        for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
+            if kernel.excess and page.kind is Kind.REASONING and page.id < before and tier.at(page.id) == "in":
+                together = map(tier.pages.__getitem__, tier.group(page.id))
+                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == "in")
+                self._try(Evict(pages=thoughts, why="thinking that does not fit"))
 
     def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
         """Evict pages one after the other as long as the window is over its capacity."""
@@ -297,7 +319,9 @@ class Planner:
                 return
             if kernel.tier.at(page.id) == "in" and page.id not in stays:
                 least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
-                if page.tokens <= least or not self._shorten(page, least):
+                # Of the user's latest message a shorter excerpt is better than none.
+                whole = kernel.tier.pages[page.sources[0]] if page.depth and page.id in kernel.tier.held() else page
+                if page.tokens <= least or not self._shorten(whole, least):
                     self._evict(page, stays)
 
     def _evict(self, page: Page, stays: Set[int], patience: int = LEAST) -> None:

@@ -46,7 +46,9 @@ class Tier(Layout):
         if page.id > 0:
             if page.role in (Role.USER, Role.ASSISTANT) and page.message > self.turn:
                 self.said += 1
-            if page.role is Role.USER and page.kind is Kind.TEXT and page.trust >= Trust.USER:
+            # A forgotten page has no label either, and no digest; a blank one says nothing.
+            said = page.kind is Kind.TEXT and (page.label or not page.digest)
+            if page.role is Role.USER and said and page.trust >= Trust.USER:
                 same = bool(self.request) and self.pages[self.task].message == page.message
                 self.request = (*self.request, page.id) if same else (page.id,)
             self.last = max(self.last, page.id)

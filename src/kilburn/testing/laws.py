@@ -73,9 +73,8 @@ def _holds(message: dict[str, Any], text: str) -> bool:
 def _check_request(process: Process) -> None:
     """Only the kernel takes the user's latest message from the window, or a person who forgets or retires it."""
     tier = process.kernel.tier
-    said = [
-        page for page in tier.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT and page.trust >= Trust.USER
-    ]
+    texts = [page for page in tier.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
+    said = [page for page in texts if page.trust >= Trust.USER and (page.label or not page.digest)]
     asked = [page.id for page in said if page.message == max(other.message for other in said)]
     assert tuple(asked) == tier.request, f"law 3: the latest message is {asked}, and the window holds {tier.request}"
     for page in asked:
