@@ -109,7 +109,7 @@ def test_no_store_is_replaced_whatever_leads_to_it(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path, force: bool) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
-        with pytest.raises(SpecError, match="no file"):
+        with pytest.raises(SpecError, match=r"no file|leads to a device"):
             check_target(path, force=force)
 
 
@@ -117,3 +117,14 @@ def test_a_folder_that_is_not_there_is_named_as_it_was_given(tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError) as caught:
         put(tmp_path / "no" / "a")
     assert caught.value.filename == str(tmp_path / "no" / "a")
+
+
+def test_a_link_that_leads_to_a_device_is_refused_whatever_is_behind_it(tmp_path: Path) -> None:
+    """Replacing the link would be replacing the machine's own, where it is called /dev/stdout."""
+    with open(tmp_path / "regular", "wb") as file:
+        (tmp_path / "out").symlink_to(f"/proc/self/fd/{file.fileno()}")
+        (tmp_path / "further").symlink_to(tmp_path / "out")
+        for name in ("out", "further"):
+            with pytest.raises(SpecError, match="leads to a device"), written(tmp_path / name, force=True):
+                raise AssertionError("it was opened")
+            assert (tmp_path / name).is_symlink()

@@ -45,10 +45,24 @@ def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
         raise SpecError(f"{place} is a database, or belongs to one", advice="give a file of another name")
     if not os.path.lexists(place):
         return
+    if _leads_to_device(place):
+        raise SpecError(f"{place} leads to a device or a process", advice="give a file, or write to standard output")
     if place.exists() and not stat.S_ISREG(place.stat().st_mode):
         raise SpecError(f"{place} is no file", advice="give the name of a file; pipes and devices take standard output")
     if not force:
         raise SpecError(f"{place} exists", advice="give another name, or --force to replace it")
+
+
+def _leads_to_device(place: Path) -> bool:
+    """Whether a path, or a link on its way, lies in /dev or /proc: replacing `/dev/stdout` would harm the whole machine."""
+    for _ in range(40):
+        folder = place.parent.resolve()
+        if folder.parts[:2] in (("/", "dev"), ("/", "proc")) and folder.parts[:3] != ("/", "dev", "shm"):
+            return True
+        if not place.is_symlink():
+            return False
+        place = folder / os.readlink(place)
+    return True
 
 
 def _begins_as_database(path: Path) -> bool:

@@ -126,3 +126,12 @@ def test_interruption_exits_130(db: Path) -> None:
         _, err = running.communicate(timeout=120)
     assert running.returncode == 130
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_said_or_borne_and_nothing_crashes(tmp_path: Path, closed: str) -> None:
+    command = f"'{sys.executable}' -m kilburn policies {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (1 if closed.startswith(">") else 0)
+    assert ("standard output is closed" in done.stderr) == (closed == ">&-")

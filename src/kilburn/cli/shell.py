@@ -99,6 +99,11 @@ def program(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status. Takes the process's own arguments where none are given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- it is open as long as the process
+    if sys.stdout is None:
+        say("kilburn: standard output is closed; give it a file, a pipe or /dev/null")
+        return 1
     with warnings.catch_warnings():
         # The figures say it in words where they are shown.
         warnings.simplefilter("ignore", HitRateWarning)
