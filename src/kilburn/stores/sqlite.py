@@ -29,14 +29,17 @@ from kilburn.stores.inspection import Finding, inspect, rebuild
 from kilburn.stores.inspection import set_aside as set_aside_session
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import (
-    MIGRATIONS,
+    SEALED,
+    admit,
     as_sealed,
-    begun,
     check_identity,
     check_library,
     create_text,
+    ending,
     immediate,
     migrate,
+    set_text,
+    text_is_set,
 )
 from kilburn.stores.sealed import Sealed, Session
 from kilburn.stores.statement import row, rows
@@ -173,6 +176,7 @@ class Sqlite:
             return
         if exclusive:
             db.pragma("locking_mode", "EXCLUSIVE")
+        admit(db)
         check_identity(db, self.path)
         # SQLite does not wait here as it does elsewhere: of two that open a new file at once, one is
         # told at once that it is busy.
@@ -200,9 +204,9 @@ class Sqlite:
             version = check_identity(self._db, self.path)
             if version == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
-            if version < len(MIGRATIONS):
+            if version < SEALED:
                 as_sealed(self._db)
-            self._sealed = Sealed(self._db, seals=version == len(MIGRATIONS))
+            self._sealed = Sealed(self._db, seals=version >= SEALED)
         else:
             migrate(self._db, self.path)
             self._sealed = Sealed(self._db, seals=True)
@@ -221,13 +225,9 @@ class Sqlite:
     @contextmanager
     def _reading(self, doing: str) -> Iterator[None]:
         """One snapshot for all statements of the block."""
-        with self._lock, typed(self.path, doing):
+        with self._lock, typed(self.path, doing), ending(self._db):
             self._db.execute("BEGIN")
-            try:
-                yield
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+            yield
 
     @contextmanager
     def _writing(self, doing: str, *, wait: bool = True) -> Iterator[None]:
@@ -237,11 +237,11 @@ class Sqlite:
         """
         deadline = time.monotonic() + (self._patience if wait else 0.0)
         while True:
-            with self._lock, typed(self.path, doing):
+            with self._lock, typed(self.path, doing), ending(self._db):
                 self._check_writable()
                 if self._begin(last=time.monotonic() >= deadline):
-                    with begun(self._db):
-                        yield
+                    yield
+                    self._db.execute("COMMIT")
                     return
             time.sleep(PAUSE)
 
@@ -264,7 +264,7 @@ class Sqlite:
         Raises:
             StoreCorrupt: it is damaged; or it is to be made, and a session that might be it is damaged or lost.
         """
-        with self._lock, typed(self.path, "reading"):
+        with self._reading("reading"):
             found = self._sealed.named(self._number, name)
         if found is not None:
             return found.whole().info
