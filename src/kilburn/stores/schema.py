@@ -23,11 +23,11 @@ __all__ = [
     "SEALED",
     "admit",
     "as_sealed",
-    "ending",
     "check_identity",
     "check_library",
     "create_text",
     "drop_text",
+    "ending",
     "immediate",
     "migrate",
     "set_text",
@@ -199,7 +199,11 @@ def _guarded(db: apsw.Connection) -> None:
 
 def admit(db: apsw.Connection) -> None:
     """Let this connection write to a file of today."""
-    db.create_scalar_function(NEWER, lambda: None, 0, flags=apsw.SQLITE_INNOCUOUS)
+    db.create_scalar_function(NEWER, _nothing, 0, flags=apsw.SQLITE_INNOCUOUS)
+
+
+def _nothing(*_: object) -> None:
+    return None
 
 
 def as_sealed(db: apsw.Connection) -> None:
@@ -327,8 +331,8 @@ def set_text(db: apsw.Connection, tenant: int) -> None:
 
 def text_is_set(db: apsw.Connection, tenant: int) -> bool:
     """Whether a text index has its settings: without `secure-delete` forgotten words would stay in it."""
-    found = db.execute(f"SELECT k, v FROM {text_table(tenant)}_config").fetchall()
-    return SETTINGS.items() <= dict(found).items()
+    found = {str(name): value for name, value in db.execute(f"SELECT k, v FROM {text_table(tenant)}_config")}
+    return SETTINGS.items() <= found.items()
 
 
 def drop_text(db: apsw.Connection, tenant: int) -> None:
@@ -336,7 +340,9 @@ def drop_text(db: apsw.Connection, tenant: int) -> None:
     name = text_table(tenant)
     try:
         db.execute(f"DROP TABLE {name}")
-    except apsw.Error:
+    except (apsw.SQLError, apsw.CorruptError):
+        if not db.in_transaction:
+            raise
         _drop_parts(db, name)
 
 

@@ -25,7 +25,7 @@ from kilburn.page import Page
 from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
 from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.faults import typed
-from kilburn.stores.inspection import Finding, inspect, rebuild
+from kilburn.stores.inspection import Finding, erase_session, inspect, rebuild
 from kilburn.stores.inspection import set_aside as set_aside_session
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import (
@@ -69,6 +69,7 @@ class Sqlite:
             "OFF" the file; neither loses anything to a killed process.
         vfs: the name of a registered APSW VFS. Such a one has no shared memory, so that the file is
             held by this object alone.
+        restore: make the tenant's own row good where it is damaged, instead of refusing the file.
 
     Raises:
         StoreVersion: SQLite older than 3.51.3, or a file of a newer Kilburn.
@@ -87,6 +88,7 @@ class Sqlite:
         busy_timeout: float = 5.0,
         synchronous: str = "FULL",
         vfs: str | None = None,
+        restore: bool = False,
     ) -> None:
         check_library(apsw.sqlite_lib_version())
         if synchronous not in ("FULL", "NORMAL", "OFF"):
@@ -106,7 +108,7 @@ class Sqlite:
         try:
             with typed(self.path, "opening"):
                 self._configure(synchronous, exclusive=vfs is not None)
-                self._number = self._register()
+                self._number = self._register(restore=restore and not readonly)
                 self._index = TextIndex(self._db, self._number)
                 if not self.readonly:
                     # A writer that was killed, or a reader, may have left erased bytes in the log.
@@ -198,7 +200,7 @@ class Sqlite:
             else:
                 return
 
-    def _register(self) -> int:
+    def _register(self, *, restore: bool) -> int:
         """The tenant's number in the file; 0 where it is read only and has none."""
         if self.readonly:
             version = check_identity(self._db, self.path)
@@ -210,6 +212,11 @@ class Sqlite:
         else:
             migrate(self._db, self.path)
             self._sealed = Sealed(self._db, seals=True)
+        if restore:
+            with immediate(self._db):
+                restored = self._sealed.restore_tenant(self.tenant)
+            if restored:
+                log.warning("%s: the row of tenant %r was damaged and is restored", self.path, self.tenant)
         found = self._sealed.tenant(self.tenant)
         if found is None and not self.readonly:
             with immediate(self._db):
@@ -220,7 +227,19 @@ class Sqlite:
                     seal = seal_of("tenant", found[0], self.tenant.encode())
                     self._db.execute("UPDATE tenant SET seal = ? WHERE id = ?", (seal, found[0]))
                     create_text(self._db, found[0])
+        if found is not None and not self.readonly:
+            self._set_index(found[0])
         return found[0] if found else 0
+
+    def _set_index(self, number: int) -> None:
+        """Give the text index its settings again if they were lost: without them forgotten words would stay in it."""
+        try:
+            if not text_is_set(self._db, number):
+                with immediate(self._db):
+                    set_text(self._db, number)
+        except (apsw.CorruptError, apsw.SQLError) as error:
+            # A damaged index must not keep anybody from reading, nor from the repair.
+            log.warning("%s: the text index is damaged, run `kilburn fsck --repair`: %s", self.path, error)
 
     @contextmanager
     def _reading(self, doing: str) -> Iterator[None]:
@@ -427,6 +446,24 @@ class Sqlite:
         """
         with self._writing("repairing"):
             return set_aside_session(self._db, self._number, process)
+
+    def erase(self, process: int) -> None:
+        """Erase a session that was set aside: its rows, the texts that no other session has, its index entries and
+        what lies in quarantine, with no byte left, as `commit` erases pages. The index is built anew.
+
+        Raises:
+            StoreError: it was not set aside.
+        """
+        with self._writing("erasing"):
+            found = self._sealed.session(self._number, process)
+            if found is None or not found.aside:
+                raise StoreError(f"process {process} was not set aside", advice="forget its pages by their addresses")
+            erase_session(self._db, process)
+            rebuild(self._db, self._sealed, self._index, self._number)
+            self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
+        with self._lock:
+            self._unsettled = True
+            self._settle(wait=True)
 
     def close(self) -> None:
         """Release the file; idempotent."""
