@@ -23,6 +23,7 @@ import kilburn
 from cli.terminal import kilburn as command
 from kernel.talk import FORMS, user
 from kilburn.move import Fold
+from kilburn.stores.schema import admit
 
 SESSIONS = {"light": ("chat", "hybrid"), "bell": ("messages", "fifo"), "fog": ("chat", "lru")}
 TABLES = ("tenant", "process", "page", "event", "content", "passage")
@@ -41,8 +42,9 @@ def make(path: Path) -> None:
                 process.append(message)
             process.append({"role": "assistant", "content": "".join(f"line {line} of {name}\n" for line in range(40))})
             last = process.kernel.tier.last
-            process.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))
+            # The user's latest message stays; the one before it may be shortened.
             process.append(user(f"forget this of {name}"))
+            process.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))
             process.forget(f"p{last + 1}")
             process.remember("p2", 0.5)
             process.render()
@@ -99,6 +101,7 @@ class Trial:
             db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ?", (loose, name))
         db.close()
         db = apsw.Connection(str(self.path))
+        admit(db)
         try:
             self._row(db)
         except (apsw.ConstraintError, apsw.MismatchError):

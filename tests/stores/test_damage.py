@@ -14,7 +14,7 @@ from cli.terminal import kilburn as command
 from kernel.talk import user
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Act, Event
-from kilburn.stores.schema import MIGRATIONS
+from kilburn.stores.schema import MIGRATIONS, NEWER, admit
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.stores import batch_of
 from stores.damage import make, read, run
@@ -25,6 +25,7 @@ SEED = time.time_ns() % 1_000_000
 def change(path: Path, statement: str, *values: object) -> None:
     """Write behind Kilburn's back."""
     db = apsw.Connection(str(path))
+    admit(db)
     try:
         db.execute(statement, values)
         assert db.changes() > 0
@@ -193,6 +194,8 @@ def test_a_file_of_the_first_format_is_read_as_it_is_and_sealed_when_it_is_writt
     make(path)
     shutil.copyfile(path, old)
     db = apsw.Connection(str(old))
+    admit(db)
+    db.execute("DROP TRIGGER tenant_made; DROP TRIGGER process_made; DROP TRIGGER process_written")
     for table, column in (
         ("tenant", "sessions"),
         ("tenant", "seal"),
@@ -214,7 +217,7 @@ def test_a_file_of_the_first_format_is_read_as_it_is_and_sealed_when_it_is_writt
     with kilburn.open(str(old), window=900, policy="fifo", tokenizer="chars/4") as store:
         assert [info.name for info in store.processes()] == list(names)
     db = apsw.Connection(str(old))
-    assert db.pragma("user_version") == len(MIGRATIONS) == 2
+    assert db.pragma("user_version") == len(MIGRATIONS) == 3
     db.close()
     assert [read(old, name) for name in names] == wanted
     assert command("fsck", "--db", old).status == 0
@@ -240,3 +243,98 @@ def test_a_lost_session_is_missed(talk: Path) -> None:
     found = command("fsck", "--db", talk, "--json").json["findings"]
     assert {item["kind"] for item in found} >= {"session", "orphan"}
     assert isinstance(read(talk, "b"), dict)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE process SET head = head + 1, used = max(used, 2.0) WHERE id = 1",
+        "INSERT INTO process(tenant, name, created, used) VALUES(1, 'new', 1.0, 1.0)",
+        "INSERT INTO tenant(name) VALUES('new')",
+    ],
+)
+def test_a_writer_that_knows_no_seals_is_shut_out(talk: Path, statement: str) -> None:
+    """Each commit of format 1, and each new session, has one of these."""
+    before = read(talk, "a")
+    db = apsw.Connection(str(talk))
+    with pytest.raises(apsw.SQLError, match=NEWER):
+        db.execute(statement)
+    db.close()
+    assert command("fsck", "--db", talk).status == 0
+    assert read(talk, "a") == before
+
+
+def test_a_session_that_was_set_aside_can_be_forgotten(talk: Path) -> None:
+    with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store:
+        store.process("a").append(user("canarysecret of its own"))
+        store.process("b").append(user("both said this"))
+        store.process("a").append(user("both said this"))
+    change(talk, "UPDATE page SET meta = x'c1' WHERE process = 1 AND id = 3")
+    assert command("fsck", "--repair", "--db", talk).status == 0
+    before = read(talk, "b")
+    name = "a (set aside, 1)"
+    said = command("forget", name, "p1", "--yes", "--db", talk)
+    assert said.status != 0
+    assert "--all" in said.err
+    assert command("forget", name, "--all", "--db", talk).status != 0
+    assert command("forget", "b", "--all", "--yes", "--db", talk).status != 0
+    assert b"canarysecret" in talk.read_bytes()
+    assert command("forget", name, "--all", "--yes", "--db", talk).status == 0
+    left = b"".join(path.read_bytes() for path in talk.parent.iterdir())
+    for gone in (b"canarysecret", b"canarys", b"a says", name.encode()):
+        assert gone not in left
+    assert b"both said this" in left
+    assert read(talk, "b") == before
+    assert command("fsck", "--db", talk).status == 0
+    assert [row["session"] for row in command("ps", "--db", talk, "--json").json] == ["b"]
+
+
+def test_lost_settings_of_the_index_are_found_and_set_again(talk: Path) -> None:
+    change(talk, "DELETE FROM text_1_config WHERE k = 'secure-delete'")
+    found = command("fsck", "--db", talk, "--json").json["findings"]
+    assert [(item["kind"], item["derived"]) for item in found] == [("index", True)]
+    with Sqlite(talk) as store:
+        assert store.findings() == []
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM text_1_config WHERE k = 'version'", "DELETE FROM text_1_data"])
+def test_an_index_that_fts5_refuses_is_made_anew(talk: Path, statement: str) -> None:
+    before = read(talk, "a")
+    change(talk, statement)
+    assert command("fsck", "--db", talk).status == 1
+    assert command("fsck", "--repair", "--db", talk).status == 0
+    assert command("fsck", "--db", talk).status == 0
+    assert read(talk, "a") == before
+    assert command("search", "says", "--db", talk, "--json").json["hits"]
+
+
+@pytest.mark.parametrize("process", [1, 77])
+def test_passages_of_no_page_are_found_and_removed(talk: Path, process: int) -> None:
+    db = apsw.Connection(str(talk))
+    ((lowest,),) = db.execute("SELECT min(id) FROM passage WHERE id >> 32 = 1")
+    # The next text of the same length would get this number.
+    place = (process << 32) | ((lowest & 0xFFFFFFFF) - 16)
+    db.execute("INSERT INTO passage VALUES(?, 99, 0, 5)", (place,))
+    db.close()
+    found = command("fsck", "--db", talk, "--json").json["findings"]
+    assert [(item["kind"], item["derived"]) for item in found] == [("index", True)]
+    with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store:
+        if process == 1:
+            with pytest.raises(StoreCorrupt, match="fsck --repair"):
+                store.process("a").append(user("a says 8 " + "word " * 50))
+    assert command("fsck", "--repair", "--db", talk).status == 0
+    with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store:
+        store.process("a").append(user("a says 8 " + "word " * 50))
+
+
+@pytest.mark.parametrize("statement", ["UPDATE tenant SET seal = x'00'", "UPDATE tenant SET name = 'q' WHERE id = 1"])
+def test_a_damaged_row_of_a_tenant_is_restored(talk: Path, statement: str) -> None:
+    before = read(talk, "a")
+    change(talk, statement)
+    error = read(talk, "a")
+    assert isinstance(error, StoreCorrupt)
+    assert "fsck --repair" in str(error)
+    assert "other sessions" not in str(error)
+    assert command("fsck", "--db", talk).status == 1
+    assert command("fsck", "--repair", "--db", talk).status == 0
+    assert read(talk, "a") == before

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.access import session, writing
+from kilburn.cli.access import existing, session, writing
 from kilburn.cli.screen import count, many
 from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -22,15 +22,20 @@ from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.page import Page
+from kilburn.stores.sealed import ASIDE
+from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
 
 __all__ = ["forget"]
+
+NOT_REACHED = "not reached: providers' caches, file-system snapshots, and copies of the file made elsewhere"
 
 
 @app.command()
 def forget(
     name: Session,
-    address: Annotated[str, typer.Argument(help="p17, a range p17-p42, or f3.", show_default=False)],
+    address: Annotated[str | None, typer.Argument(help="p17, a range p17-p42, or f3.", show_default=False)] = None,
+    whole: Annotated[bool, typer.Option("--all", help="All of a session that `fsck --repair` set aside.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     why: Annotated[str, typer.Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")] = "",
     db: Db = None,
@@ -39,10 +44,18 @@ def forget(
 ) -> None:
     """Forget pages, with their folds and index entries, for ever; prints a receipt.
 
+    A session that `kilburn fsck --repair` set aside has no pages that can be named any more: --all erases
+    whatever is left of it, texts that no other session has included.
+
     Example:
 
         kilburn forget session-1 p17 --yes
     """
+    if whole == (address is not None):
+        raise SpecError("forget takes an address, or --all for a session that was set aside", advice="give one of the two")
+    if address is None:
+        _forget_aside(existing(db), tenant or "default", name, yes=yes, json=json)
+        return
     with writing(db, tenant) as store:
         process = session(store, name)
         tier = process.kernel.tier
@@ -51,16 +64,37 @@ def forget(
         if not json:
             _announce(pages, copies, exports)
         if not yes:
-            if not sys.stdin.isatty():
-                raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
-            typer.confirm(f"Forget {many(len(pages), 'page')} for ever?", abort=True, err=True)
+            _confirm(many(len(pages), "page"))
         gone = process.forget(address, why)
     receipt = {"session": name, "asked": address, "forgotten": gone, "time": time.time(), "copies": copies, "exports": exports}
     if json:
         emit(receipt)
         return
     tell(f"forgotten: {' '.join(gone)}")
-    tell("not reached: providers' caches, file-system snapshots, and copies of the file made elsewhere")
+    tell(NOT_REACHED)
+
+
+def _forget_aside(path: str, tenant: str, name: str, *, yes: bool, json: bool) -> None:
+    """Erase a session that was set aside."""
+    with Sqlite(path, tenant=tenant) as store:
+        numbers = [info.number for info in store.processes() if info.name == name and info.damaged == ASIDE]
+        if not numbers:
+            raise SpecError(f"{name!r} is no session that was set aside", advice="`kilburn fsck` lists them; give an address")
+        if not yes:
+            _confirm(f"all of {name!r}")
+        for number in numbers:
+            store.erase(number)
+    if json:
+        emit({"session": name, "asked": None, "forgotten": [name], "time": time.time(), "copies": [], "exports": []})
+        return
+    tell(line(f"forgotten: all of {name}"))
+    tell(NOT_REACHED)
+
+
+def _confirm(what: str) -> None:
+    if not sys.stdin.isatty():
+        raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
+    typer.confirm(f"Forget {what} for ever?", abort=True, err=True)
 
 
 def _announce(pages: list[Page], copies: list[dict[str, str]], exports: list[dict[str, Any]]) -> None:

@@ -75,7 +75,7 @@ def fsck(
     left: list[Finding] = []
     infos: list[ProcessInfo] = []
     try:
-        with Sqlite(path, tenant=tenant or "default", readonly=not repair) as store:
+        with Sqlite(path, tenant=tenant or "default", readonly=not repair, restore=repair) as store:
             found = left = _check(store)
             if repair and found:
                 left = _repair(store, found)

@@ -33,6 +33,8 @@ def _translated(error: apsw.Error, path: str, doing: str) -> StoreError:
         return StoreReadOnly(where, advice="check that the folder exists and that this user may write there")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return StoreCorrupt(where, advice="run `kilburn fsck`, or restore the file from a copy")
+    if isinstance(error, apsw.ConstraintError):
+        return StoreCorrupt(where, advice="the file contradicts itself; run `kilburn fsck --repair`")
     if isinstance(error, apsw.ConnectionClosedError):
         return StoreError(where, advice="the store was closed; open it again")
     return StoreError(where, advice="what was acknowledged before is intact; check the disk, then try again")

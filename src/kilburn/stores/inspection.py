@@ -18,13 +18,13 @@ from kilburn.store import State
 from kilburn.stores.codec import unpack
 from kilburn.stores.passages import passages
 from kilburn.stores.records import UNREADABLE, seal_of
-from kilburn.stores.schema import create_text, text_table
+from kilburn.stores.schema import create_text, drop_text, text_is_set
 from kilburn.stores.sealed import Sealed, Session
 from kilburn.stores.statement import row, rows, rows_of_each
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.transaction import content_of, sealed_event, set_stand, set_tally
 
-__all__ = ["Finding", "inspect", "rebuild", "set_aside"]
+__all__ = ["Finding", "erase_session", "inspect", "rebuild", "set_aside"]
 
 OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
 
@@ -206,6 +206,15 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[
             continue
         for entry, _, start, stop in entries:
             wanted[entry] = sum(hash(word) for word in index.stems(text[start:stop]))
+    if tenant and not text_is_set(db, tenant):
+        yield Finding(kind="index", what="the text index has lost its settings", derived=True)
+    owners = {one.number for one in sessions}
+    known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED")}
+    for (entry,) in rows(db, "SELECT id FROM passage"):
+        if entry not in wanted and (entry >> 32 in owners or entry >> 32 not in known):
+            process = entry >> 32 if entry >> 32 in owners else 0
+            what = f"passage {entry & 0xFFFFFFFF} belongs to no page"
+            yield Finding(kind="index", what=what, derived=True, process=process)
     found: dict[int, int] = {}
     # A tenant that a read-only file does not have has no index either.
     for term, entry in index.postings() if tenant else ():
@@ -221,9 +230,10 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
     """Make text index and counters anew from pages and ledger, remove content that no page has, and put
     observations and stray rows that cannot be read into quarantine."""
     db.execute("REINDEX")
-    name = text_table(tenant)
-    db.execute(f"DROP TABLE {name}")
+    drop_text(db, tenant)
     create_text(db, tenant)
+    # No session has these; those of a session are made anew below.
+    db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM process NOT INDEXED)")
     named: set[str] | None = set()
     for session in sealed.sessions(tenant):
         named = _relink(db, sealed, tenant, session, named)
@@ -354,6 +364,25 @@ def _recount(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
     elif session.damaged:
         return
     set_tally(db, session.number, (used, head, pages, tokens, entries, characters))
+
+
+def erase_session(db: apsw.Connection, process: int) -> None:
+    """Delete a session's rows and the texts that no other session has; `rebuild` takes its words out of the index."""
+    texts = "SELECT content FROM page WHERE process = ?1 UNION SELECT extra FROM page WHERE process = ?1"
+    contents = [number for (number,) in rows(db, texts, process) if number is not None]
+    for statement in (
+        "DELETE FROM page WHERE process = ?",
+        "DELETE FROM event WHERE process = ?",
+        "DELETE FROM quarantine WHERE process = ?",
+        "DELETE FROM passage WHERE id >> 32 = ?",
+        "DELETE FROM process WHERE id = ?",
+    ):
+        db.execute(statement, (process,))
+    db.executemany(
+        "DELETE FROM content WHERE id = ?1 AND NOT EXISTS(SELECT 1 FROM page WHERE content = ?1)"
+        " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = ?1)",
+        [(number,) for number in contents],
+    )
 
 
 def set_aside(db: apsw.Connection, tenant: int, process: int) -> str:

@@ -18,14 +18,20 @@ from kilburn.stores.words import TOKENIZER
 __all__ = [
     "APPLICATION",
     "MIGRATIONS",
+    "NEWER",
     "OLDEST",
+    "SEALED",
+    "admit",
     "as_sealed",
-    "begun",
     "check_identity",
     "check_library",
     "create_text",
+    "drop_text",
+    "ending",
     "immediate",
     "migrate",
+    "set_text",
+    "text_is_set",
     "text_table",
 ]
 
@@ -155,6 +161,16 @@ UPDATE page SET seal = seal_of('page', process, id, meta),
 UPDATE event SET seal = seal_of('event', process, number, CAST(act AS BLOB), body);
 """
 
+NEWER = "needs_a_newer_kilburn"
+"""A function that no Kilburn of format 1 has. One that has had the file open since before it was sealed knows
+nothing of seals: each of its commits writes to `process`, where SQLite now tells it that there is no such function."""
+
+GUARDS = """
+CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_newer_kilburn(); END;
+CREATE TRIGGER process_made BEFORE INSERT ON process BEGIN SELECT needs_a_newer_kilburn(); END;
+CREATE TRIGGER process_written BEFORE UPDATE ON process BEGIN SELECT needs_a_newer_kilburn(); END;
+"""
+
 UNSEALED = """
 CREATE TEMP VIEW tenant AS SELECT *, NULL AS sessions, NULL AS seal FROM main.tenant;
 CREATE TEMP VIEW process AS SELECT *, 0 AS aside, NULL AS seal, NULL AS tally FROM main.process;
@@ -176,6 +192,20 @@ def _sealed(db: apsw.Connection) -> None:
     db.create_scalar_function("seal_of", None)
 
 
+def _guarded(db: apsw.Connection) -> None:
+    """Shut out writers that know no seals."""
+    db.execute(GUARDS)
+
+
+def admit(db: apsw.Connection) -> None:
+    """Let this connection write to a file of today."""
+    db.create_scalar_function(NEWER, _nothing, 0, flags=apsw.SQLITE_INNOCUOUS)
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
 def as_sealed(db: apsw.Connection) -> None:
     """Show a file of format 1, which may not be written, with the columns of today; its seals are NULL."""
     db.execute(UNSEALED)
@@ -184,17 +214,23 @@ def as_sealed(db: apsw.Connection) -> None:
 @contextmanager
 def immediate(db: apsw.Connection) -> Iterator[None]:
     """A write transaction: all of the block or nothing of it."""
-    db.execute("BEGIN IMMEDIATE")
-    with begun(db):
+    with ending(db):
+        db.execute("BEGIN IMMEDIATE")
         yield
+        db.execute("COMMIT")
 
 
 @contextmanager
-def begun(db: apsw.Connection) -> Iterator[None]:
-    """The rest of a transaction that has begun: its end, whichever way."""
+def ending(db: apsw.Connection) -> Iterator[None]:
+    """A transaction that the block begins ends with it: what the block has not committed is rolled back.
+
+    An interrupt may come between any two steps of Python, also just before this could note that the block is
+    left. So a transaction that is still open at the start is what an interrupt left, and is rolled back too.
+    """
+    if db.in_transaction:
+        db.execute("ROLLBACK")
     try:
         yield
-        db.execute("COMMIT")
     except BaseException as error:
         # SQLite has already rolled back after some errors, such as a full disk.
         if db.in_transaction:
@@ -203,9 +239,14 @@ def begun(db: apsw.Connection) -> Iterator[None]:
             except apsw.Error as second:
                 error.add_note(f"and rolling back: {second}")
         raise
+    if db.in_transaction:
+        db.execute("ROLLBACK")
 
 
-MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed)
+SEALED = 2
+"""The first format with seals."""
+
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded)
 
 
 def migrate(db: apsw.Connection, path: str) -> None:
@@ -234,11 +275,9 @@ def check_identity(db: apsw.Connection, path: str) -> int:
     if db.in_transaction:
         return _identity(db, path)
     # One snapshot for all three looks: another process may be making the file at this moment.
-    db.execute("BEGIN")
-    try:
+    with ending(db):
+        db.execute("BEGIN")
         return _identity(db, path)
-    finally:
-        db.execute("ROLLBACK")
 
 
 def _identity(db: apsw.Connection, path: str) -> int:
@@ -251,6 +290,13 @@ def _identity(db: apsw.Connection, path: str) -> int:
             f"{path} has format {version}, this Kilburn knows up to {len(MIGRATIONS)}", advice="pip install -U kilburn"
         )
     return version
+
+
+SETTINGS = {"secure-delete": 1, "automerge": 2}
+"""Of a text index; see `create_text`."""
+
+PARTS = ("data", "idx", "content", "docsize", "config")
+"""The tables that FTS5 makes for an index."""
 
 
 def text_table(tenant: int) -> str:
@@ -273,5 +319,41 @@ def create_text(db: apsw.Connection, tenant: int) -> None:
     name = text_table(tenant)
     tokenizer = " ".join(f"''{word}''" for word in TOKENIZER)
     db.execute(f"CREATE VIRTUAL TABLE {name} USING fts5(words, content='', columnsize=0, detail=none, tokenize='{tokenizer}')")
-    db.execute(f"INSERT INTO {name}({name}, rank) VALUES('secure-delete', 1)")
-    db.execute(f"INSERT INTO {name}({name}, rank) VALUES('automerge', 2)")
+    set_text(db, tenant)
+
+
+def set_text(db: apsw.Connection, tenant: int) -> None:
+    """Give a text index its settings."""
+    name = text_table(tenant)
+    for setting, value in SETTINGS.items():
+        db.execute(f"INSERT INTO {name}({name}, rank) VALUES(?, ?)", (setting, value))
+
+
+def text_is_set(db: apsw.Connection, tenant: int) -> bool:
+    """Whether a text index has its settings: without `secure-delete` forgotten words would stay in it."""
+    found = {str(name): value for name, value in db.execute(f"SELECT k, v FROM {text_table(tenant)}_config")}
+    return SETTINGS.items() <= found.items()
+
+
+def drop_text(db: apsw.Connection, tenant: int) -> None:
+    """Remove a tenant's text index, also one that is so damaged that FTS5 refuses it."""
+    name = text_table(tenant)
+    try:
+        db.execute(f"DROP TABLE {name}")
+    except (apsw.SQLError, apsw.CorruptError):
+        if not db.in_transaction:
+            raise
+        _drop_parts(db, name)
+
+
+def _drop_parts(db: apsw.Connection, name: str) -> None:
+    """Remove an index as the plain tables of which it is made."""
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+    try:
+        for part in PARTS:
+            db.execute(f"DROP TABLE IF EXISTS {name}_{part}")
+        db.execute("PRAGMA writable_schema = 1")
+        db.execute("DELETE FROM sqlite_schema WHERE name = ?", (name,))
+        db.execute("PRAGMA writable_schema = RESET")
+    finally:
+        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)

@@ -22,6 +22,8 @@ __all__ = ["ASIDE", "Sealed", "Session"]
 
 ADVICE = "run `kilburn fsck`; other sessions are not affected"
 
+TENANT_ADVICE = "run `kilburn fsck --repair`; tenants whose own rows are whole are not affected"
+
 ASIDE = "it was set aside by `kilburn fsck --repair`"
 """Why a session is listed as damaged that a person has put out of the way."""
 
@@ -62,7 +64,8 @@ class Session(NamedTuple):
             StoreCorrupt: it is damaged.
         """
         if self.damaged:
-            raise StoreCorrupt(f"session {self.name!r}: {self.damaged}", advice=ADVICE)
+            erase = f"work goes on under its old name; `kilburn forget {self.name!r} --all` erases what is left of it"
+            raise StoreCorrupt(f"session {self.name!r}: {self.damaged}", advice=erase if self.aside else ADVICE)
         return self
 
 
@@ -91,15 +94,27 @@ class Sealed:
         if found is not None:
             number, stored, sessions, seal = found
             if stored != name.encode() or not self.intact(seal, "tenant", number, stored):
-                raise StoreCorrupt(f"the row of tenant {name!r} is not what was written", advice=ADVICE)
+                raise StoreCorrupt(f"the row of tenant {name!r} is not what was written", advice=TENANT_ADVICE)
             return number, sessions
         for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
             if stored == name.encode() or not self.intact(seal, "tenant", number, stored):
-                raise StoreCorrupt(f"tenant {name!r} may be here, but the row of tenant {number} is damaged", advice=ADVICE)
+                raise StoreCorrupt(
+                    f"tenant {name!r} may be here, but the row of tenant {number} is damaged", advice=TENANT_ADVICE
+                )
         lost = row(self._db, "SELECT id FROM process NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)")
         if lost is not None:
-            raise StoreCorrupt(f"tenant {name!r} may be here, but session {lost[0]} belongs to no tenant", advice=ADVICE)
+            raise StoreCorrupt(f"tenant {name!r} may be here, but session {lost[0]} belongs to no tenant", advice=TENANT_ADVICE)
         return None
+
+    def restore_tenant(self, name: str) -> bool:
+        """Make a tenant's row what was written, where its name or its seal says which one it is; whether one was."""
+        restored = False
+        for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+            own = seal_of("tenant", number, name.encode())
+            if (stored == name.encode()) != (seal == own):
+                self._db.execute("UPDATE tenant SET name = ?, seal = ? WHERE id = ?", (name, own, number))
+                restored = True
+        return restored
 
     def sessions(self, tenant: int) -> list[Session]:
         """All sessions of a tenant, oldest first; by the table and not by an index, which may be damaged."""

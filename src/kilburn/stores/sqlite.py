@@ -25,18 +25,21 @@ from kilburn.page import Page
 from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
 from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.faults import typed
-from kilburn.stores.inspection import Finding, inspect, rebuild
+from kilburn.stores.inspection import Finding, erase_session, inspect, rebuild
 from kilburn.stores.inspection import set_aside as set_aside_session
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import (
-    MIGRATIONS,
+    SEALED,
+    admit,
     as_sealed,
-    begun,
     check_identity,
     check_library,
     create_text,
+    ending,
     immediate,
     migrate,
+    set_text,
+    text_is_set,
 )
 from kilburn.stores.sealed import Sealed, Session
 from kilburn.stores.statement import row, rows
@@ -66,6 +69,7 @@ class Sqlite:
             "OFF" the file; neither loses anything to a killed process.
         vfs: the name of a registered APSW VFS. Such a one has no shared memory, so that the file is
             held by this object alone.
+        restore: make the tenant's own row good where it is damaged, instead of refusing the file.
 
     Raises:
         StoreVersion: SQLite older than 3.51.3, or a file of a newer Kilburn.
@@ -84,6 +88,7 @@ class Sqlite:
         busy_timeout: float = 5.0,
         synchronous: str = "FULL",
         vfs: str | None = None,
+        restore: bool = False,
     ) -> None:
         check_library(apsw.sqlite_lib_version())
         if synchronous not in ("FULL", "NORMAL", "OFF"):
@@ -103,7 +108,7 @@ class Sqlite:
         try:
             with typed(self.path, "opening"):
                 self._configure(synchronous, exclusive=vfs is not None)
-                self._number = self._register()
+                self._number = self._register(restore=restore and not readonly)
                 self._index = TextIndex(self._db, self._number)
                 if not self.readonly:
                     # A writer that was killed, or a reader, may have left erased bytes in the log.
@@ -173,6 +178,7 @@ class Sqlite:
             return
         if exclusive:
             db.pragma("locking_mode", "EXCLUSIVE")
+        admit(db)
         check_identity(db, self.path)
         # SQLite does not wait here as it does elsewhere: of two that open a new file at once, one is
         # told at once that it is busy.
@@ -194,18 +200,23 @@ class Sqlite:
             else:
                 return
 
-    def _register(self) -> int:
+    def _register(self, *, restore: bool) -> int:
         """The tenant's number in the file; 0 where it is read only and has none."""
         if self.readonly:
             version = check_identity(self._db, self.path)
             if version == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
-            if version < len(MIGRATIONS):
+            if version < SEALED:
                 as_sealed(self._db)
-            self._sealed = Sealed(self._db, seals=version == len(MIGRATIONS))
+            self._sealed = Sealed(self._db, seals=version >= SEALED)
         else:
             migrate(self._db, self.path)
             self._sealed = Sealed(self._db, seals=True)
+        if restore:
+            with immediate(self._db):
+                restored = self._sealed.restore_tenant(self.tenant)
+            if restored:
+                log.warning("%s: the row of tenant %r was damaged and is restored", self.path, self.tenant)
         found = self._sealed.tenant(self.tenant)
         if found is None and not self.readonly:
             with immediate(self._db):
@@ -216,18 +227,26 @@ class Sqlite:
                     seal = seal_of("tenant", found[0], self.tenant.encode())
                     self._db.execute("UPDATE tenant SET seal = ? WHERE id = ?", (seal, found[0]))
                     create_text(self._db, found[0])
+        if found is not None and not self.readonly:
+            self._set_index(found[0])
         return found[0] if found else 0
+
+    def _set_index(self, number: int) -> None:
+        """Give the text index its settings again if they were lost: without them forgotten words would stay in it."""
+        try:
+            if not text_is_set(self._db, number):
+                with immediate(self._db):
+                    set_text(self._db, number)
+        except (apsw.CorruptError, apsw.SQLError) as error:
+            # A damaged index must not keep anybody from reading, nor from the repair.
+            log.warning("%s: the text index is damaged, run `kilburn fsck --repair`: %s", self.path, error)
 
     @contextmanager
     def _reading(self, doing: str) -> Iterator[None]:
         """One snapshot for all statements of the block."""
-        with self._lock, typed(self.path, doing):
+        with self._lock, typed(self.path, doing), ending(self._db):
             self._db.execute("BEGIN")
-            try:
-                yield
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+            yield
 
     @contextmanager
     def _writing(self, doing: str, *, wait: bool = True) -> Iterator[None]:
@@ -237,11 +256,11 @@ class Sqlite:
         """
         deadline = time.monotonic() + (self._patience if wait else 0.0)
         while True:
-            with self._lock, typed(self.path, doing):
+            with self._lock, typed(self.path, doing), ending(self._db):
                 self._check_writable()
                 if self._begin(last=time.monotonic() >= deadline):
-                    with begun(self._db):
-                        yield
+                    yield
+                    self._db.execute("COMMIT")
                     return
             time.sleep(PAUSE)
 
@@ -264,7 +283,7 @@ class Sqlite:
         Raises:
             StoreCorrupt: it is damaged; or it is to be made, and a session that might be it is damaged or lost.
         """
-        with self._lock, typed(self.path, "reading"):
+        with self._reading("reading"):
             found = self._sealed.named(self._number, name)
         if found is not None:
             return found.whole().info
@@ -427,6 +446,24 @@ class Sqlite:
         """
         with self._writing("repairing"):
             return set_aside_session(self._db, self._number, process)
+
+    def erase(self, process: int) -> None:
+        """Erase a session that was set aside: its rows, the texts that no other session has, its index entries and
+        what lies in quarantine, with no byte left, as `commit` erases pages. The index is built anew.
+
+        Raises:
+            StoreError: it was not set aside.
+        """
+        with self._writing("erasing"):
+            found = self._sealed.session(self._number, process)
+            if found is None or not found.aside:
+                raise StoreError(f"process {process} was not set aside", advice="forget its pages by their addresses")
+            erase_session(self._db, process)
+            rebuild(self._db, self._sealed, self._index, self._number)
+            self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
+        with self._lock:
+            self._unsettled = True
+            self._settle(wait=True)
 
     def close(self) -> None:
         """Release the file; idempotent."""
