@@ -16,7 +16,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["PLAIN", "ZSTD", "encoded", "key_of", "pack", "unpack"]
+__all__ = ["PLAIN", "ZSTD", "digest_of_stored", "encoded", "key_of", "pack", "unpack"]
 
 PLAIN = 0
 ZSTD = 1
@@ -77,6 +77,25 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes) -> str:
     Raises:
         StoreCorrupt: not what was stored under this digest.
     """
+    data = _inflated(codec, stored, size, digest)
+    if hashlib.sha256(data).digest() != digest:
+        raise _corrupt(digest, "its SHA-256 is another")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _corrupt(digest, "it is not UTF-8") from error
+
+
+def digest_of_stored(codec: int, stored: bytes, size: int) -> bytes:
+    """The digest of what a stored content holds, whatever it is stored under.
+
+    Raises:
+        StoreCorrupt: it holds nothing that can be read.
+    """
+    return hashlib.sha256(_inflated(codec, stored, size, b"")).digest()
+
+
+def _inflated(codec: int, stored: bytes, size: int, digest: bytes) -> bytes:
     if not isinstance(stored, bytes) or not isinstance(size, int) or not 0 <= size < 1 << 60:
         raise _corrupt(digest, "its row makes no sense")
     data = stored
@@ -91,12 +110,7 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes) -> str:
         raise _corrupt(digest, f"its codec {codec} is unknown")
     if len(data) != size:
         raise _corrupt(digest, f"its length is not the recorded {size} bytes")
-    if hashlib.sha256(data).digest() != digest:
-        raise _corrupt(digest, "its SHA-256 is another")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _corrupt(digest, "it is not UTF-8") from error
+    return data
 
 
 def _corrupt(digest: object, why: str) -> StoreCorrupt:

@@ -15,7 +15,7 @@ from kilburn.errors import KilburnError, StoreCorrupt, StoreError
 from kilburn.event import STATE, Act, Event
 from kilburn.page import Page, address_of
 from kilburn.store import State
-from kilburn.stores.codec import unpack
+from kilburn.stores.codec import digest_of_stored, unpack
 from kilburn.stores.passages import passages
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import create_text, drop_text, text_is_set
@@ -229,6 +229,7 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[
 def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) -> None:
     """Make text index and counters anew from pages and ledger, remove content that no page has, and put
     observations and stray rows that cannot be read into quarantine."""
+    _redigest(db, tenant)
     db.execute("REINDEX")
     drop_text(db, tenant)
     create_text(db, tenant)
@@ -257,6 +258,19 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
     db.execute(
         "UPDATE tenant SET sessions = (SELECT count(*) FROM process NOT INDEXED WHERE tenant = ?1) WHERE id = ?1", (tenant,)
     )
+
+
+def _redigest(db: apsw.Connection, tenant: int) -> None:
+    """Put texts whose digest was damaged under their own again: only the index, which is made anew, still had it."""
+    for number, digest, size, codec, data in rows(
+        db, "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?", tenant
+    ):
+        try:
+            own = digest_of_stored(codec, data, size)
+        except StoreCorrupt:
+            continue
+        if own != digest:
+            db.execute("UPDATE OR IGNORE content SET digest = ? WHERE id = ?", (own, number))
 
 
 def _content(db: apsw.Connection, tenant: int, digest: str) -> int | None:
