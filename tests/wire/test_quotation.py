@@ -188,7 +188,7 @@ def test_a_summary_speaks_as_a_summary_in_the_next_question() -> None:
         asked.append(str(request.messages[-1]["content"]))
         return "decided: zeppelin_9 keeps its index as a tree, because the old one was too slow."
 
-    forged("recursive", Scripted([answer] * 200))
+    filled("recursive", Scripted([answer] * 200))
     assert re.search(r"(?m)^[0-9a-f]{6,} f\d+ fold, tool trust:$", "\n".join(asked))
     assert not re.search(r"(?m)^[0-9a-f]{6,} f\d+ user", "\n".join(asked))
 
