@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_recall_gives_the_exact_text_with_origin_and_date() -> None:
     said = syscall.call(process, "recall", '{"address": "p3"}')
     head, _, body = said.text.partition("\n")
     assert body == "the exact\ttext\n"
-    assert head.startswith("[p3, tool read, 20")
+    assert " p3, tool read, 20" in head
     assert head.endswith(" UTC]")
     assert said.sources == (3,)
 
@@ -56,7 +57,7 @@ def test_a_long_page_is_read_in_parts_that_join_exactly() -> None:
                 else ""
             )
             body = said[: -len(more) - 2] if more else said
-            joined += "".join(part.partition("]\n")[2] for part in body.split("\n[p")) if body.startswith("[p") else body
+            joined += "".join(part.partition("]\n")[2] for part in re.split(r"\n(?=\[[0-9a-f]{6} p)", body))
             if not more:
                 break
             offset = int(more.rpartition("offset=")[2][:-1])
@@ -136,7 +137,7 @@ def test_search_finds_what_left_and_not_its_own_echo() -> None:
         process.append(user(f"{number} filler " * 20))
     first = asked(process, "search_memory", query="which port nginx")
     assert "8471" in process.recall(first)
-    assert "[p2 characters" in process.recall(first)
+    assert " p2 characters" in process.recall(first)
     for _ in range(3):
         asked(process, "search_memory", query="which port nginx")
         asked(process, "recall", address="p2")

@@ -8,6 +8,7 @@ that says what to do, never an exception: the model reads it and tries again.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
 from kilburn.page import Page
+from kilburn.wire.quotation import nonce_of
 
 __all__ = ["NAMES", "SYSCALLS", "Said", "call"]
 
@@ -146,20 +148,32 @@ def _recall(process: Process, arguments: str, call_id: str | None) -> Said:
     room = max(200, process.kernel.capacity)  # characters: about a quarter of the window
     limit = min(asked.limit or room, room)
     start = min(max(0, asked.offset), len(found))
-    pieces: list[str] = []
+    pieces: list[tuple[str, str]] = []
     sources: list[int] = []
     at = 0
     for page, text in zip(found.pages, found.parts, strict=True):
         cut = text[max(0, start - at) : max(0, start + limit - at)]
         if cut or not text:
-            pieces.append(f"[{page.address}, {origin_of(process, page)}]\n{cut}")
+            pieces.append((f"{page.address}, {origin_of(process, page)}", cut))
             sources.append(page.id)
         at += len(text)
     if not pieces:
         return Said(text=f"error: offset {asked.offset} is behind the end; {asked.address} has {at} characters")
+    left = ""
     if start + limit < at:
-        pieces.append(f"[{at - start - limit} of {at} characters left: offset={start + limit}]")
-    return Said(text="\n".join(pieces), sources=tuple(sources))
+        left = f"{at - start - limit} of {at} characters left: offset={start + limit}"
+    return Said(text=_told(pieces, left), sources=tuple(sources))
+
+
+def _told(pieces: Sequence[tuple[str, str]], left: str = "") -> str:
+    """Exact texts, each under its origin; the nonce in each heading stands in none of them, so that none can write one.
+
+    Args:
+        left: a last line of our own.
+    """
+    nonce = nonce_of("".join(text for _, text in pieces))
+    told = [f"[{nonce} {origin}]\n{text}" for origin, text in pieces]
+    return "\n".join([*told, f"[{nonce} {left}]"] if left else told)
 
 
 def origin_of(process: Process, page: Page) -> str:
@@ -176,13 +190,14 @@ def _search(process: Process, arguments: str, call_id: str | None) -> Said:
     hits = process.search(asked.query, tokens=min(asked.tokens, room))
     if not hits:
         return Said(text="nothing found; try other or fewer words")
-    pieces, sources = [], []
+    pieces: list[tuple[str, str]] = []
+    sources: list[int] = []
     for hit in hits:
         page = process.kernel.tier.pages[process.kernel.resolve(hit.address)[0]]
         start, end = hit.span
-        pieces.append(f"[{hit.address} characters {start}-{end}, {origin_of(process, page)}]\n{hit.text}")
+        pieces.append((f"{hit.address} characters {start}-{end}, {origin_of(process, page)}", hit.text))
         sources.append(page.id)
-    return Said(text="\n".join(pieces), sources=tuple(dict.fromkeys(sources)))
+    return Said(text=_told(pieces), sources=tuple(dict.fromkeys(sources)))
 
 
 def _pin(process: Process, arguments: str, call_id: str | None) -> Said:

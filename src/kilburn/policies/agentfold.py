@@ -22,10 +22,10 @@ from kilburn.page import Page
 from kilburn.policies.partitions import Partition, Stretch, partition_of
 from kilburn.policies.steps import fresh_messages, last_original, latest_reply, words_of
 from kilburn.policies.text.directives import Directive, Malformed, decode, directive_of, without
-from kilburn.policies.text.extract import Piece, extract
+from kilburn.policies.text.extract import Piece, extract, piece_of
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policy import Cause, View
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import headed, quoted
 
 __all__ = ["INSTRUCTIONS", "Agentfold"]
 
@@ -185,7 +185,7 @@ class Agentfold:
 
     def _question(self, view: View, partition: Partition) -> Ask:
         """Ask for a directive. Items are quoted from their originals, so that a fold never stands on a fold's words."""
-        items: list[str] = []
+        items: list[tuple[str, str]] = []
         begins: list[int] = []
         for number, (first, last) in enumerate(partition.newest()):
             if number >= SHOWN:
@@ -193,10 +193,10 @@ class Agentfold:
             sources = partition.stretch(first, last).sources
             pieces = _pieces(view, sources, *((4, LETTERS // 12) if number else (READ, LETTERS)))
             words = extract(pieces, 800 if not number else 240, view.count, query=view.task[:ASKED]).text
-            items.append(f"[{_name(first, last)}]\n{words}")
+            items.append((_name(first, last), words))
             begins.append(first)
         behind = partition.behind
-        log = "\n".join(reversed(items))
+        log = headed(reversed(items))
         schema = {
             "type": "object",
             "properties": {
@@ -269,7 +269,7 @@ def _pieces(view: View, sources: Sequence[int], read: int = READ, letters: int =
         back = [page for page in pages if page.role is not Role.ASSISTANT][-(read - len(said)) :]
         pages = sorted([*said, *back], key=lambda page: page.id)
     share = letters // max(1, len(pages))
-    return [Piece(page.id, str(page.role), str(page.kind), _cut(_words(view, page), share)) for page in pages]
+    return [piece_of(page, _cut(_words(view, page), share)) for page in pages]
 
 
 def _words(view: View, page: Page) -> str:

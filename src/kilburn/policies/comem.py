@@ -19,10 +19,10 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of, span_of
 from kilburn.policies.arrival import arrived, latest_step
-from kilburn.policies.text.extract import Piece, extract
+from kilburn.policies.text.extract import Piece, extract, piece_of
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policy import View
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import headed, quoted
 
 __all__ = ["Comem"]
 
@@ -170,13 +170,13 @@ class _Log(Sequence[Piece]):
         return [self._piece(page) for page in self._pages[at]] if isinstance(at, slice) else self._piece(self._pages[at])
 
     def _piece(self, page: Page) -> Piece:
-        return Piece(page.id, str(page.role), str(page.kind), self._read(page.id), self._labels.get(page.answers, ""))
+        return piece_of(page, self._read(page.id), self._labels.get(page.answers, ""))
 
 
 def _compose(pages: Sequence[Page], most: int, policy: Comem, read: Callable[[int], str]) -> Ask:
     """The question, from the originals' texts."""
     pieces = _Log(pages, read)
-    log = "\n".join(f"{address_of(piece.page)} {piece.role} {piece.kind}: {piece.text}" for piece in pieces)
+    log = headed((f"{address_of(piece.page)} {piece.role} {piece.kind}", piece.text) for piece in pieces)
     if _rough(log) > policy.show:
         log = extract(pieces, policy.show, _rough).text
     return Ask(

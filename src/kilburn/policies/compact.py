@@ -20,13 +20,13 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policies.text.digests import best, digest
-from kilburn.policies.text.extract import Piece, extract, read_ahead
+from kilburn.policies.text.extract import Piece, extract, piece_of, read_ahead
 from kilburn.policies.text.inheritance import held, joined, words_at
 from kilburn.policies.text.judgement import judge
 from kilburn.policy import Cause, View
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import headed, quoted
 
 __all__ = ["Compact", "behind"]
 
@@ -251,7 +251,7 @@ def _pieces(view: View, sources: Sequence[int], leaving: Sequence[Page]) -> list
     """The texts that the summary is weighed from: all, or of a long history what `READ` says."""
     pages = [view.page(page) for page in sources]
     if 4 * sum(page.tokens for page in pages) <= READ:
-        return [_piece(page, view.text(page.id)) for page in pages]
+        return [piece_of(page, view.text(page.id)) for page in pages]
     first, left = len(pages), READ // 2
     while first and left > 0:
         first -= 1
@@ -266,12 +266,8 @@ def _pieces(view: View, sources: Sequence[int], leaving: Sequence[Page]) -> list
             kept.append(held(view.text(fold.id), mine, view.text))
     fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]
     spans = joined([*kept, best(fresh, READ // 4, view.text)])
-    old = [_piece(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
-    return [*old, *(_piece(page, view.text(page.id)) for page in pages[first:])]
-
-
-def _piece(page: Page, text: str) -> Piece:
-    return Piece(page.id, str(page.role), str(page.kind), text)
+    old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
+    return [*old, *(piece_of(page, view.text(page.id)) for page in pages[first:])]
 
 
 def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:
@@ -279,7 +275,7 @@ def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int)
     than what can be weighed the newest texts whole behind those lines."""
     if sum(view.page(page).tokens for page in sources) <= room:
         # Tokens of the pages, not of the pieces: texts of which only a part was read never pass for whole ones.
-        return _told(view, sources)
+        return headed(_told(view, sources))
     if 4 * room <= READ:
         return extract(pieces, room, view.count, query=view.task, reach=READ).text
     first, left = len(sources), room - READ // 4
@@ -288,13 +284,12 @@ def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int)
         left -= view.page(sources[first]).tokens + MARK
     border = sources[first] if first < len(sources) else sources[-1] + 1
     older = [piece for piece in pieces if piece.page < border]
-    lines = extract(older, READ // 4 - MARK, view.count, query=view.task, reach=READ).text
-    return f"{lines}{_told(view, sources[first:])}"
+    lines = extract(older, READ // 4 - MARK, view.count, query=view.task, reach=READ)
+    return headed([*lines.parts, *_told(view, sources[first:])])
 
 
-def _told(view: View, pages: Sequence[int]) -> str:
-    known = map(view.page, pages)
-    return "\n".join([f"{address_of(page.id)} {page.role} {page.kind}:\n{view.text(page.id)}" for page in known])
+def _told(view: View, pages: Sequence[int]) -> list[tuple[str, str]]:
+    return [(f"{address_of(page.id)} {page.role} {page.kind}", view.text(page.id)) for page in map(view.page, pages)]
 
 
 def _unwrapped(text: str) -> str:

@@ -15,7 +15,7 @@ from kilburn.effect import Answer, Ask, Effect, Note
 from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
-from kilburn.policies.text.extract import Piece, extract
+from kilburn.policies.text.extract import Piece, extract, piece_of
 from kilburn.policy import View
 from kilburn.wire.quotation import quoted
 
@@ -68,7 +68,7 @@ class Recursive:
             return [*moves, Evict(pages=tuple(page.id for page in folded), why="as deep as it may be")]
         if all(page.depth for page in folded) or sum(page.tokens for page in folded) <= to:
             return moves
-        pieces = [Piece(page, str(view.page(page).role), str(view.page(page).kind), view.text(page)) for page in sources]
+        pieces = [piece_of(view.page(page), view.text(page)) for page in sources]
         text = yield from self._text(view, pieces, to)
         if not text:
             return moves

@@ -148,7 +148,7 @@ def test_an_extract_keeps_decisions_errors_tests_and_tasks_before_chatter() -> N
     text = extract(pieces, 120, quarter).text
     for wanted in ("We decided to store", "KeyError: 'page 17'", "2 failed, 9 passed", "Remaining: update src/kernel/page.py"):
         assert wanted in text
-    assert text.index("p1 user:") < text.index("p2 run(tests):") < text.index("p4 assistant:")
+    assert text.index(" p1 user:") < text.index(" p2 run(tests):") < text.index(" p4 assistant:")
 
 
 def test_an_extract_follows_the_query() -> None:

@@ -18,12 +18,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from kilburn.message import Kind, Role
-from kilburn.page import Span, address_of
+from kilburn.page import Page, Span, address_of
 from kilburn.policies.text.identifiers import rare_words
 from kilburn.policies.text.lines import OMISSION, merge, sample, skeleton, units
 from kilburn.policies.text.signs import Sign, sign_of, sign_of_prose
+from kilburn.wire.quotation import headed
 
-__all__ = ["Extract", "Piece", "extract", "read_ahead", "weighed"]
+__all__ = ["Extract", "Piece", "extract", "piece_of", "read_ahead", "weighed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,29 @@ class Piece:
     label: str = ""
 
 
+def piece_of(page: Page, text: str, label: str = "") -> Piece:
+    """A page as a piece. A page that was made from others speaks for itself, whatever message it stands in."""
+    made = page.depth and not page.message
+    role = f"{page.kind}, {page.trust.name.lower()} trust" if made else str(page.role)
+    return Piece(page.id, role, str(page.kind), text, label)
+
+
 @dataclass(frozen=True, slots=True)
 class Extract:
     """What was kept.
 
     Args:
-        text: the rendered lines under origin marks, within the budget; "" where nothing fits.
+        text: the rendered lines, each page's under a heading that no page can write, within the budget; "" where
+            nothing fits.
         spans: for each page with kept lines, in order, its spans, sorted and apart.
         tokens: what `text` costs by the counter that was given.
+        parts: who speaks and the kept words, by page: what `text` is made of.
     """
 
     text: str
     spans: tuple[tuple[int, tuple[Span, ...]], ...]
     tokens: int
+    parts: tuple[tuple[str, str], ...] = ()
 
 
 CACHED = 20_000
@@ -136,20 +147,18 @@ def extract(
     keep = len(order)
     while keep > 0:
         spans = _spans(pieces, order[:keep])
-        text = _render(pieces, spans)
-        used = count(text)
-        if used <= tokens:
-            return Extract(text, tuple((pieces[at].page, kept) for at, kept in spans), used)
+        made = _render(pieces, spans, count)
+        if made.tokens <= tokens:
+            return made
+        used = made.tokens
         keep = min(keep - 1, int(keep * tokens / used))
     return Extract("", (), 0)
 
 
 def _rendered(pieces: Sequence[Piece], lines: Sequence[_Line], tokens: int, count: Callable[[str], int]) -> Extract | None:
     """All candidates, where they fit; nothing needs to be weighed then."""
-    spans = _spans(pieces, lines)
-    text = _render(pieces, spans)
-    used = count(text)
-    return Extract(text, tuple((pieces[at].page, kept) for at, kept in spans), used) if 0 < used <= tokens else None
+    made = _render(pieces, _spans(pieces, lines), count)
+    return made if 0 < made.tokens <= tokens else None
 
 
 HELD = 1.25
@@ -276,7 +285,7 @@ def _choose(pieces: Sequence[Piece], lines: list[_Line], tokens: int, count: Cal
         heapq.heappop(heap)
         price = max(1, count(line.at.text)) + 1 + gap
         if line.piece not in headers:
-            price += max(1, count(_header(pieces[line.piece]))) + gap
+            price += max(1, count(headed([(_header(pieces[line.piece]), "")]))) + gap
         if spent + price > tokens:
             refused += 1
             continue
@@ -306,18 +315,20 @@ def _spans(pieces: Sequence[Piece], lines: Sequence[_Line]) -> list[tuple[int, t
 
 
 def _header(piece: Piece) -> str:
-    """The origin mark: address and label, or the speaker where there is no label."""
-    return f"{address_of(piece.page)} {' '.join(piece.label.split())[:80] or piece.role}:\n"
+    """The origin: address and label, or the speaker where there is no label."""
+    return f"{address_of(piece.page)} {' '.join(piece.label.split())[:80] or piece.role}"
 
 
-def _render(pieces: Sequence[Piece], spans: Sequence[tuple[int, tuple[Span, ...]]]) -> str:
-    parts: list[str] = []
+def _render(pieces: Sequence[Piece], spans: Sequence[tuple[int, tuple[Span, ...]]], count: Callable[[str], int]) -> Extract:
+    parts: list[tuple[str, str]] = []
     for at, kept in spans:
         text = pieces[at].text
-        parts.append(_header(pieces[at]))
+        words: list[str] = []
         for place, (start, end) in enumerate(kept):
             if place and text[kept[place - 1][1] : start].strip():
-                parts.append(OMISSION)
+                words.append(OMISSION)
             piece = text[start:end]
-            parts.append(piece if piece.endswith("\n") else piece + "\n")
-    return "".join(parts)
+            words.append(piece if piece.endswith("\n") else piece + "\n")
+        parts.append((_header(pieces[at]), "".join(words)))
+    text = headed(parts)
+    return Extract(text, tuple((pieces[at].page, kept) for at, kept in spans), count(text), tuple(parts))

@@ -28,7 +28,7 @@ OFTEN = 6
 LONGEST = 400
 """Characters of a line that is taken whole; of a longer one what surrounds the name."""
 
-_HEADER = re.compile(r"p([1-9]\d{0,17}) [^\n]*:\s*")
+_HEADER = re.compile(r"(?:([0-9a-f]{6,}) )?p([1-9]\d{0,17}) [^\n]*:\s*")
 _QUOTE = re.compile(r"p([1-9]\d{0,17}): (.+)")
 _MARK = OMISSION.strip()
 
@@ -46,10 +46,12 @@ def held(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[in
     """
     found: dict[int, list[Span]] = {}
     page = at = 0
+    nonce = ""
     for line in summary.splitlines():
         header, quote = _HEADER.fullmatch(line), _QUOTE.fullmatch(line)
-        if header and int(header[1]) in sources:
-            page, at = int(header[1]), 0
+        # The first heading's mark is the one of all: what has another, or none, is a page's words.
+        if header and int(header[2]) in sources and (not page or (header[1] or "") == nonce):
+            page, at, nonce = int(header[2]), 0, header[1] or ""
         elif quote and int(quote[1]) in sources:
             _note(found, text, int(quote[1]), quote[2].strip(_MARK), 0)
         elif page:
