@@ -15,8 +15,8 @@ from kilburn.demo.memory import Memory
 
 __all__ = ["Chunk", "Hit", "NotFound", "Recollection", "Series", "listing", "outline", "reads"]
 
-_HIT = re.compile(r"^\[[0-9a-f]+ ([pfs]\d+) characters \d+-\d+, [^\]\n]*\]\n", re.MULTILINE)
-_LEFT = re.compile(r"\n\[[0-9a-f]+ \d+ of \d+ characters left: offset=(\d+)\]\Z")
+_HIT = re.compile(r"^\[(?:[0-9a-f]+ )?([pfs]\d+) characters \d+-\d+, [^\]\n]*\]\n", re.MULTILINE)
+_LEFT = re.compile(r"\n\[(?:[0-9a-f]+ )?\d+ of \d+ characters left: offset=(\d+)\]\Z")
 _READ = re.compile(r"(\S+) lines \d+-\d+ of \d+(?:\n|\Z)")
 _NUMBERED = re.compile(r"(\d+)\t(.*)")
 
