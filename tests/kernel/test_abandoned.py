@@ -34,7 +34,10 @@ def abandon(process: Process, calls: int) -> None:
 def abandoned(window: int = 2000) -> Process:
     """A session whose first call is abandoned and out of the window."""
     process = opened(window)
-    process.append(user("the task"), assistant("I look at it, and at what calls it, and at the tests that it has. " * 2, call_of("slow", path="a.py")))
+    process.append(
+        user("the task"),
+        assistant("I look at it, and at what calls it, and at the tests that it has. " * 2, call_of("slow", path="a.py")),
+    )
     for number in range(PATIENCE):
         process.append(user(f"and {number}") if number % 2 else assistant(f"then {number}"))
     process.apply(Evict((3,)))

@@ -32,9 +32,12 @@ from kilburn.kernel.space import AddressSpace
 from kilburn.kernel.tier import OUT
 from kilburn.message import Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
-from kilburn.page import Page, parse_address
+from kilburn.page import Page, Span, parse_address
 
 __all__ = ["LEAST", "Kernel"]
+
+ENDS = 120
+"""Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
 
 LEAST = 1
 """Messages of the user and the assistant after which the kernel may take a call without a result, where nothing
@@ -136,6 +139,8 @@ class Kernel(AddressSpace):
         """
         made: int | None = None
         move = as_move(move)
+        if isinstance(move, Fold) and policy != "kernel":
+            move = self._with_ends(move)
         match move:
             case Load():
                 change, act = check_load(self.tier, move), Act.LOAD
@@ -183,6 +188,22 @@ class Kernel(AddressSpace):
         if fold is not None:
             self.tier.set_cover(change.cover, fold)
             self.tier.set(fold, msgspec.structs.replace(self.tier.states[fold], at="in"))
+
+    def _with_ends(self, move: Fold) -> Fold:
+        """An excerpt in the place of the user's latest message, while that is the latest of all, keeps its head and tail,
+        whatever was chosen of it."""
+        tier = self.tier
+        page = tier.pages.get(move.pages[0]) if len(move.pages) == 1 and move.keep else None
+        if page is None or page.id not in tier.request or page.message != tier.turn:
+            return move
+        end = len(self.text(page.id))
+        merged: list[Span] = []
+        for start, stop in sorted([(0, min(ENDS, end)), *move.keep, (max(0, end - ENDS), end)]):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+            else:
+                merged.append((start, stop))
+        return msgspec.structs.replace(move, keep=tuple(merged))
 
     def _keeps_ends(self, move: Move) -> bool:
         """Whether a move puts an excerpt of one page, its head and tail among it, in that page's place."""
