@@ -43,6 +43,7 @@ class Clock:
         self.now = now
 
     def __call__(self) -> float:
+        """Return the time that the line says."""
         return self.now
 
 

@@ -50,6 +50,7 @@ class Recalled(str):
     parts: tuple[str, ...]
 
     def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...]) -> Recalled:
+        """Join the parts into the text."""
         made = super().__new__(cls, "".join(parts))
         made.pages, made.parts = pages, parts
         return made
