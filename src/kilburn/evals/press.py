@@ -22,11 +22,11 @@ import msgspec
 from kilburn.errors import BudgetTooSmall, MissingExtra, SpecError
 from kilburn.evals.budgets import FULL, OURS, TEXTS, WHENS, Outcome, Pressed
 from kilburn.evals.needles import Case, Passage, case_of, excerpts, frame_of, summary
+from kilburn.kv.compression import compress
 from kilburn.kv.engine import Engine
 from kilburn.kv.observation import Press
 from kilburn.kv.presses import press as press_of
-from kilburn.kv.pressing import compress
-from kilburn.kv.sequence import Sequence as Cached
+from kilburn.kv.sequence import CachedSequence as Cached
 from kilburn.kv.weights import Weights
 
 try:
