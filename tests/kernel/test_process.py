@@ -306,6 +306,6 @@ def test_what_is_no_move_is_refused_and_the_error_says_what_a_move_is() -> None:
         process.append(user("one"), assistant("two"))
         before = process.render()
         for value in ("p1", 17, None, ["p1"], {"pages": [1]}):
-            with pytest.raises(KernelError, match="is no move.*give Load, Evict, Fold, Retire or Drop"):
+            with pytest.raises(KernelError, match=r"is no move.*give Load, Evict, Fold, Retire or Drop"):
                 process.apply(value)  # type: ignore[arg-type]
         assert process.render() == before
