@@ -140,8 +140,8 @@ class Parser:
     def _pass(self, text: str) -> None:
         """Letters that are no tag."""
         blank = not text.strip()
-        if self.where is Where.BETWEEN and not blank:
-            self._fault("text between a block and its memento")
+        if self.where is Where.BETWEEN and self._blank and not blank:
+            self._fault("text between a block and its memento", self.read + len(text) - len(text.lstrip()))
         self._blank = self._blank and blank
         self.read += len(text)
 
