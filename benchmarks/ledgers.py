@@ -27,7 +27,7 @@ import kilburn
 from figures import Row, emit, parser
 from kilburn.errors import KilburnError
 from kilburn.evals.baselines import BASELINES
-from kilburn.evals.roster import BELADY, MODEL, everybody, entries
+from kilburn.evals.roster import BELADY, entries, everybody
 from kilburn.evals.trajectories import Run, read, synthetic
 
 WINDOWS = (1000, 3000)

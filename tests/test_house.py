@@ -1,4 +1,4 @@
-"""The shape of the house: names and directions that reviews would otherwise have to repeat."""
+"""Rules about the sources that neither Ruff nor import-linter can hold."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
 SAYS_NOTHING = {"base", "common", "core", "helper", "helpers", "manager", "misc", "util", "utils"}
 MOCKS = ("Mock(", "MagicMock", "AsyncMock", "mock.patch", "@patch", "monkeypatch." + "setattr", "unittest" + ".mock")
@@ -31,20 +28,12 @@ def functions_of(tree: ast.AST) -> Iterator[Function]:
 
 
 def own_imports(node: ast.AST) -> Iterator[int]:
+    """The lines that import kilburn."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.ImportFrom) and (inner.level or (inner.module or "").split(".")[0] == "kilburn"):
             yield inner.lineno
         if isinstance(inner, ast.Import) and any(alias.name.split(".")[0] == "kilburn" for alias in inner.names):
             yield inner.lineno
-
-
-def swallows(handler: ast.ExceptHandler) -> bool:
-    """Whether it catches everything, and neither raises again nor logs it with its traceback."""
-    catches_all = handler.type is None or (
-        isinstance(handler.type, ast.Name) and handler.type.id in {"Exception", "BaseException"}
-    )
-    logs = any(isinstance(inner, ast.Attribute) and ast.unparse(inner) == "log.exception" for inner in ast.walk(handler))
-    return catches_all and not logs and not any(isinstance(inner, ast.Raise) for inner in ast.walk(handler))
 
 
 def lines_of(findings: list[str]) -> str:
@@ -68,34 +57,6 @@ def test_no_own_import_hides_in_a_function() -> None:
             found += [
                 f"{path.relative_to(ROOT)}:{line} {function.name}: imports kilburn inside a function"
                 for line in own_imports(function)
-            ]
-    assert not found, lines_of(found)
-
-
-def test_nothing_swallows_every_exception() -> None:
-    found = []
-    for path in SOURCES:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ExceptHandler) and swallows(node):
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: catches everything and lets nothing out")
-    assert not found, lines_of(found)
-
-
-def test_nothing_evaluates_text_or_unpickles() -> None:
-    found = []
-    for path in SOURCES:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}:
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.func.id}")
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            found += [
-                f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
-                for name in names
-                if name.split(".")[0] in {"pickle", "shelve", "marshal"}
             ]
     assert not found, lines_of(found)
 
@@ -136,9 +97,3 @@ def test_every_test_asserts_something() -> None:
             if function.name.startswith("test") and not asserts_something(function):
                 found.append(f"{path.relative_to(ROOT)}:{function.lineno} {function.name}: asserts nothing")
     assert not found, lines_of(found)
-
-
-@pytest.mark.parametrize("path", SOURCES + EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_module_says_what_it_is(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert not text.strip() or ast.get_docstring(tree_of(path)), "no module docstring: what this is, and what it refuses to be"

@@ -35,7 +35,7 @@ def test_same_state_same_bytes(policy: str, form: str, tmp_path: Path) -> None:
     with kilburn.open(str(path), window=1500, policy=policy, tokenizer="chars/4") as store:
         process = store.process("a")
         assert (json.dumps(process.render()), json.dumps(process.render("messages"))) == before
-        assert process.kernel.tier.marks[2] == 0.5
+        assert process.window.marks[2] == 0.5
         check_laws(process)
         process.append(user("go on"))
         assert process.render()[-1] == user("go on")
@@ -225,7 +225,7 @@ def test_a_full_store_leaves_every_operation_undone() -> None:
     for number in range(20):
         process.append(assistant(f"{number} " + "w" * 100))
     process.stats()
-    before = (process.render(), process.pages(), process.kernel.use)
+    before = (process.render(), process.pages(), process.use)
     store.full = True
     for verb in (
         lambda: process.append(user("x" * 3000)),
@@ -238,8 +238,8 @@ def test_a_full_store_leaves_every_operation_undone() -> None:
     ):
         with pytest.raises(StoreFull):
             verb()
-        assert (process.render(), process.pages(), process.kernel.use) == before
-        assert process.kernel.budget == Budget(400)
+        assert (process.render(), process.pages(), process.use) == before
+        assert process.budget == Budget(400)
     said = syscall.call(process, "pin", '{"address": "p2"}')
     assert said.text.startswith("error: store:")
     store.full = False

@@ -98,7 +98,8 @@ def sink(out: Path | None, force: bool) -> Iterator[Sink]:
 class Done(Protocol):
     """Tells a bar how much is done, and of how much where that became known only now."""
 
-    def __call__(self, done: int, total: int | None = None, /) -> None: ...
+    def __call__(self, done: int, total: int | None = None, /) -> None:
+        """Show that `done` of `total` is done."""
 
 
 @contextmanager

@@ -17,6 +17,7 @@ class FakeClock:
         self.now, self.tick = now, tick
 
     def __call__(self) -> float:
+        """Let a tick pass and return the time."""
         self.now += self.tick
         return self.now
 

@@ -40,6 +40,7 @@ class Liar:
         self.hook: Callable[[int], None] | None = None
 
     def __call__(self, request: Request) -> Any:
+        """Call the hook, then return an answer or a fault."""
         self.asked += 1
         hook = self.hook
         if hook is not None:
