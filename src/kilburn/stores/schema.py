@@ -185,7 +185,11 @@ def _guarded(db: apsw.Connection) -> None:
 
 def admit(db: apsw.Connection) -> None:
     """Let this connection write to a file of today."""
-    db.create_scalar_function(NEWER, lambda: None, 0, flags=apsw.SQLITE_INNOCUOUS)
+    db.create_scalar_function(NEWER, _nothing, 0, flags=apsw.SQLITE_INNOCUOUS)
+
+
+def _nothing(*_: object) -> None:
+    return None
 
 
 def as_sealed(db: apsw.Connection) -> None:
