@@ -20,7 +20,7 @@ import msgspec
 from kilburn.agents.cap import Cap, clip
 from kilburn.agents.loop import Limits, Said
 from kilburn.budget import Budget
-from kilburn.effect import Answer, Ask
+from kilburn.effect import Answer, Ask, Outcome
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
@@ -317,7 +317,7 @@ class MementoLoop:
 
 
 def _text_of(answer: Answer) -> str:
-    return answer.text if answer.outcome in ("done", "truncated") else ""
+    return answer.text if answer.outcome in (Outcome.DONE, Outcome.TRUNCATED) else ""
 
 
 def _outside(text: str, blocks: tuple[Block, ...]) -> str:

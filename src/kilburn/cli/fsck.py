@@ -21,7 +21,7 @@ from kilburn.event import Act
 from kilburn.kernel.folding import keeps_its_spans
 from kilburn.kernel.space import AddressSpace
 from kilburn.message import Kind
-from kilburn.page import Page, address_of
+from kilburn.page import Page, Place, address_of
 from kilburn.store import Batch, ProcessInfo, State
 from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
@@ -164,7 +164,7 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
             yield finding("ledger", page.id, "the ledger does not know this page")
         elif again != state:
             yield finding("state", page.id, f"stored as {_said(state)}, the ledger says {_said(again)}", derived=True)
-        if page.id < 0 and state.at != "dropped":
+        if page.id < 0 and state.at != Place.DROPPED:
             for what in _wrong_with(store, page, pages, lambda number: tier.states[number].at):
                 yield finding("fold", page.id, what)
 
@@ -179,7 +179,7 @@ def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[
     if not fold.sources or len(sources) != len(fold.sources):
         yield f"it cites {len(fold.sources)} sources, {len(sources)} of them exist"
         return
-    dropped = [source.address for source in sources if at(source.id) == "dropped"]
+    dropped = [source.address for source in sources if at(source.id) == Place.DROPPED]
     if dropped:
         yield f"its source {dropped[0]} was forgotten"
         return

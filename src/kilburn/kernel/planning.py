@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from kilburn.budget import Budget
-from kilburn.effect import Answer, Ask, Deferred
+from kilburn.effect import Answer, Ask, Deferred, Outcome
 from kilburn.errors import KernelError, PinsExceedWindow
 from kilburn.event import Act
 from kilburn.kernel.admission import text_cost
@@ -23,7 +23,7 @@ from kilburn.kernel.kernel import LEAST, Kernel
 from kilburn.kernel.layout import GONE, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
-from kilburn.page import Page, Span
+from kilburn.page import Page, Place, Span
 from kilburn.policy import Cause, Policy, View
 
 __all__ = ["Planner"]
@@ -84,7 +84,7 @@ class Planner:
 
     def bring(self, pages: Sequence[int]) -> None:
         """Bring pages into the window whole, before they are pinned."""
-        below = tuple(page for page in pages if self.kernel.tier.at(page) != "in")
+        below = tuple(page for page in pages if self.kernel.tier.at(page) != Place.IN)
         if below:
             self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.FAULT)
 
@@ -151,7 +151,7 @@ class Planner:
 
     def _task(self) -> str:
         tier = self.kernel.tier
-        return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != "dropped" else ""
+        return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != Place.DROPPED else ""
 
     def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
         view = self.view(cause, wanted, self.background.look())
@@ -161,7 +161,7 @@ class Planner:
         """The session ends: an answer that is still awaited comes too late, and the ledger says so."""
         purpose = self.background.abandon()
         if purpose is not None:
-            self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome="late", freed=0, moves=0)
+            self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome=Outcome.LATE, freed=0, moves=0)
 
     def _page_system(self, wanted: tuple[int, ...]) -> None:
         """Of a leading system prompt that is too long to pin, head and tail are pinned instead (law 3)."""
@@ -227,7 +227,7 @@ class Planner:
                     self._shorten(tier.pages[number], room // (len(calls) + 1))
         for number in wanted:
             page = tier.pages[number]
-            if number not in tier.pins and tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
+            if number not in tier.pins and tier.at(number) == Place.IN and page.tokens > room and page.kind is not Kind.IMAGE:
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:
@@ -299,9 +299,9 @@ class Planner:
         """Evict thinking from before a page, message by message, as long as the window is over its capacity."""
         kernel, tier = self.kernel, self.kernel.tier
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
-            if kernel.excess and page.kind is Kind.REASONING and page.id < before and tier.at(page.id) == "in":
+            if kernel.excess and page.kind is Kind.REASONING and page.id < before and tier.at(page.id) == Place.IN:
                 together = map(tier.pages.__getitem__, tier.group(page.id))
-                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == "in")
+                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == Place.IN)
                 self._try(Evict(pages=thoughts, why="thinking that does not fit"))
 
     def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
@@ -317,7 +317,7 @@ class Planner:
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
             if not kernel.excess:
                 return
-            if kernel.tier.at(page.id) == "in" and page.id not in stays:
+            if kernel.tier.at(page.id) == Place.IN and page.id not in stays:
                 least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
                 # Of the user's latest message a shorter excerpt is better than none.
                 whole = kernel.tier.pages[page.sources[0]] if page.depth and page.id in kernel.tier.held() else page
@@ -326,7 +326,7 @@ class Planner:
 
     def _evict(self, page: Page, stays: Set[int], patience: int = LEAST) -> None:
         """Evict a page's group, or of it what may leave; nothing where nothing may."""
-        if self.kernel.tier.at(page.id) != "in":
+        if self.kernel.tier.at(page.id) != Place.IN:
             return
         view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=self._open(patience))
         chosen = view.free([page], 1)

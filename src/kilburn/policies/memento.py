@@ -13,7 +13,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kilburn.effect import Answer, Ask, Effect, Note
+from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Span, address_of
@@ -82,7 +82,7 @@ class Memento:
     def _tagged(self, view: View) -> Generator[Effect, Answer, list[Move]]:
         fresh, faults = _fresh(view)
         if faults:
-            yield Note(outcome="rejected", why=f"malformed tags: {faults[0]}", figures={"malformed": len(faults)})
+            yield Note(outcome=Outcome.REJECTED, why=f"malformed tags: {faults[0]}", figures={"malformed": len(faults)})
         waits = self.keep_last_block_for_answer and view.cause is Cause.ADMIT
         if not fresh and not waits and view.cause is Cause.ADMIT:
             return []
@@ -152,14 +152,14 @@ class Memento:
         prompt = f"{quoted('step', step)}\nWrite the memento of this step in at most {max(10, self.to // 2)} words."
         purpose = f"memento of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=self.to, purpose=purpose)
-        if answer.outcome == "none":
+        if answer.outcome == Outcome.NO_MODEL:
             return verbatim, "extract"
         if answer.ok:
             verdict = judge(answer.text, pieces, prompt=prompt, tokens=self.to, count=view.count)
             whole = complete(answer.text, verdict.missing, pieces, self.to, view.count) if verdict.reparable else ""
             if verdict.acceptable or whole:
                 return whole or answer.text, "model"
-            yield Note(outcome="rejected", why=f"memento: {verdict.outcome}", figures={"rejected": 1})
+            yield Note(outcome=Outcome.REJECTED, why=f"memento: {verdict.outcome}", figures={"rejected": 1})
         return verbatim, "extract"
 
 
@@ -289,5 +289,5 @@ def _old_pairs(view: View, keep: int, least: int) -> Iterator[list[Page]]:
 def _step(view: View, own: Sequence[Page], resident: Mapping[int, Page]) -> tuple[list[Page], list[Page]]:
     """Of the resident pages of a step's message, what was said with its calls; and the calls with their results."""
     members = {member for page in own if page.kind is Kind.CALL for member in view.group(page.id) if member in resident}
-    together = sorted((resident[member] for member in members), key=lambda page: page.place)
+    together = sorted((resident[member] for member in members), key=lambda page: page.order)
     return [page for page in own if page.kind is Kind.TEXT and page.id not in members and view.is_movable(page)], together

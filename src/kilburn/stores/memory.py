@@ -14,7 +14,7 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
-from kilburn.page import Page, tombstone_of
+from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
 from kilburn.stores.codec import encoded, key_of
 from kilburn.stores.passages import passages, searchable
@@ -123,7 +123,7 @@ class Memory:
             page = known.pages[number]
             words.update(telling_words(page))
             known.pages[number] = tombstone_of(page)
-            known.states[number] = State("dropped")
+            known.states[number] = State(Place.DROPPED)
             known.indexed.discard(number)
         if erased:
             kept = {

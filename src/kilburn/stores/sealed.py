@@ -12,7 +12,7 @@ import apsw
 
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Event
-from kilburn.page import Page, address_of
+from kilburn.page import Page, Place, address_of
 from kilburn.store import ProcessInfo, State
 from kilburn.stores.connection import Row, row, rows
 from kilburn.stores.records import UNREADABLE, event_of, page_of, seal_of
@@ -187,7 +187,7 @@ class Sealed:
 
     def _state(self, process: int, number: int, at: bytes, pinned: int, mark: float, stand: object) -> State | str:
         values = ("stand", process, number, at, pinned, mark)
-        return self._read("its state", lambda: State(at.decode(), bool(pinned), mark), stand, *values)
+        return self._read("its state", lambda: State(Place(at.decode()), bool(pinned), mark), stand, *values)
 
     def _read(self, what: str, read: Callable[[], T], seal: object, *values: object) -> T | str:
         """What a row holds, or what is wrong with it."""

@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
-from kilburn.page import Page, tombstone_of
+from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, State
 from kilburn.stores.codec import encoded, key_of, pack, unpack
 from kilburn.stores.connection import row, rows
@@ -177,7 +177,7 @@ class Transaction:
                 "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = ?, mark = ?, stand = ?, meta = ?, seal = ?"
                 " WHERE process = ? AND id = ?",
                 (
-                    *_stand(self._process, number, State("dropped")),
+                    *_stand(self._process, number, State(Place.DROPPED)),
                     *self._sealed_record(tombstone_of(page)),
                     self._process,
                     number,
