@@ -5,8 +5,9 @@ network:
 
 - SmolLM2's weights are there, as after `kilburn models pull smollm2`.
 - `python` runs; an `output` block after it is what it prints.
-- `console` runs its lines that start with `$ `; what stands below a command is what it prints, and
-  nothing there asks only for success. `# exits 2` behind a command states another exit status.
+- `console` runs its lines that start with `$ ` and call `kilburn`, `cat` or `python recipes/NAME.py`; what
+  stands below a command is what it prints, and nothing there asks only for success. `# exits 2` behind a
+  command states another exit status.
 - A block whose fence says `file=NAME` is written to that file.
 - `...` in expected output stands for anything, also for several lines where it stands alone.
 - `no-run: REASON` on a fence leaves a block out, and the reason must be a sentence that says why.
@@ -138,8 +139,12 @@ def commands_of(block: Block) -> Iterator[tuple[str, int, str]]:
 def run_console(block: Block, where: str, folder: Path) -> None:
     for command, status, expected in commands_of(block):
         words = shlex.split(command)
-        assert words[0] in ("kilburn", "cat"), f"{where}: only kilburn and cat run here, not {words[0]}"
-        program = [sys.executable, "-c", KILBURN] if words[0] == "kilburn" else ["cat"]
+        recipe = words[0] == "python" and words[1].startswith("recipes/")
+        assert recipe or words[0] in ("kilburn", "cat"), f"{where}: only kilburn, cat and recipes run here, not {words[0]}"
+        if recipe:
+            program = [sys.executable, str(ROOT / words.pop(1))]
+        else:
+            program = [sys.executable, "-c", KILBURN] if words[0] == "kilburn" else ["cat"]
         done = subprocess.run(
             [*program, *words[1:]],
             cwd=folder,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.terminal import kilburn
+from cli.terminal import Said, kilburn
 from kilburn.policies.text.blocks import BLOCK_START, parse
+from mementos import app
 
 STEP = (
     "Now step {0}. By the product rule we get f({0}) = {0} + 12, and that is more than the bound before it. "
@@ -17,10 +18,15 @@ STEP = (
 TRACE = "".join(STEP.format(number) for number in range(40, 60))
 
 
+def mementos(*words: object) -> Said:
+    """Run the recipe in this process."""
+    return kilburn(*words, commands=app, name="mementos.py")
+
+
 def test_a_text_becomes_one_record(tmp_path: Path) -> None:
     source = tmp_path / "trace.txt"
     source.write_text(TRACE, encoding="utf-8")
-    done = kilburn("mementos", source, "--tokenizer", "chars/4", "--least", 100)
+    done = mementos(source, "--tokenizer", "chars/4", "--least", 100)
     assert done.status == 0, done.err
     record = json.loads(done.out)
     assert "".join(block["text"] for block in record["blocks"]) == TRACE
@@ -34,7 +40,7 @@ def test_lines_keep_their_problem_and_go_to_a_file(tmp_path: Path) -> None:
     source, out = tmp_path / "runs.jsonl", tmp_path / "out.jsonl"
     lines = [{"problem": f"P{number}", "reasoning": TRACE, "other": 1} for number in range(3)]
     source.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    done = kilburn("mementos", source, "--out", out, "--tokenizer", "chars/4")
+    done = mementos(source, "--out", out, "--tokenizer", "chars/4")
     assert (done.status, done.out) == (0, ""), done.err
     records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [record["problem"] for record in records] == ["P0", "P1", "P2"]
@@ -56,16 +62,16 @@ def test_lines_keep_their_problem_and_go_to_a_file(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_refused_and_nothing_is_written(tmp_path: Path, name: str, text: str, words: tuple[str, ...]) -> None:
     source, out = tmp_path / name, tmp_path / "out.jsonl"
     source.write_text(text, encoding="utf-8")
-    done = kilburn("mementos", source, "--out", out, *words)
+    done = mementos(source, "--out", out, *words)
     assert done.status == 2
-    assert done.err.startswith("kilburn: ")
+    assert done.err.startswith("mementos.py: ")
     assert not out.exists()
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
     for name in ("a.txt", "missing.txt"):
-        done = kilburn("mementos", tmp_path / name)
+        done = mementos(tmp_path / name)
         assert done.status == 2
         assert done.err.count("\n") == 1
         assert name in done.err

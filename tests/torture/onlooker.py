@@ -1,6 +1,6 @@
 """Another process of the system: it looks at a session from outside, writes to it, or dies while it writes.
 
-    python -m kilburn.evals.torture.onlooker
+    PYTHONPATH=tests python -m torture.onlooker
 
 reads commands, one JSON object a line, and answers each with one. It refuses to judge what it sees.
 """
@@ -12,18 +12,20 @@ import os
 import select
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import kilburn
 from kilburn.errors import KilburnError
-from kilburn.evals.torture.oracle import RULER, Look, look
 from kilburn.models.scripted import Scripted
+from torture.oracle import RULER, Look, look
 
 __all__ = ["Onlooker"]
 
 DIED = 9
+TESTS = str(Path(__file__).resolve().parent.parent)
 
 
 class Onlooker:
@@ -58,8 +60,13 @@ class Onlooker:
 
     def _send(self, order: dict[str, Any]) -> subprocess.Popen[bytes]:
         if self._child is None:
-            command = [sys.executable, "-m", "kilburn.evals.torture.onlooker"]
-            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            known = [TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "torture.onlooker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(known)},
+            )
         assert self._child.stdin is not None
         self._child.stdin.write(msgspec.json.encode(order) + b"\n")
         self._child.stdin.flush()

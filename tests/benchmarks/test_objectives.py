@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kilburn.errors import SpecError
-from kilburn.evals.objectives import answers_of, make, normalize, play, reward, scripted
+from questions import answers_of, make, normalize, play, reward, scripted
 
 
 def test_answers_match_as_squad_compares_them() -> None:

@@ -11,18 +11,24 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from cli.terminal import kilburn
+from cli.terminal import Said, kilburn
+from implicit_channel.shares import wilson
 from kilburn.errors import BudgetTooSmall, SpecError
-from kilburn.evals.budgets import FULL, OURS, WHENS, Pressed, draw
-from kilburn.evals.needles import Case, Passage, case_of, frame_of, library, passages_of
-from kilburn.evals.press import PRESSES, RESTARTS, Setting, _read, evaluate
-from kilburn.evals.shares import wilson
 from kilburn.evals.trajectories import synthetic
 from kilburn.kv.engine import Engine
 from kilburn.kv.weights import Weights, weights_of
+from press import app
+from press_curves.measurement import PRESSES, RESTARTS, Setting, _read, evaluate
+from press_curves.needles import Case, Passage, case_of, frame_of, library, passages_of
+from press_curves.report import FULL, OURS, WHENS, Pressed, draw
 
 TEXT = [found for run in synthetic(12, 7) if (found := passages_of(run))]
 REST = 12
+
+
+def press(*words: object) -> Said:
+    """Run the recipe in this process."""
+    return kilburn(*words, commands=app, name="press.py")
 
 
 def letters() -> PreTrainedTokenizerFast:
@@ -223,14 +229,14 @@ def test_documents_without_text_are_refused(tiny: Weights) -> None:
 def test_the_verb_prints_a_table_or_json_and_draws(tiny: Weights, tmp_path: Path) -> None:
     tiny.model.save_pretrained(tmp_path / "model")
     tiny.tokenizer.save_pretrained(tmp_path / "model")
-    common = ["eval", "press", "--cases", "1", "--tokens", "900", "--model", str(tmp_path / "model"), "--threads", "1"]
-    told = kilburn(*common, "--budgets", "100,40", "--presses", "snapkv(window=16, kernel=3),pages", "--json")
+    common = ["--cases", "1", "--tokens", "900", "--model", str(tmp_path / "model"), "--threads", "1"]
+    told = press(*common, "--budgets", "100,40", "--presses", "snapkv(window=16, kernel=3),pages", "--json")
     assert told.status == 0, told.err
     found = told.json
     assert {cell["way"] for cell in found["cells"]} == {"full", "snapkv(window=16, kernel=3)", "pages"}
     assert {cell["budget"] for cell in found["cells"]} == {1.0, 0.4}
     assert len(found["outcomes"]) == 2 + 2 * 2 * 2
-    shown = kilburn(*common, "--budgets", "40", "--presses", "window", "--plot", str(tmp_path / "press.svg"))
+    shown = press(*common, "--budgets", "40", "--presses", "window", "--plot", str(tmp_path / "press.svg"))
     assert shown.status == 0, shown.err
     assert "window" in shown.out
     assert (tmp_path / "press.svg").exists()
@@ -238,6 +244,6 @@ def test_the_verb_prints_a_table_or_json_and_draws(tiny: Weights, tmp_path: Path
 
 @pytest.mark.parametrize("given", [["--budgets", "many"], ["--presses", "nonsense"], ["--budgets", "0"], ["--plot", "a.txt"]])
 def test_the_verb_refuses_what_it_cannot_do(given: list[str]) -> None:
-    told = kilburn("eval", "press", *given)
+    told = press(*given)
     assert told.status == 2
     assert told.err

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kilburn.effect import Answer
 from kilburn.kernel.drive import run
-from kilburn.policies.text.segmentation import blocks_of, border_scores, score_borders, segment, sentences
+from traces.segmentation import blocks_of, border_scores, score_borders, segment, sentences
 
 
 def value(sizes: Sequence[int], scores: Sequence[float], cuts: Sequence[int], weight: float = 0.5) -> float:

@@ -9,9 +9,9 @@ import pytest
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import KilburnError, PinsExceedWindow
-from kilburn.evals.torture.odd import CARELESS, ODD
-from kilburn.evals.torture.oracle import RULER, look
-from kilburn.evals.torture.run import POLICIES, torture
+from torture.odd import CARELESS, ODD
+from torture.oracle import RULER, look
+from torture.run import POLICIES, torture
 
 SEED = 1
 

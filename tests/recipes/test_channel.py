@@ -12,19 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from cli.terminal import kilburn
+from channel import app
+from cli.terminal import Said, kilburn
+from implicit_channel.curriculum import ALL, FULL, Shape, Stage, Task, build, save, train
+from implicit_channel.evicted import CASES, ask
+from implicit_channel.measurement import Setting, answers, gap, measure, probe, shares
+from implicit_channel.shares import Share, wilson
+from implicit_channel.slices import Slices
 from kilburn.errors import InvalidRange, SpecError
-from kilburn.evals.channel import Setting, answers, gap, measure, probe, shares
-from kilburn.evals.curriculum import ALL, FULL, Shape, Stage, Task, build, save, train
-from kilburn.evals.evicted import CASES, ask
-from kilburn.evals.shares import Share, wilson
-from kilburn.evals.slices import Slices
 from kilburn.kv.engine import Engine
 from kilburn.kv.weights import load, weights_of
 
 TASK = Task(blocks=3)
 SMALL = Shape(layers=2, hidden=64, heads=4, kv_heads=2, inner=192)
 TINY = Shape(layers=2, hidden=16, heads=2, kv_heads=1, inner=16)
+
+
+def channel(*words: object) -> Said:
+    """Run the recipe in this process."""
+    return kilburn(*words, commands=app, name="channel.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -297,14 +303,14 @@ def test_what_means_nothing_is_refused() -> None:
 
 
 def test_the_verb_refuses_what_it_cannot_do() -> None:
-    assert kilburn("eval", "channel", "--steps", 1, "--steps", 2).status == 2
-    assert kilburn("eval", "channel", "--model", "smollm2", "--steps", 2).status == 2
-    assert kilburn("eval", "channel", "--steps", 0).status == 2
-    assert kilburn("eval", "channel", "--model", "no-such-model").status == 2
+    assert channel("--steps", 1, "--steps", 2).status == 2
+    assert channel("--model", "smollm2", "--steps", 2).status == 2
+    assert channel("--steps", 0).status == 2
+    assert channel("--model", "no-such-model").status == 2
 
 
 def test_the_verb_trains_measures_and_writes(tmp_path: Path) -> None:
-    done = kilburn("eval", "channel", "--steps", 1, "--samples", 20, "--save", tmp_path / "toys", "--json")
+    done = channel("--steps", 1, "--samples", 20, "--save", tmp_path / "toys", "--json")
     assert done.status == 0, done.err
     assert done.json["layers"] == 4
     assert 790_000 < done.json["parameters"] < 830_000

@@ -20,8 +20,8 @@ from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SU
 from kilburn.policies.text.extract import Piece
 from kilburn.policies.text.identifiers import identifiers
 from kilburn.policies.text.judgement import garbage
-from kilburn.policies.text.segmentation import sentences
 from kilburn.wire.quotation import quoted
+from traces.segmentation import sentences
 
 __all__ = ["ACCEPT", "POINTS", "TRIES", "Compressed", "Grade", "compress", "extractive", "grade"]
 

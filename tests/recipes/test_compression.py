@@ -11,10 +11,10 @@ import pytest
 
 from kilburn.effect import Answer, Ask
 from kilburn.kernel.drive import answerer, run
-from kilburn.policies.text.annotation import annotate
 from kilburn.policies.text.blocks import BLOCK_START, parse
-from kilburn.policies.text.compression import POINTS, compress, extractive, grade
 from kilburn.testing import Scripted
+from traces.annotation import annotate
+from traces.compression import POINTS, compress, extractive, grade
 
 BLOCK = (
     "We look for the roots. By the quadratic formula with $x^2 - 5x + 6 = 0$ the discriminant is D = 25 - 24 = 1. "

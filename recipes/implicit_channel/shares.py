@@ -34,7 +34,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """Right answers of a toy in one way.
 
     Args:
-        toy: what it was trained with. way: see `kilburn.evals.channel.answers`.
+        toy: what it was trained with. way: see `implicit_channel.measurement.answers`.
         keep: mementos that stay; 0 for all.
         distance: mementos that came after the one that is asked for; None for all of them together.
         low, high: the 95% interval of the share (Wilson).

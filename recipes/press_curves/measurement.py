@@ -1,6 +1,6 @@
 """Presses on a real model: what it still answers, and how well it goes on, when its cache holds a part of the context.
 
-Contexts of pages with planted facts (`kilburn.evals.needles`) are prefilled once. Each press then makes
+Contexts of pages with planted facts (`press_curves.needles`) are prefilled once. Each press then makes
 each budget of a fork of that very cache, and the same tokens are read behind all of them: how the last
 page goes on, and a question with its answer. The question is asked twice: of a cache that was pressed
 before it was known, and of one that was pressed when it stood at the end, as SnapKV has it. An answer is
@@ -20,14 +20,14 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.errors import BudgetTooSmall, MissingExtra, SpecError
-from kilburn.evals.budgets import FULL, OURS, TEXTS, WHENS, Outcome, Pressed
-from kilburn.evals.needles import Case, Passage, case_of, excerpts, frame_of, summary
 from kilburn.kv.engine import Engine
 from kilburn.kv.observation import Press
 from kilburn.kv.presses import press as press_of
 from kilburn.kv.pressing import compress
 from kilburn.kv.sequence import Sequence as Cached
 from kilburn.kv.weights import Weights
+from press_curves.needles import Case, Passage, case_of, excerpts, frame_of, summary
+from press_curves.report import FULL, OURS, TEXTS, WHENS, Outcome, Pressed
 
 try:
     import torch

@@ -1,23 +1,33 @@
-"""`eval torture`: random sessions with mishaps everywhere, judged from outside. It refuses to judge anything itself."""
+"""Random sessions under every policy, with mishaps at every effect, and a judge who looks from outside.
+
+    python tests/torture --seconds 60 --seed 1
+
+Exceptions and cancellations strike at counts, questions and awaits; threads and processes look on and write meanwhile;
+odd values come in everywhere. A violation is one broken promise, with the seed that brings it back.
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from random import SystemRandom
 from typing import Annotated
 
 import msgspec
 import typer
 
-from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json
-from kilburn.evals.torture.run import POLICIES, torture
+from kilburn.cli.shell import Json, main
 from kilburn.terminal import emit, say, tell
 
-__all__ = ["command"]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from torture.run import POLICIES, torture
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 
-@evals.command(name="torture")
+@app.command(name="torture")
 def command(
     seconds: Annotated[
         float | None, typer.Option(min=0.0, help="No session begins later; 60 where --sessions is not given.")
@@ -39,7 +49,7 @@ def command(
 
     Example:
 
-        kilburn eval torture --seconds 600 --seed 1
+        python tests/torture --seconds 600 --seed 1
     """
     chosen = SystemRandom().randrange(10**6) if seed is None else seed
     say(f"seed {chosen}")
@@ -59,3 +69,7 @@ def command(
         tell(report.table())
     if report.violations:
         raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(commands=app, name="torture"))

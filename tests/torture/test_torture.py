@@ -14,13 +14,14 @@ import pytest
 import kilburn as package
 from cli.terminal import kilburn
 from kernel.talk import assistant, call_of, tool, user
-from kilburn.evals.torture.foes import Brittle, Struck
-from kilburn.evals.torture.onlooker import Onlooker
-from kilburn.evals.torture.oracle import RULER, Book, Turn, faults_of_chat, faults_of_messages, look, weight
-from kilburn.evals.torture.run import POLICIES, torture
-from kilburn.evals.torture.talk import Talk
-from kilburn.evals.torture.turns import take_turns
 from kilburn.kernel.resolve import names
+from torture.__main__ import app
+from torture.foes import Brittle, Struck
+from torture.onlooker import Onlooker
+from torture.oracle import RULER, Book, Turn, faults_of_chat, faults_of_messages, look, weight
+from torture.run import POLICIES, torture
+from torture.talk import Talk
+from torture.turns import take_turns
 
 
 def use(*ids: str) -> dict[str, Any]:
@@ -197,22 +198,22 @@ def test_every_policy_of_the_product_that_can_act_takes_part() -> None:
 
 
 def test_a_broken_promise_is_told_with_the_seed_that_brings_it_back() -> None:
-    words = ("eval", "torture", "--sessions", 2, "--seed", 7, "--policy", "evals.cheats:Cheat", "--steps", 8)
-    said = kilburn(*words, "--json")
+    words = ("--sessions", 2, "--seed", 7, "--policy", "torture.cheats:Cheat", "--steps", 8)
+    said = kilburn(*words, "--json", commands=app)
     assert (said.status, said.err) == (1, "seed 7\n")
     found = said.json["violations"]
     assert "over" in {one["kind"] for one in found}
     first = min(one["seed"] for one in found)
-    again = torture(sessions=1, seed=first, policies=["evals.cheats:Cheat"], steps=8)
+    again = torture(sessions=1, seed=first, policies=["torture.cheats:Cheat"], steps=8)
     mine = [(one["kind"], one["after"]) for one in found if one["seed"] == first]
     assert [(one.kind, one.after) for one in again.violations] == mine
-    table = kilburn(*words)
+    table = kilburn(*words, commands=app)
     assert table.status == 1
     assert table.out.startswith("seed 7: 2 sessions, ")
     assert re.search(r"^over x\d+: 'a prompt of \d+ in a window of \d+", table.out, re.MULTILINE)
 
 
 def test_without_time_there_is_no_session_and_a_seed_all_the_same() -> None:
-    said = kilburn("eval", "torture", "--seconds", 0)
+    said = kilburn("--seconds", 0, commands=app)
     assert (said.status, said.out.partition(":")[2]) == (0, " 0 sessions, 0 questions, 0 violations\n")
     assert re.fullmatch(r"seed \d+\n", said.err)

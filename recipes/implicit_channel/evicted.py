@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from implicit_channel.shares import grid, wilson
+from implicit_channel.slices import Slices, additive
 from kilburn.errors import MissingExtra, SpecError
-from kilburn.evals.shares import grid, wilson
-from kilburn.evals.slices import Slices, additive
 
 try:
     import torch

@@ -1,7 +1,13 @@
-"""`mementos`: reasoning traces as training data with blocks and mementos. It refuses to judge what a trace proves."""
+"""Reasoning traces as training data with blocks and mementos.
+
+    python recipes/mementos.py trace.txt --out blocks.jsonl
+
+What a trace proves is not judged. docs/mechanisms/memento.md says how blocks are cut and mementos graded.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,21 +17,22 @@ import typer
 
 from kilburn.cli.access import model_of
 from kilburn.cli.screen import count, many, progress, sink
-from kilburn.cli.shell import Force, app
+from kilburn.cli.shell import Force, main
 from kilburn.errors import SpecError, WireError
 from kilburn.file import check_target
 from kilburn.kernel.drive import answerer, run
-from kilburn.policies.text.annotation import Annotated as Trace
-from kilburn.policies.text.annotation import annotate
 from kilburn.terminal import say
 from kilburn.tokens import counter_for
 from kilburn.wire.recording import read_lines
-
-__all__ = ["mementos"]
+from traces.annotation import Annotated as Trace
+from traces.annotation import annotate
 
 TRACES = ("trace", "reasoning", "reasoning_content", "thinking", "completion", "text")
 PROBLEMS = ("problem", "question", "prompt")
 LINES = (".jsonl", ".jsonl.gz", ".ndjson")
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 @app.command()
@@ -54,7 +61,7 @@ def mementos(
 
     Example:
 
-        kilburn mementos trace.txt --out blocks.jsonl
+        python recipes/mementos.py trace.txt --out blocks.jsonl
     """
     if out is not None:
         check_target(out, force=force)
@@ -117,3 +124,7 @@ def _report(made: list[Trace]) -> None:
         f"{many(len(made), 'trace')}, {many(len(blocks), 'block')} ({told}), {count(tokens)} tokens in blocks, "
         f"{count(left)} in mementos, {mean:.1f} of 10 in the mean"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main(commands=app, name="mementos.py"))

@@ -1,28 +1,27 @@
-"""`eval press`: what a model still knows when its cache holds a part of the context. It refuses to measure anything itself.
+"""What a model still knows, and how well it goes on, when its KV cache holds a part of the context.
 
-The measurement needs torch, which is loaded when the verb runs and not before.
+    python recipes/press.py --cases 8
+
+Needs Kilburn with the extra "kv". docs/explanation/kv-press-curves.md has the figures.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Force, Json
-from kilburn.errors import SpecError
-from kilburn.evals.budgets import draw
-from kilburn.evals.needles import library, passages_of
+from kilburn.cli.shell import Force, Json, main
+from kilburn.errors import MissingExtra, SpecError
 from kilburn.evals.pareto import check_picture
 from kilburn.evals.trajectories import read
 from kilburn.models.weights import find
 from kilburn.terminal import say, show
 
-__all__ = ["press"]
+app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 def _listed(given: str, what: str) -> list[str]:
@@ -47,7 +46,7 @@ def _share(given: str) -> float:
         raise SpecError(f"{given!r} is no budget", advice="give percentages: 100,50,25,12.5") from None
 
 
-@evals.command()
+@app.command()
 def press(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Trajectories, one a line, .gz too; Python's docstrings where left out.")
@@ -75,26 +74,38 @@ def press(
 
     Example:
 
-        kilburn eval press --cases 8
-        kilburn eval press --data runs.jsonl.gz --presses "window,snapkv(window=16),pages" --budgets 50,25 --plot press.svg
+        python recipes/press.py --cases 8
+        python recipes/press.py --data runs.jsonl.gz --presses "window,snapkv(window=16),pages" --budgets 50,25 --plot press.svg
     """
     if plot is not None:
         check_picture(plot, force=force)
-    measurement = import_module("kilburn.evals.press")
-    setting = measurement.Setting(
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingExtra("torch", "kv") from error
+    from kilburn.kv.weights import load
+    from press_curves.measurement import PRESSES, Setting, evaluate
+    from press_curves.needles import library, passages_of
+    from press_curves.report import draw
+
+    setting = Setting(
         cases=cases,
         seed=seed,
         tokens=tokens,
         budgets=[_share(each) for each in _listed(budgets, "budgets")],
-        presses=_listed(presses, "presses") if presses else measurement.PRESSES,
+        presses=_listed(presses, "presses") if presses else PRESSES,
     )
     documents = library() if data is None else [found for run in read(data) if (found := passages_of(run))]
     if threads:
-        import_module("torch").set_num_threads(threads)
-    weights = import_module("kilburn.kv.weights").load(model if Path(model).exists() else find(model))
+        torch.set_num_threads(threads)
+    weights = load(model if Path(model).exists() else find(model))
     with progress("pressing", total=cases) as done:
-        report = measurement.evaluate(weights, documents, setting, name=model, progress=done)
+        report = evaluate(weights, documents, setting, name=model, progress=done)
     show(report, json)
     if plot is not None:
         draw(plot, report, force=force)
         say(f"written: {plot}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(commands=app, name="press.py"))

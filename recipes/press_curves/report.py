@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from implicit_channel.shares import grid, wilson
 from kilburn.evals.outcomes import interval
 from kilburn.evals.pareto import check_picture, save
-from kilburn.evals.shares import grid, wilson
 
 __all__ = ["FULL", "OURS", "TEXTS", "WHENS", "Cell", "Outcome", "Pressed", "draw"]
 
@@ -36,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One question, read behind one cache.
 
     Args:
-        case: number of the context. kind: see `kilburn.evals.needles.KINDS`. when: of `WHENS`.
+        case: number of the context. kind: see `press_curves.needles.KINDS`. when: of `WHENS`.
         way: the press, as it was named. budget: share of the context's tokens.
         right: every token of the answer was the most probable one.
         logprob: of the answer's tokens, mean, nats.

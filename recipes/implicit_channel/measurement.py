@@ -1,6 +1,6 @@
 """The implicit channel: what reaches an answer through a memento's keys and values, though its text says nothing of it.
 
-Three toys (see `kilburn.evals.curriculum`), and one that was never trained, answer questions on blocks
+Three toys (see `implicit_channel.curriculum`), and one that was never trained, answer questions on blocks
 that are there, masked, evicted, or left out of a new start from the mementos' text. A linear probe then looks
 for the value in the mementos' keys and values. It refuses to speak of models that it did not run.
 
@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
+from implicit_channel.curriculum import ALL, FULL, VALUES, Batch, Shape, Stage, Task, build, save, train
+from implicit_channel.shares import Channel, Gap, Probe, Share
+from implicit_channel.slices import Slices, additive
 from kilburn.errors import MissingExtra, SpecError
-from kilburn.evals.curriculum import ALL, FULL, VALUES, Batch, Shape, Stage, Task, build, save, train
-from kilburn.evals.shares import Channel, Gap, Probe, Share
-from kilburn.evals.slices import Slices, additive
 
 try:
     import torch
@@ -49,7 +49,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         steps: of the optimiser in each of the three stages.
         rows: sequences a step. rate: the highest learning rate.
         samples: sequences that each figure is counted on, a question each.
-        task, shape: see `kilburn.evals.curriculum`.
+        task, shape: see `implicit_channel.curriculum`.
 
     Raises:
         SpecError: a number that means nothing.
@@ -163,7 +163,7 @@ def answers(model: Any, task: Task, batch: Batch, way: str, keep: int = ALL) -> 
     Args:
         way: `full`: everything is seen. `mask`: what left is masked. `evict`: its keys and values are cut out of
             the cache when its memento is complete. `restart`: the prompt is the mementos' text, computed anew.
-        keep: what stays; see `kilburn.evals.curriculum.ALL`.
+        keep: what stays; see `implicit_channel.curriculum.ALL`.
 
     Raises:
         SpecError: no such way.

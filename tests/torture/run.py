@@ -21,10 +21,10 @@ from pathlib import Path
 import msgspec
 
 from kilburn.evals.roster import SPECS, Entry
-from kilburn.evals.torture.mishaps import MISHAPS
-from kilburn.evals.torture.onlooker import Onlooker
-from kilburn.evals.torture.session import Session, Violation
 from kilburn.kernel.reader import HitRateWarning
+from torture.mishaps import MISHAPS
+from torture.onlooker import Onlooker
+from torture.session import Session, Violation
 
 __all__ = ["POLICIES", "Report", "torture"]
 

@@ -12,8 +12,8 @@ import msgspec
 
 from kilburn.effect import Answer, Ask
 from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, TAGS
-from kilburn.policies.text.compression import compress
-from kilburn.policies.text.segmentation import blocks_of, score_borders, sentences
+from traces.compression import compress
+from traces.segmentation import blocks_of, score_borders, sentences
 
 __all__ = ["Annotated", "Noted", "annotate", "tagged"]
 

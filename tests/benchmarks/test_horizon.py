@@ -6,8 +6,8 @@ import pytest
 
 from kilburn.agents.reasoning_cache import Schedule
 from kilburn.errors import Overlong
-from kilburn.evals.horizon import Recurrence, Stepper, recurrences, solve
 from kilburn.testing import check_model
+from recurrences import Recurrence, Stepper, recurrences, solve
 
 TASK = Recurrence(start=7, factor=3, term=5, modulus=97, steps=300)
 

@@ -20,12 +20,12 @@ import msgspec
 
 import kilburn
 from kilburn.errors import KilburnError, PinsExceedWindow, StoreStale
-from kilburn.evals.torture.foes import Brittle, Liar, Struck, Torn
-from kilburn.evals.torture.onlooker import Onlooker
-from kilburn.evals.torture.oracle import Book, Look, Turn, look
-from kilburn.evals.torture.talk import Talk
 from kilburn.kernel.resolve import resolve
 from kilburn.models.scripted import Scripted
+from torture.foes import Brittle, Liar, Struck, Torn
+from torture.onlooker import Onlooker
+from torture.oracle import Book, Look, Turn, look
+from torture.talk import Talk
 
 __all__ = ["NAME", "Mishap", "Session", "Violation", "told"]
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from kilburn.evals.torture.oracle import Turn
+from torture.oracle import Turn
 
 __all__ = ["Talk"]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import kilburn
 from kilburn.errors import KernelError, KilburnError, PinsExceedWindow
-from kilburn.evals.torture.foes import Struck
-from kilburn.evals.torture.odd import CARELESS, ODD
-from kilburn.evals.torture.oracle import Turn, look
-from kilburn.evals.torture.session import NAME, Mishap, Session, told
-from kilburn.evals.torture.talk import Talk
-from kilburn.evals.torture.turns import take_turns
 from kilburn.page import address_of
+from torture.foes import Struck
+from torture.odd import CARELESS, ODD
+from torture.oracle import Turn, look
+from torture.session import NAME, Mishap, Session, told
+from torture.talk import Talk
+from torture.turns import take_turns
 
 __all__ = ["MISHAPS"]
 

@@ -1,27 +1,28 @@
-"""`eval channel`: what reaches an answer through a memento's keys and values. It refuses to measure anything itself.
+"""What reaches an answer through a memento's keys and values, though its text says nothing of it.
 
-The measurement needs torch, which is loaded when the verb runs and not before.
+    python recipes/channel.py --save toys
+
+Needs Kilburn with the extra "kv". docs/explanation/implicit-channel.md has the figures.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Force, Json
+from kilburn.cli.shell import Force, Json, main
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.weights import find
 from kilburn.terminal import say, show
 
-__all__ = ["channel"]
+app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 
-@evals.command()
+@app.command()
 def channel(
     seed: Annotated[int, typer.Option(min=0, help="For the toy's weights, and for all data.")] = 0,
     steps: Annotated[
@@ -43,33 +44,36 @@ def channel(
 
     Example:
 
-        kilburn eval channel --save toys
-        kilburn eval channel --model smollm2
+        python recipes/channel.py --save toys
+        python recipes/channel.py --model smollm2
     """
-    _take(threads)
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingExtra("torch", "kv") from error
+    from implicit_channel.evicted import ask
+    from implicit_channel.measurement import Setting, measure
+    from kilburn.kv.weights import load
+
+    torch.set_num_threads(threads)
     if model:
         if steps or save is not None:
             raise SpecError("--model trains nothing", advice="leave out --steps and --save")
-        weights = import_module("kilburn.kv.weights").load(model if Path(model).exists() else find(model))
+        weights = load(model if Path(model).exists() else find(model))
         with progress("asking") as done:
-            asked = import_module("kilburn.evals.evicted").ask(weights.model, weights.tokenizer, name=model, done=done)
+            asked = ask(weights.model, weights.tokenizer, name=model, done=done)
         show(asked, json)
         return
     if steps is not None and len(steps) not in (1, 3):
         raise SpecError(f"--steps was given {len(steps)} times", advice="give it once, or once for each of the three stages")
     if save is not None and save.is_dir() and any(save.iterdir()) and not force:
         raise SpecError(f"{save} is not empty", advice="give another folder, or --force to write into this one")
-    measurement = import_module("kilburn.evals.channel")
     given = {"steps": tuple(steps * 3 if len(steps) == 1 else steps)} if steps else {}
-    setting = measurement.Setting(seed=seed, samples=samples, **given)
-    report = measurement.measure(setting, folder=save, heard=say)
+    report = measure(Setting(seed=seed, samples=samples, **given), folder=save, heard=say)
     if save is not None:
         say(f"written: {save}")
     show(report, json)
 
 
-def _take(threads: int) -> None:
-    try:
-        import_module("torch").set_num_threads(threads)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("torch", "kv") from error
+if __name__ == "__main__":
+    sys.exit(main(commands=app, name="channel.py"))
