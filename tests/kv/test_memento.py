@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from kilburn.errors import OutOfBlocks, PrefixRefused, SpecError
 from kilburn.kv.engine import Engine
-from kilburn.kv.memento import Drop, Markers, Memento, Reader, Turn, Where
+from kilburn.kv.memento import Drop, Markers, Memento, Reader, Turn
 from kilburn.kv.reasoning import reason, replay, stream
 from kilburn.kv.sampling import Sampling
 from kilburn.kv.sequence import Sequence
 from kilburn.kv.weights import Weights
-from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, parse
+from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Where, parse
 
 from .oracle import gap, masked_logits
 
@@ -91,14 +91,14 @@ def test_a_restart_says_what_is_to_be_computed_again() -> None:
 @pytest.mark.parametrize(
     ("tokens", "fault"),
     [
-        ([START, 5, START, 5, END], ("block start inside a block", 2)),
-        ([END], ("block end outside of a block", 0)),
-        ([8, OPEN, 6, CLOSE], ("summary start outside of a block", 1)),
-        ([START, 5, OPEN], ("summary start inside a block", 2)),
-        ([START, 5, END, START], ("block start before a memento", 3)),
-        ([START, 5, END, OPEN, END], ("block end inside a memento", 4)),
+        ([START, 5, START, 5, END], ("block_start inside a block", 2)),
+        ([END], ("block_end outside of a block", 0)),
+        ([8, OPEN, 6, CLOSE], ("summary_start outside of a block", 1)),
+        ([START, 5, OPEN], ("summary_start inside a block", 2)),
+        ([START, 5, END, START], ("block_start before a memento", 3)),
+        ([START, 5, END, OPEN, END], ("block_end inside a memento", 4)),
         ([*block(4, 0)], ("an empty memento", 7)),
-        ([START, 5, THINK], ("think end inside a block", 2)),
+        ([START, 5, THINK], ("think_end inside a block", 2)),
     ],
 )
 def test_markers_out_of_place_change_nothing(tokens: list[int], fault: tuple[str, int]) -> None:

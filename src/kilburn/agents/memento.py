@@ -27,9 +27,9 @@ from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Role
 from kilburn.model import Delta, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
-from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Block, Parser, Where, parse
 from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import judge
+from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Block, Parser, Where, parse
 from kilburn.wire.quotation import quoted
 
 __all__ = ["INSTRUCTIONS", "Closed", "Finished", "MementoLoop", "Mode", "Reasoned", "Wording"]

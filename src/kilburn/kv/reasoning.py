@@ -16,9 +16,10 @@ from typing import NamedTuple
 from kilburn.errors import MissingExtra, OutOfBlocks
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import Between
-from kilburn.kv.memento import Block, Drop, Memento, Reader, Turn, Where
+from kilburn.kv.memento import Drop, Memento, Reader, Turn
 from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.sequence import Sequence
+from kilburn.wire.mementos import Block, Fault, Where
 
 try:
     import torch
@@ -60,7 +61,7 @@ class Reasoning:
     tokens: list[int]
     blocks: list[Block]
     drops: list[Drop]
-    faults: list[tuple[str, int]]
+    faults: list[Fault]
     where: Where
     finish: str
     trace: list[Point] = field(repr=False)

@@ -1,6 +1,6 @@
 """Memento: a finished block of reasoning leaves the window, the few lines that the model wrote about it stay.
 
-The model marks its own blocks and mementos with tags (see `kilburn.policies.text.blocks`); for agents
+The model marks its own blocks and mementos with tags (see `kilburn.wire.mementos`); for agents
 without tags an action with its observation is a natural block. After Memento (Microsoft,
 microsoft/memento). What stays of a tagged text is byte-identical, and the block is read again by its
 page's address. Only what the assistant wrote is read for tags: in anyone else's text they are data.
@@ -17,11 +17,11 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Span, address_of
-from kilburn.policies.text.blocks import Block, parse
 from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policies.text.lines import merge
 from kilburn.policy import Cause, View
+from kilburn.wire.mementos import Block, parse
 from kilburn.wire.quotation import quoted
 
 __all__ = ["Memento"]

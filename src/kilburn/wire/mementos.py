@@ -2,9 +2,9 @@
 
     <|block_start|>reasoning<|block_end|><|summary_start|>what stays<|summary_end|>
 
-The reader gives spans of the text, so that whatever is kept of it is byte-identical. It is strict:
-one tag out of place and the text counts as malformed, which is for the caller to reject whole. It
-refuses to guess at what was meant, and to decide what leaves.
+The reader gives spans of the text, so that whatever is kept of it is byte-identical. It is strict: one tag out
+of place and the text counts as malformed, which is for the caller to reject whole. `Grammar` knows in which
+order tags may come; the KV level reads tokens by it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 from kilburn.page import Span
 
 __all__ = [
     "BLOCK_END",
     "BLOCK_START",
+    "PLACES",
     "SUMMARY_END",
     "SUMMARY_START",
     "TAGS",
     "Block",
     "Blocks",
     "Fault",
+    "Grammar",
     "Parser",
+    "Tag",
     "Where",
     "parse",
 ]
@@ -37,32 +41,47 @@ TAGS = (BLOCK_START, BLOCK_END, SUMMARY_START, SUMMARY_END)
 LONGEST = max(map(len, TAGS))
 
 
+class Tag(StrEnum):
+    """What opens and closes blocks and mementos."""
+
+    BLOCK_START = "block_start"
+    BLOCK_END = "block_end"
+    SUMMARY_START = "summary_start"
+    SUMMARY_END = "summary_end"
+
+
 class Where(StrEnum):
-    """What the next letter of the text belongs to."""
+    """What the next letter or token belongs to."""
 
     OUTSIDE = "outside"
     BLOCK = "block"
     BETWEEN = "between"
     """Behind a block's end, before its memento: only white space may stand there."""
     MEMENTO = "memento"
+    ANSWER = "answer"
+    """Behind the end of thinking: tags mean nothing any more. Of tokens only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One closed block: the span of its content and that of its memento, tags not included.
+    """A block whose memento is complete.
 
-    `start` and `end` are the span of all of it, tags included.
+    Args:
+        content: its span, tags not included; `memento` likewise.
+        start: of all of it, tags included; `end` behind it.
+        forced_end: whether the reader forced the end of the block, and `forced_summary` that of its memento.
     """
 
     content: Span
     memento: Span
     start: int
     end: int
+    forced_end: bool = False
+    forced_summary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A tag out of place: what is wrong, and at which character."""
+class Fault(NamedTuple):
+    """A tag out of place: what is wrong, and behind how many characters or tokens."""
 
     what: str
     at: int
@@ -76,15 +95,30 @@ class Blocks:
     faults: tuple[Fault, ...] = ()
 
 
-class Parser:
-    """Reads tags from a text that comes in pieces; how it is cut makes no difference.
+_NEXT = {
+    Tag.BLOCK_START: (Where.OUTSIDE, Where.BLOCK),
+    Tag.BLOCK_END: (Where.BLOCK, Where.BETWEEN),
+    Tag.SUMMARY_START: (Where.BETWEEN, Where.MEMENTO),
+    Tag.SUMMARY_END: (Where.MEMENTO, Where.OUTSIDE),
+}
+"""Of each tag: where it may stand, and what comes behind it."""
+
+PLACES = {
+    Where.OUTSIDE: "outside of a block",
+    Where.BLOCK: "inside a block",
+    Where.BETWEEN: "before a memento",
+    Where.MEMENTO: "inside a memento",
+}
+
+
+class Grammar:
+    """Reads tags in their order, whatever positions count: characters or tokens. A tag out of place is a fault.
 
     Attributes:
-        where: what the next letter belongs to, as far as is known.
+        where: what comes next belongs to.
         blocks: closed so far.
         faults: found so far.
-        opened: behind the tag that opened what is open now, in characters from the start of the text.
-        read: characters that are decided; what may become a tag is held back until it is one or is not.
+        opened: behind the tag that opened what is open now.
     """
 
     def __init__(self) -> None:
@@ -92,10 +126,37 @@ class Parser:
         self.blocks: list[Block] = []
         self.faults: list[Fault] = []
         self.opened = 0
-        self.read = 0
-        self._held = ""
         self._start = 0
         self._content: Span = (0, 0)
+        self._forced_end = False
+
+    def turn(self, tag: Tag, start: int, stop: int, *, forced: bool = False) -> bool:
+        """Take a tag that stands at `start` to `stop`; False where it is out of place, which is noted and else ignored."""
+        before, after = _NEXT[tag]
+        if self.where is not before:
+            self.faults.append(Fault(f"{tag} {PLACES[self.where]}", start))
+            return False
+        if tag is Tag.BLOCK_START:
+            self._start = start
+        elif tag is Tag.BLOCK_END:
+            self._content, self._forced_end = (self.opened, start), forced
+        elif tag is Tag.SUMMARY_END:
+            self.blocks.append(Block(self._content, (self.opened, start), self._start, stop, self._forced_end, forced))
+        self.where, self.opened = after, stop
+        return True
+
+
+class Parser(Grammar):
+    """Reads tags from a text that comes in pieces; how it is cut makes no difference.
+
+    Attributes:
+        read: characters that are decided; what may become a tag is held back until it is one or is not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = 0
+        self._held = ""
         self._blank = True
 
     def feed(self, piece: str) -> list[str]:
@@ -112,7 +173,7 @@ class Parser:
             rest = text[mark : mark + LONGEST]
             tag = next((tag for tag in TAGS if rest.startswith(tag)), None)
             if tag is not None:
-                self._turn(tag)
+                self._take(tag)
                 found.append(tag)
                 at += len(tag)
             elif rest and any(tag.startswith(rest) for tag in TAGS):
@@ -141,48 +202,22 @@ class Parser:
         """Letters that are no tag."""
         blank = not text.strip()
         if self.where is Where.BETWEEN and not blank:
-            self._fault("text between a block and its memento")
+            self.faults.append(Fault("text between a block and its memento", self.read))
         self._blank = self._blank and blank
         self.read += len(text)
 
-    def _turn(self, tag: str) -> None:
-        """A tag: the way from one place to the next, or a fault that leaves the place as it is."""
-        at, self.read = self.read, self.read + len(tag)
-        before = self.where
-        if tag == BLOCK_START and before is Where.OUTSIDE:
-            self._start, self.where = at, Where.BLOCK
-        elif tag == BLOCK_END and before is Where.BLOCK:
-            self._content, self.where = (self.opened, at), Where.BETWEEN
-        elif tag == SUMMARY_START and before is Where.BETWEEN:
-            self.where = Where.MEMENTO
-        elif tag == SUMMARY_END and before is Where.MEMENTO:
-            if self._blank:
-                self._fault("an empty memento")
-            self.blocks.append(Block(self._content, (self.opened, at), self._start, self.read))
-            self.where = Where.OUTSIDE
-        else:
-            self._fault(f"{tag.strip('<|>')} {_PLACES[before]}", at)
-            return
-        self.opened, self._blank = self.read, True
-
-    def _fault(self, what: str, at: int | None = None) -> None:
-        self.faults.append(Fault(what, self.read if at is None else at))
-
-
-_PLACES = {
-    Where.OUTSIDE: "outside of a block",
-    Where.BLOCK: "inside a block",
-    Where.BETWEEN: "before a memento",
-    Where.MEMENTO: "inside a memento",
-}
+    def _take(self, tag: str) -> None:
+        start, self.read = self.read, self.read + len(tag)
+        blank = self._blank and self.where is Where.MEMENTO
+        if self.turn(Tag(tag.strip("<|>")), start, self.read):
+            if blank:
+                self.faults.append(Fault("an empty memento", self.read))
+            self._blank = True
 
 
 def parse(text: str) -> Blocks:
     """The blocks of a whole text."""
-    return _parsed(text) if any(tag in text for tag in TAGS) else _NONE
-
-
-_NONE = Blocks()
+    return _parsed(text) if any(tag in text for tag in TAGS) else Blocks()
 
 
 @lru_cache(maxsize=512)
