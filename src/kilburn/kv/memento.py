@@ -260,7 +260,7 @@ class Reader(Grammar):
             return NOTHING
         self.drops += [Drop(len(self.tokens), start, stop) for start, stop in ranges]
         if not self.memento.restart_mode:
-            return Turn(evict=tuple((self._offset + start, self._start_position + stop) for start, stop in ranges))
+            return Turn(evict=tuple((self._offset + start, self._offset + stop) for start, stop in ranges))
         return Turn(restart=tuple(self.left))
 
     @property
