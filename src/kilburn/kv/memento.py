@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kilburn.wire.mementos import PLACES, Block, Fault, Grammar, Tag, Where
+from kilburn.wire.mementos import PLACES, Fault, Grammar, Tag, ThoughtBlock, Where
 
-__all__ = ["OFF", "Drop", "Markers", "Memento", "Reader", "Turn"]
+__all__ = ["OFF", "BlockReader", "DroppedRange", "Instruction", "Markers", "MementoRules"]
 
 OFF = -1
 """`keep_last_n_blocks` of a run in which nothing leaves."""
@@ -71,7 +71,7 @@ class Markers:
 
 
 @dataclass(frozen=True)
-class Memento:
+class MementoRules:
     """How a run treats its blocks.
 
     Args:
@@ -104,13 +104,13 @@ class Memento:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}; give 0 for no bound, or a number")
 
-    def reader(self, start: int = 0) -> Reader:
+    def reader(self, start: int = 0) -> BlockReader:
         """A reader of one generation that begins at this logical position."""
-        return Reader(self, start)
+        return BlockReader(self, start)
 
 
 @dataclass(frozen=True)
-class Drop:
+class DroppedRange:
     """Generated tokens `start` to `stop` left when `at` tokens had been generated."""
 
     at: int
@@ -119,7 +119,7 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Instruction:
     """What is to be done now, in this order; `NOTHING` most of the time.
 
     Args:
@@ -138,10 +138,10 @@ class Turn:
         return bool(self.evict) or self.restart is not None
 
 
-NOTHING = Turn()
+NOTHING = Instruction()
 
 
-class Reader(Grammar):
+class BlockReader(Grammar):
     """Reads one generation, token by token: `begin` first, then `feed` with each token, forced ones too.
 
     A marker out of place (nested blocks, a memento without a block) is a fault: it is taken as plain tokens and
@@ -152,14 +152,14 @@ class Reader(Grammar):
         tokens: all that were generated, those that left included.
     """
 
-    def __init__(self, memento: Memento, start: int = 0) -> None:
+    def __init__(self, memento: MementoRules, start: int = 0) -> None:
         super().__init__()
         self.memento = memento
-        self.drops: list[Drop] = []
+        self.drops: list[DroppedRange] = []
         self.tokens: list[int] = []
         self._offset = start
         # Blocks that are complete and whole, oldest first.
-        self._whole: list[Block] = []
+        self._whole: list[ThoughtBlock] = []
         # Behind the last marker of any kind: a token is part of one only.
         self._read = 0
         self._forcing = ""
@@ -168,11 +168,11 @@ class Reader(Grammar):
         markers = memento.markers
         self._marks = [(name, found, len(found)) for name in _NAMES if (found := getattr(markers, name))]
 
-    def begin(self) -> Turn:
+    def begin(self) -> Instruction:
         """What is to be done before the first token."""
         return self._open() if not self.tokens else NOTHING
 
-    def feed(self, token: int) -> Turn:
+    def feed(self, token: int) -> Instruction:
         """Take the next token that was cached; returns what is to be done before the one after it."""
         self.tokens.append(token)
         if self.where is Where.ANSWER:
@@ -192,7 +192,7 @@ class Reader(Grammar):
                 return self._take(name)
         return self._cap()
 
-    def _take(self, name: str, forced: bool = False) -> Turn:
+    def _take(self, name: str, forced: bool = False) -> Instruction:
         """A marker has ended: the way to the next place, or a fault."""
         end = self._read = len(self.tokens)
         at = end - len(getattr(self.memento.markers, name))
@@ -210,7 +210,7 @@ class Reader(Grammar):
             return self._close(self.blocks[-1])
         return NOTHING
 
-    def _close(self, block: Block) -> Turn:
+    def _close(self, block: ThoughtBlock) -> Instruction:
         """A memento is complete."""
         memento = self.memento
         if block.memento[0] == block.memento[1]:
@@ -219,18 +219,18 @@ class Reader(Grammar):
             self._whole.append(block)
         keep = memento.keep_last_n_blocks
         done = self._drop(max(keep, 1) if memento.keep_last_block_for_answer and keep != OFF else keep)
-        return Turn(done.evict, done.restart, self._open().force)
+        return Instruction(done.evict, done.restart, self._open().force)
 
-    def _open(self) -> Turn:
+    def _open(self) -> Instruction:
         return self._force(Tag.BLOCK_START) if self.memento.force_start else NOTHING
 
-    def _force(self, name: str, done: int = 0) -> Turn:
+    def _force(self, name: str, done: int = 0) -> Instruction:
         """Ask for a marker, of which so many tokens are there."""
         self._forcing, self._done = name, 0
         self._pending = getattr(self.memento.markers, name)[done:]
-        return Turn(force=self._pending)
+        return Instruction(force=self._pending)
 
-    def _cap(self) -> Turn:
+    def _cap(self) -> Instruction:
         """Close what is too long; where its end has begun already, only the rest of it is asked for."""
         if self.where is Where.BLOCK:
             name, most = Tag.BLOCK_END, self.memento.max_block_tokens
@@ -245,7 +245,7 @@ class Reader(Grammar):
         done = next((count for count in range(room, 0, -1) if tuple(self.tokens[-count:]) == mark[:count]), 0)
         return self._force(name, done)
 
-    def _drop(self, keep: int) -> Turn:
+    def _drop(self, keep: int) -> Instruction:
         """What leaves where so many blocks stay whole."""
         if keep == OFF or len(self._whole) <= keep:
             return NOTHING
@@ -258,10 +258,10 @@ class Reader(Grammar):
         ]
         if not ranges:
             return NOTHING
-        self.drops += [Drop(len(self.tokens), start, stop) for start, stop in ranges]
+        self.drops += [DroppedRange(len(self.tokens), start, stop) for start, stop in ranges]
         if not self.memento.restart_mode:
-            return Turn(evict=tuple((self._offset + start, self._offset + stop) for start, stop in ranges))
-        return Turn(restart=tuple(self.left))
+            return Instruction(evict=tuple((self._offset + start, self._offset + stop) for start, stop in ranges))
+        return Instruction(restart=tuple(self.left))
 
     @property
     def left(self) -> list[int]:

@@ -21,7 +21,7 @@ from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policies.text.lines import merge
 from kilburn.policy import Cause, View
-from kilburn.wire.mementos import Block, parse
+from kilburn.wire.mementos import ThoughtBlock, parse
 from kilburn.wire.quotation import quoted
 
 __all__ = ["Memento"]
@@ -73,7 +73,7 @@ class Memento:
         if self.keep_last_n_blocks < 0:
             return []
         moves: list[Move] = []
-        if view.cause is not Cause.FAULT:
+        if view.cause is not Cause.ADVICE:
             moves += yield from self._tagged(view)
             if self.pairs:
                 moves += yield from self._pairs(view)
@@ -106,7 +106,7 @@ class Memento:
             yield Note(figures={"blocks": left, "block_tokens": freed})
         return moves[::-1]
 
-    def _fold(self, view: View, page: Page, text: str, old: Sequence[Block]) -> tuple[Fold | None, int]:
+    def _fold(self, view: View, page: Page, text: str, old: Sequence[ThoughtBlock]) -> tuple[Fold | None, int]:
         """The page without the contents of these blocks, and the tokens of them that leave now."""
         shown: tuple[Span, ...] = page.spans if page.kind is Kind.EXCERPT else ((0, len(text)),)
         gaps = [block.content for block in old] if self.delimiters else [gap for block in old for gap in _around(block)]
@@ -187,7 +187,7 @@ def _fresh(view: View) -> tuple[int, list[str]]:
     return found, faults
 
 
-def _pages_with_blocks(view: View, pages: Sequence[Page], enough: int) -> Iterator[tuple[Page, str, tuple[Block, ...]]]:
+def _pages_with_blocks(view: View, pages: Sequence[Page], enough: int) -> Iterator[tuple[Page, str, tuple[ThoughtBlock, ...]]]:
     """Resident pages with well-formed blocks, the newest first, until so many blocks were met.
 
     Older ones were dealt with when they were new.
@@ -228,7 +228,7 @@ def _is_last_word(view: View) -> bool:
     return False
 
 
-def _around(block: Block) -> tuple[Span, Span]:
+def _around(block: ThoughtBlock) -> tuple[Span, Span]:
     """All of a block but its memento's text: its tags and its content."""
     return (block.start, block.memento[0]), (block.memento[1], block.end)
 

@@ -23,12 +23,12 @@ __all__ = [
     "SUMMARY_END",
     "SUMMARY_START",
     "TAGS",
-    "Block",
     "Blocks",
     "Fault",
     "Grammar",
     "Parser",
     "Tag",
+    "ThoughtBlock",
     "Where",
     "parse",
 ]
@@ -63,7 +63,7 @@ class Where(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ThoughtBlock:
     """A block whose memento is complete.
 
     Args:
@@ -91,7 +91,7 @@ class Fault(NamedTuple):
 class Blocks:
     """What a whole text holds: its blocks in order, and its faults. With any fault, nothing of it is to be folded."""
 
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[ThoughtBlock, ...] = ()
     faults: tuple[Fault, ...] = ()
 
 
@@ -123,7 +123,7 @@ class Grammar:
 
     def __init__(self) -> None:
         self.where = Where.OUTSIDE
-        self.blocks: list[Block] = []
+        self.blocks: list[ThoughtBlock] = []
         self.faults: list[Fault] = []
         self.opened = 0
         self._start = 0
@@ -141,7 +141,7 @@ class Grammar:
         elif tag is Tag.BLOCK_END:
             self._content, self._forced_end = (self.opened, start), forced
         elif tag is Tag.SUMMARY_END:
-            self.blocks.append(Block(self._content, (self.opened, start), self._start, stop, self._forced_end, forced))
+            self.blocks.append(ThoughtBlock(self._content, (self.opened, start), self._start, stop, self._forced_end, forced))
         self.where, self.opened = after, stop
         return True
 
