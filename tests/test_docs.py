@@ -17,6 +17,7 @@ Other languages are for reading. `sh` may not call `kilburn`: that is what `cons
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
 import shlex
@@ -25,12 +26,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kilburn.cli import main
 from kilburn.models.weights import pull
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +44,6 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 READ_ONLY = {"text", "json", "jsonl", "toml", "sql", "yaml", "sh", "output"}
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
-KILBURN = "import sys; sys.argv[0] = 'kilburn'; from kilburn.cli import main; sys.exit(main())"
 SECONDS = 120
 
 
@@ -103,11 +105,8 @@ def same(expected: str, printed: str) -> bool:
 
 def environment(home: Path) -> dict[str, str]:
     """A user who has nothing: an empty home, no network, a plain terminal."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_", "KILBURN_", "XDG_"))
-    }
     nowhere = "http://127.0.0.1:9"
-    own = {
+    return {
         "HOME": str(home),
         "PIP_NO_INDEX": "1",
         "COLUMNS": "100",
@@ -115,8 +114,24 @@ def environment(home: Path) -> dict[str, str]:
         "TERM": "dumb",
         "PYTHONUTF8": "1",
         "PYTHONWARNINGS": "error",
+        "HTTP_PROXY": nowhere,
+        "HTTPS_PROXY": nowhere,
+        "http_proxy": nowhere,
+        "https_proxy": nowhere,
     }
-    return inherited | own | {"HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "http_proxy": nowhere, "https_proxy": nowhere}
+
+
+@pytest.fixture
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be a user who has nothing, in a folder that is empty but for a home."""
+    for name in list(os.environ):
+        if name.startswith(("OPENAI_", "ANTHROPIC_", "KILBURN_", "XDG_")):
+            monkeypatch.delenv(name)
+    for name, value in environment(tmp_path / ".home").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".home").mkdir()
+    return tmp_path
 
 
 def commands_of(block: Block) -> Iterator[tuple[str, int, str]]:
@@ -135,24 +150,25 @@ def commands_of(block: Block) -> Iterator[tuple[str, int, str]]:
         yield command, status, expected
 
 
-def run_console(block: Block, where: str, folder: Path) -> None:
+def run_command(words: list[str]) -> tuple[int, str]:
+    """Run `kilburn` in this process, or `cat`; the exit status, and all that was printed."""
+    if words[0] == "cat":
+        return 0, "".join(Path(name).read_text(encoding="utf-8") for name in words[1:])
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+    with redirect_stdout(printed), redirect_stderr(printed):
+        status = main(words[1:])
+    printed.seek(0)
+    return status, printed.read()
+
+
+def run_console(block: Block, where: str) -> None:
     for command, status, expected in commands_of(block):
         words = shlex.split(command)
         assert words[0] in ("kilburn", "cat"), f"{where}: only kilburn and cat run here, not {words[0]}"
-        program = [sys.executable, "-c", KILBURN] if words[0] == "kilburn" else ["cat"]
-        done = subprocess.run(
-            [*program, *words[1:]],
-            cwd=folder,
-            env=environment(folder / ".home"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            timeout=SECONDS,
-        )
-        assert done.returncode == status, f"{where}: `{command}` exits {done.returncode}, not {status}\n{done.stdout}"
+        ended, printed = run_command(words)
+        assert ended == status, f"{where}: `{command}` exits {ended}, not {status}\n{printed}"
         if expected.strip():
-            assert same(expected, done.stdout), f"{where}: `{command}` prints\n{done.stdout}\nand not\n{expected}"
+            assert same(expected, printed), f"{where}: `{command}` prints\n{printed}\nand not\n{expected}"
 
 
 def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
@@ -170,15 +186,12 @@ def weights() -> Path:
 def test_blocks_run(
     page: Path,
     weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    nobody: Path,
     capsys: pytest.CaptureFixture[str],
     offline: None,
 ) -> None:
     blocks = [block for block in blocks_of(page) if not block.skipped]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / ".home"))
-    models = tmp_path / ".home" / ".cache" / "kilburn" / "models"
+    models = nobody / ".home" / ".cache" / "kilburn" / "models"
     models.parent.mkdir(parents=True)
     models.symlink_to(weights)
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -186,14 +199,14 @@ def test_blocks_run(
     for block in blocks:
         where = f"{name_of(page)}:{block.line}"
         if block.file:
-            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+            (nobody / block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             run_python(block, page, names)
             printed = capsys.readouterr().out
         elif block.language == "output":
             assert same(block.text, printed), f"{where}: the code above prints\n{printed}\nand not\n{block.text}"
         elif block.language == "console":
-            run_console(block, where, tmp_path)
+            run_console(block, where)
     for value in names.values():
         if hasattr(value, "close") and type(value).__module__.startswith("kilburn"):
             value.close()
@@ -250,12 +263,10 @@ def promised_by(program: Path) -> str:
 
 
 @pytest.mark.parametrize("program", EXAMPLES, ids=name_of)
-def test_examples_run(program: Path, tmp_path: Path) -> None:
-    (tmp_path / ".home").mkdir()
+def test_examples_run(program: Path, nobody: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(program)],
-        cwd=tmp_path,
-        env=environment(tmp_path / ".home"),
+        cwd=nobody,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
