@@ -44,7 +44,7 @@ def measure(steps: list[Step], head: str, policy: str, marks: list[int]) -> list
             times.append(time.perf_counter() - start)
             process.append({"role": "user", "content": step.observation})
             if turn in marks:
-                tier = process.kernel.tier
+                tier = process.window
                 raw, shown = tier.seen, process.render().tokens
                 folds = [page for page in tier.resident() if page.depth]
                 rows.append(

@@ -60,7 +60,7 @@ def measure(pages: int, policies: Sequence[str], repeat: int) -> list[Row]:
     with open_store(":memory:", ROOM, "fifo", "chars/4") as store:
         process, source = store.process("s"), turns(SIZE)
         fill(process, source, pages, batch=500)
-        tier = process.kernel.tier
+        tier = process.window
         base = quantile([_adding(tier) for _ in range(repeat)], 0.5)
         rows.append({"policy": "(adding up tokens)", "pages": pages, "acts p50 ms": base * 1e3, "x": 1.0})
         for spec in policies:
@@ -85,11 +85,11 @@ def _row(spec: str, policy: Policy, process: Process, source: Iterator[Turn], re
     moves = 0
     for _ in range(repeat + 1):
         process.kernel.budget = Budget(ROOM)
-        before = process.kernel.tier.last
+        before = process.window.last
         process.append(*next(source))
-        came = tuple(range(before + 1, process.kernel.tier.last + 1))
+        came = tuple(range(before + 1, process.window.last + 1))
         rests.append(timed(policy, process, Cause.ADMIT, came)[0])
-        process.kernel.budget = Budget(process.kernel.use - 100)  # from here on the window is over its capacity
+        process.kernel.budget = Budget(process.use - 100)  # from here on the window is over its capacity
         seconds, moves = timed(policy, process, Cause.ADMIT, came)
         acts.append(seconds)
     return {
@@ -128,7 +128,7 @@ def live(pages: int, policies: Sequence[str]) -> list[Row]:
     with open_store(":memory:", ROOM, "fifo", "chars/4") as store:
         process = store.process("s")
         fill(process, turns(SIZE), pages, batch=500)
-        window = process.kernel.use
+        window = process.use
     return [_session(spec, window, 2 * pages) for spec in policies]
 
 
@@ -137,7 +137,7 @@ def _session(spec: str, window: int, most: int) -> Row:
     with open_store(":memory:", window, policy, "chars/4") as store:
         process, source = store.process("s"), turns(SIZE)
         fill(process, source, 2)
-        while process.kernel.tier.last < most and sum(moved for *_, moved in policy.plans) < 2:
+        while process.window.last < most and sum(moved for *_, moved in policy.plans) < 2:
             process.append(*next(source))
     acts = [(seconds, seen) for seconds, seen, moved in policy.plans if moved]
     rests = [seconds for seconds, _, moved in policy.plans if not moved]

@@ -61,7 +61,7 @@ def followed(engine: Engine, runs: list[Run], window: int, policy: object, how: 
                 edits += made.how == "edit"
                 anew += made.how == "prefill"
                 peak = max(peak, made.cached)
-            seen += process.kernel.tier.seen
+            seen += process.window.seen
             prefilled += residence.prefilled
             residence.close()
     return {**total, "seen": seen, "prefilled": prefilled, "edits": edits, "anew": anew, "peak cached": peak, "s": seconds}

@@ -5,8 +5,9 @@ network:
 
 - SmolLM2's weights are there, as after `kilburn models pull smollm2`.
 - `python` runs; an `output` block after it is what it prints.
-- `console` runs its lines that start with `$ `; what stands below a command is what it prints, and
-  nothing there asks only for success. `# exits 2` behind a command states another exit status.
+- `console` runs its lines that start with `$ ` and call `kilburn`, `cat` or `python recipes/NAME.py`; what
+  stands below a command is what it prints, and nothing there asks only for success. `# exits 2` behind a
+  command states another exit status.
 - A block whose fence says `file=NAME` is written to that file.
 - `...` in expected output stands for anything, also for several lines where it stands alone.
 - `no-run: REASON` on a fence leaves a block out, and the reason must be a sentence that says why.
@@ -161,11 +162,26 @@ def run_command(words: list[str]) -> tuple[int, str]:
     return status, printed.read()
 
 
+def run_program(words: list[str]) -> tuple[int, str]:
+    """Run a recipe as a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / words[0]), *words[1:]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=SECONDS,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
 def run_console(block: Block, where: str) -> None:
     for command, status, expected in commands_of(block):
         words = shlex.split(command)
-        assert words[0] in ("kilburn", "cat"), f"{where}: only kilburn and cat run here, not {words[0]}"
-        ended, printed = run_command(words)
+        recipe = words[0] == "python" and words[1].startswith("recipes/")
+        assert recipe or words[0] in ("kilburn", "cat"), f"{where}: only kilburn, cat and recipes run here, not {words[0]}"
+        ended, printed = run_program(words[1:]) if recipe else run_command(words)
         assert ended == status, f"{where}: `{command}` exits {ended}, not {status}\n{printed}"
         if expected.strip():
             assert same(expected, printed), f"{where}: `{command}` prints\n{printed}\nand not\n{expected}"

@@ -53,7 +53,7 @@ def test_the_second_one_replaces_the_first() -> None:
     model = Scripted(["Second. " + GOOD])
     assert compact(process, model).outcome == "done"
     assert GOOD not in str(model.requests[0].messages)
-    assert [page.kind for page in process.kernel.tier.resident()].count(Kind.FOLD) == 1
+    assert [page.kind for page in process.window.resident()].count(Kind.FOLD) == 1
 
 
 @pytest.mark.parametrize(("said", "outcome"), [("", "empty"), (Unavailable("gone"), "failed"), (ZeroDivisionError(), "failed")])
@@ -100,7 +100,7 @@ def test_turns_that_come_meanwhile_stay_and_two_at_once_leave_one_summary() -> N
     assert first[0] in ("done", "no progress", "illegal")
     said = str(process.render())
     assert "meanwhile two" in said
-    assert [page.kind for page in process.kernel.tier.resident()].count(Kind.FOLD) == 1
+    assert [page.kind for page in process.window.resident()].count(Kind.FOLD) == 1
     check_laws(process)
 
 

@@ -205,7 +205,7 @@ def test_limits(limits: Limits, finish: str, steps: int | None) -> None:
         assert outcome.seconds >= 10.0
     if finish == "money":
         assert outcome.money == pytest.approx(steps * (60 * 1.0 + 40 * 0.1 + 10 * 10.0) / 1e6 if steps else 0)
-    assert not process.kernel.tier.waiting(), "no call is left without its result"
+    assert not process.window.waiting(), "no call is left without its result"
     check_laws(process)
 
 
@@ -259,7 +259,7 @@ def test_an_overlong_short_prompt() -> None:
     process = opened()
     model = Scripted([Overlong("too long"), "ok"])
     assert Agent(model, [], process, memory=False).run("hi").text == "ok"
-    assert process.kernel.budget.capacity >= 1
+    assert process.budget.capacity >= 1
 
 
 def test_a_window_too_small_for_the_tools_says_so() -> None:
@@ -267,7 +267,7 @@ def test_a_window_too_small_for_the_tools_says_so() -> None:
     with pytest.raises(kilburn.errors.InvalidBudget) as caught:
         Agent(Scripted([]), [double], process)
     assert "overhead" in str(caught.value)
-    assert process.kernel.budget.window == 200
+    assert process.budget.window == 200
 
 
 def test_the_models_failure_leaves_what_came_before() -> None:
@@ -469,7 +469,7 @@ def test_a_long_run_never_overflows() -> None:
     model = Scripted([*script, "done"])
     outcome = Agent(model, [read], process, limits=Limits(steps=100), system="rules").run("the task")
     assert outcome.finish == "stop"
-    overhead = process.kernel.budget.overhead
+    overhead = process.budget.overhead
     for request in model.requests:
         validate_chat(request.messages)
         assert sum(len(str(message.get("content") or "")) // 4 for message in request.messages) + overhead <= 3000
@@ -493,7 +493,7 @@ def test_no_usage_switches_a_limit_off(limit: str, lie: Any) -> None:
     outcome = Agent(model, [double], process, limits=limits[limit]).run("go")
     assert outcome.finish == limit
     assert 5 <= outcome.steps <= 15, "each call is charged what its prompt of some 3,000 tokens is counted as"
-    assert not process.kernel.tier.waiting()
+    assert not process.window.waiting()
     check_laws(process)
 
 
@@ -514,6 +514,6 @@ def test_a_reply_without_usage_is_charged_whole() -> None:
     model = Scripted([calls(("c1", "double", {"number": 4}), text="let me see"), "it is 8"])
     process = opened()
     outcome = Agent(model, [double], process, limits=Limits(prices=Prices(input=1.0, output=1e6))).run("twice four?")
-    spoken = sum(process.kernel.counter.count(text) for text in ("let me see", '{"number": 4}', "it is 8"))
+    spoken = sum(process.counter.count(text) for text in ("let me see", '{"number": 4}', "it is 8"))
     assert outcome.money == pytest.approx(spoken, abs=0.01)
-    assert outcome.tokens > 2 * process.kernel.budget.overhead, "the tools' schemas are part of every prompt"
+    assert outcome.tokens > 2 * process.budget.overhead, "the tools' schemas are part of every prompt"

@@ -185,7 +185,7 @@ def test_a_reply_that_ignores_its_cap_is_cut_and_its_stream_closed() -> None:
     process, model = process_of(), Endless()
     outcome = MementoLoop(model, process, limits=Limits(reply=200)).run("Go.")
     assert outcome.finish == "length"
-    assert process.kernel.counter.count(spoken(process)[0]) <= 200
+    assert process.counter.count(spoken(process)[0]) <= 200
     assert model.closed == 1
 
 

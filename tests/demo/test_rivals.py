@@ -20,7 +20,7 @@ def transcript(root: Path) -> tuple[list[Said], dict[str, int], kilburn.Hierarch
     process = store.process("s")
     workshop = Workshop(root)
     Agent(Explorer(errands=False), workshop.tools(), process, limits=Limits(steps=None, reply=0)).run(TASK)
-    said = [(page, process.kernel.text(page.id)) for page, _ in process.pages() if page.id > 0]
+    said = [(page, process.text(page.id)) for page, _ in process.pages() if page.id > 0]
     return said, workshop.covered, store
 
 

@@ -48,7 +48,7 @@ def valid(process: Process) -> str:
     prompt = process.render()
     validate_chat(prompt)
     validate_messages(list(process.render("messages")))
-    assert prompt.tokens <= process.kernel.capacity
+    assert prompt.tokens <= process.capacity
     return json.dumps(prompt)
 
 
@@ -176,6 +176,6 @@ def test_abandoned_calls_in_one_summary_cost_nothing_more() -> None:
     abandon(process, 30)
     process.apply(Fold(tuple(range(2, 50)), text="all of it"))
     prompt = process.render()
-    assert len(process.kernel.tier.waiting()) == 30 - 24
-    assert prompt.tokens == process.kernel.use
+    assert len(process.window.waiting()) == 30 - 24
+    assert prompt.tokens == process.use
     check_laws(process)

@@ -97,7 +97,7 @@ def test_exactly_the_snapshot_is_swapped_whatever_came_meanwhile() -> None:
         process.append(given[7])
         fold = process.pages()[-1][0]
         assert fold.sources == (2, 3, 4)
-        assert [page.id for page in process.kernel.tier.resident()] == [1, -1, 5, 6, 7, 8]
+        assert [page.id for page in process.window.resident()] == [1, -1, 5, 6, 7, 8]
         check_laws(process, given)
         assert policy.started == ["started"]
         assert [receipt.outcome for receipt in process.receipts()] == ["started", "done"]
@@ -190,7 +190,7 @@ def test_a_question_of_a_batch_that_failed_was_never_asked() -> None:
         process.append(user("go on"))
         settled(process)
         process.append(user("go on"))
-        assert all(page in process.kernel.tier.pages for deferred in policy.seen for page in deferred.pages)
+        assert all(page in process.window.pages for deferred in policy.seen for page in deferred.pages)
 
 
 def test_a_mistake_in_the_question_is_a_failed_answer() -> None:

@@ -65,7 +65,7 @@ def run(process: Process, turns: int = 40) -> list[dict[str, Any]]:
         given.append(user(f"go on with step {number}"))
     for message in given:
         process.append(message)
-        assert process.render().tokens <= process.kernel.capacity
+        assert process.render().tokens <= process.capacity
     return given
 
 

@@ -48,8 +48,8 @@ def stream(path: str, policy: str, vfs: FaultVFS, operation: int, messages: list
 def check_what_is_known(store: Hierarchy, acknowledged: list[dict[str, Any]]) -> None:
     """After an error the process in memory is what it was before."""
     process = store.process("s")
-    assert process.kernel.tier.turn == len(acknowledged)
-    assert process.kernel.use <= process.kernel.capacity
+    assert process.window.turn == len(acknowledged)
+    assert process.use <= process.capacity
 
 
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_canaries_in_every_corner(place: str, tmp_path: Path) -> None:
         process.append(user("more"))
         process.apply(Evict((2, 3)))
         process.render()
-        last = process.kernel.tier.last - 1
+        last = process.window.last - 1
         process.forget(f"p2-p{last}")
         assert canary not in everything_shown(process)
         check_laws(process)
@@ -164,13 +164,13 @@ def test_tenants_never_see_each_other(tmp_path: Path) -> None:
         seen = repr(store.processes()) + repr(store.search("shared words common " + " ".join(others), tokens=10**6, limit=1000))
         for info in store.processes():
             process = store.process(info.name)
-            seen += "".join(process.recall(f"p1-p{process.kernel.tier.last}").parts) if process.kernel.tier.last else ""
+            seen += "".join(process.recall(f"p1-p{process.window.last}").parts) if process.window.last else ""
             seen += json.dumps(process.messages()) + repr(list(process.events()))
         assert not [canary for canary in others if canary in seen]
         assert canaries[tenant] in seen or not store.processes()
     forgetful = opened["alice"].process("session")
-    if forgetful.kernel.tier.last:
-        forgetful.forget(f"p1-p{forgetful.kernel.tier.last}")
+    if forgetful.window.last:
+        forgetful.forget(f"p1-p{forgetful.window.last}")
     assert opened["bob"].search("shared", tokens=10**6)
     for store in opened.values():
         store.close()

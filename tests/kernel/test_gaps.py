@@ -85,10 +85,10 @@ def test_pages_of_a_summary_that_left_join_their_neighbours() -> None:
 def test_a_batch_that_fails_puts_the_gaps_back() -> None:
     process = filled(100, 900)
     process.forget("p10")
-    before = list(process.kernel.tier.gaps)
+    before = list(process.window.gaps)
     with pytest.raises(kilburn.errors.KilburnError):
         process.apply(Load((5,)), Retire((20,)), Load((31,)), Evict((31,)), Load((20,)))
-    assert list(process.kernel.tier.gaps) == before
+    assert list(process.window.gaps) == before
     check_laws(process)
 
 
@@ -105,7 +105,7 @@ def test_gaps_are_the_same_when_reopened() -> None:
     first.apply(Load((6,)), Load((60,)))
     first.stats()
     again = process()
-    assert list(again.kernel.tier.gaps) == list(first.kernel.tier.gaps)
+    assert list(again.window.gaps) == list(first.window.gaps)
     assert again.render() == first.render()
     check_laws(again)
 

@@ -25,7 +25,7 @@ def opened(window: int = 1000, policy: str = "fifo") -> Process:
 
 
 def cost(process: Process, *texts: str) -> int:
-    counter = process.kernel.counter
+    counter = process.counter
     return sum(counter.count(text) + counter.envelope for text in texts)
 
 
@@ -53,7 +53,7 @@ def test_an_append_only_run_re_prefills_nothing() -> None:
     assert stats.tokens_shipped == shipped
     assert stats.prompts == 21
     assert stats.turns == stats.pages == 22
-    assert stats.tokens_seen == stats.tokens_in_window == stats.peak == process.kernel.use
+    assert stats.tokens_seen == stats.tokens_in_window == stats.peak == process.use
     assert stats.utilisation == pytest.approx(shipped / 21 / 10_000)
     assert (stats.evictions, stats.folds, stats.overflow) == (0, 0, 0)
 
@@ -155,10 +155,10 @@ def test_usage_shrinks_a_window_that_was_counted_too_low() -> None:
         for number in range(30):
             process.append(user(f"{number} " + "word " * 60))
         prompt = process.render()
-        before = process.kernel.capacity
+        before = process.capacity
         process.observe(Tokens(prompt=prompt.tokens * 2), prompt.tokens)
-        assert process.kernel.capacity <= before // 2
-        assert process.render().tokens <= process.kernel.capacity
+        assert process.capacity <= before // 2
+        assert process.render().tokens <= process.capacity
         assert process.stats().tokens_reported == prompt.tokens * 2
 
 

@@ -51,7 +51,7 @@ def test_a_late_result_leaves_an_open_loop_its_thinking(policy: str, window: int
     process.append(result("b", "late " + words(window * late)))
     assert last_said(process) == loop
     assert "LATEST please" in json.dumps(process.render("messages"))
-    assert process.recall(f"p{process.kernel.tier.last}").startswith("late")
+    assert process.recall(f"p{process.window.last}").startswith("late")
     check_laws(process)
 
 
@@ -68,7 +68,7 @@ def test_thinking_leaves_an_open_loop_only_where_nothing_else_makes_room(window:
             prompt = process.render("messages")
             if not any(block["type"] == "thinking" for block in last_said(process)):
                 free = window - prompt.tokens
-                assert process.kernel.tier.cost(4) > free, (size, call, free)
+                assert process.window.cost(4) > free, (size, call, free)
             check_laws(process)
 
 
@@ -79,9 +79,9 @@ def test_a_blank_message_is_no_request(blank: Any) -> None:
     for _ in range(6):
         process.append(assistant(words(300)))
         assert "KX-771" in json.dumps(process.render())
-    assert process.kernel.tier.request == (3,)
+    assert process.window.request == (3,)
     process.append(user(" " * 2000 + "And the English ones?"))
-    assert process.kernel.tier.request == (process.kernel.tier.last,)
+    assert process.window.request == (process.window.last,)
     check_laws(process)
 
 

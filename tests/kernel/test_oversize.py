@@ -44,7 +44,7 @@ def test_head_and_tail_stay(role: str, lines: int) -> None:
     assert weight(list(prompt)) <= 1000
     assert "line 0 of" in shown
     assert f"line {lines - 1} of" in shown
-    address = f"p{process.kernel.tier.last}"
+    address = f"p{process.window.last}"
     assert f"[{address}" in shown, "a handle says where the whole is"
     assert process.recall(address) == text
 

@@ -37,7 +37,7 @@ def test_system_prompt_and_task_are_pinned_on_arrival(policy: str) -> None:
     prompt = process.render()
     assert prompt[0] == {"role": "system", "content": RULES}
     assert prompt[1] == {"role": "user", "content": TASK}
-    assert process.kernel.tier.pins == {1, 2}
+    assert process.window.pins == {1, 2}
     assert process.render("messages").system == RULES
     check_laws(process)
 
@@ -78,9 +78,9 @@ def test_later_system_messages_are_pinned_while_there_is_room() -> None:
     for number in range(30):
         process.append({"role": "developer", "content": f"rule {number}: " + "r" * 160}, assistant("ok"))
     shown = json.dumps(process.render())
-    pinned = process.kernel.tier.pins
+    pinned = process.window.pins
     assert {1, 2, 3} <= pinned
-    assert sum(process.kernel.tier.cost(page) for page in pinned) <= 500, "pins of themselves never take more than half"
+    assert sum(process.window.cost(page) for page in pinned) <= 500, "pins of themselves never take more than half"
     assert all(f"rule {number}:" in shown for number in range(5))
     check_laws(process)
 
@@ -101,12 +101,12 @@ def test_too_many_pins_are_refused_and_change_nothing() -> None:
     for number in range(20):
         process.append(user(f"message {number} " + "w" * 150))
     process.pin("p6-p8")
-    before = (process.render(), process.pages(), process.kernel.use)
+    before = (process.render(), process.pages(), process.use)
     with pytest.raises(PinsExceedWindow) as caught:
         process.pin("p1-p20")
     assert caught.value.law == 2
     assert "unpin" in str(caught.value)
-    assert (process.render(), process.pages(), process.kernel.use) == before
+    assert (process.render(), process.pages(), process.use) == before
     check_laws(process)
 
 
@@ -132,7 +132,7 @@ def test_a_window_smaller_than_the_pins(tmp_path: Path) -> None:
         process = store.process("a")
         with pytest.raises(PinsExceedWindow):
             process.resize(Budget(300))
-        assert process.kernel.budget == Budget(1000)
+        assert process.budget == Budget(1000)
         assert process.render()[0]["content"] == "s" * 2000
         check_laws(process)
 
@@ -158,5 +158,5 @@ def test_forgetting_a_pin_lets_go_of_it() -> None:
     process.append(user(TASK), assistant("secret"))
     process.pin("p2")
     assert process.forget("p2") == ["p2"]
-    assert process.kernel.tier.pins == {1}
+    assert process.window.pins == {1}
     assert "secret" not in json.dumps(process.render())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_same_state_same_bytes(policy: str, form: str, tmp_path: Path) -> None:
     with kilburn.open(str(path), window=1500, policy=policy, tokenizer="chars/4") as store:
         process = store.process("a")
         assert (json.dumps(process.render()), json.dumps(process.render("messages"))) == before
-        assert process.kernel.tier.marks[2] == 0.5
+        assert process.window.marks[2] == 0.5
         check_laws(process)
         process.append(user("go on"))
         assert process.render()[-1] == user("go on")
@@ -225,7 +226,7 @@ def test_a_full_store_leaves_every_operation_undone() -> None:
     for number in range(20):
         process.append(assistant(f"{number} " + "w" * 100))
     process.stats()
-    before = (process.render(), process.pages(), process.kernel.use)
+    before = (process.render(), process.pages(), process.use)
     store.full = True
     for verb in (
         lambda: process.append(user("x" * 3000)),
@@ -238,8 +239,8 @@ def test_a_full_store_leaves_every_operation_undone() -> None:
     ):
         with pytest.raises(StoreFull):
             verb()
-        assert (process.render(), process.pages(), process.kernel.use) == before
-        assert process.kernel.budget == Budget(400)
+        assert (process.render(), process.pages(), process.use) == before
+        assert process.budget == Budget(400)
     said = syscall.call(process, "pin", '{"address": "p2"}')
     assert said.text.startswith("error: store:")
     store.full = False
@@ -267,3 +268,38 @@ except kilburn.errors.StoreError as error: print(type(error).__name__, error)
         pytest.skip("another user cannot run this Python here")
     assert done.stdout.split()[:2] in (["StoreReadOnly", "store:"], ["StoreError", "store:"]), done.stderr
     assert issubclass(StoreReadOnly, kilburn.KilburnError)
+
+
+def _work_of_reopening(path: Path, messages: int) -> tuple[int, int]:
+    """Reopen a session of so many messages in a window of a tenth: calls of Python functions of the kernel and the
+    policies, and how often the whole window was read."""
+    with kilburn.open(str(path), window=10**7, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(*((user if number % 2 else assistant)(f"{number} " + "w" * 100) for number in range(messages)))
+        window = process.use // 10
+    calls, readings = 0, 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls, readings
+        if event == "call" and "/kernel/" in frame.f_code.co_filename:
+            calls += 1
+            readings += frame.f_code.co_name == "resident"
+
+    with kilburn.open(str(path), window=window, policy="fifo", tokenizer="chars/4") as store:
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            process = store.process("a")
+        finally:
+            sys.setprofile(before)
+        assert 0 < process.use <= window
+        assert process.stats().evictions > messages * 8 // 10
+        check_laws(process)
+    return calls, readings
+
+
+def test_reopening_in_a_smaller_window_takes_work_in_proportion(tmp_path: Path) -> None:
+    calls, readings = _work_of_reopening(tmp_path / "a.db", 200)
+    more, again = _work_of_reopening(tmp_path / "b.db", 800)
+    assert more < 4.4 * calls
+    assert again == readings, "the whole window was read again for more pages"

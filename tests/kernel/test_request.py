@@ -40,7 +40,7 @@ def step(process: Process, number: int, size: int) -> str:
 
 def shown(process: Process) -> str:
     prompt = process.render()
-    assert prompt.tokens <= process.kernel.capacity
+    assert prompt.tokens <= process.capacity
     return "\n".join(str(part) for message in prompt for part in _texts(message.get("content")))
 
 
@@ -75,7 +75,7 @@ def test_of_a_long_request_head_and_tail_and_handle_are_in_every_prompt(policy: 
         assert "Head of the order." in prompt
         assert "End of the order." in prompt
     # A quarter where the window was full since; a policy that acts before it is full leaves more of it.
-    assert sum(map(process.kernel.tier.cost, process.kernel.tier.held())) <= window // 2
+    assert sum(map(process.window.cost, process.window.held())) <= window // 2
     assert process.recall("p3") == long
     check_laws(process)
 
@@ -144,7 +144,7 @@ def test_results_and_pictures_are_no_request() -> None:
         )
         assert SECOND in shown(process)
     process.append(user([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}]))
-    assert process.kernel.tier.request == (3,)
+    assert process.window.request == (3,)
     validate_messages(list(process.render("messages")))
     check_laws(process)
 
@@ -157,7 +157,7 @@ def test_of_text_and_picture_the_text_stays() -> None:
         prompt = step(process, number, 37)
         assert SECOND in prompt
         assert "(see above)" in prompt
-    assert process.kernel.tier.request == (2, 4)
+    assert process.window.request == (2, 4)
     check_laws(process)
 
 
@@ -188,10 +188,10 @@ def test_it_yields_before_a_pin_does_and_comes_back() -> None:
     process.append(assistant("b " * 900))
     process.pin("p4")
     process.pin("p1")
-    assert process.kernel.use <= 1000
+    assert process.use <= 1000
     process.append(assistant("more"))
     assert "p4" not in [line["content"] for line in process.render()]
-    process.pin("p2") if process.kernel.tier.cost(2) + 500 < 900 else None
+    process.pin("p2") if process.window.cost(2) + 500 < 900 else None
     process.unpin("p4")
     process.append(assistant("and more"))
     assert SECOND[:40] in shown(process)
@@ -202,9 +202,9 @@ def test_pins_may_take_all_but_a_handle() -> None:
     process = opened(400)
     process.append(user("t"), assistant("x" * 1240), user(SECOND * 3), assistant("well"))
     process.pin("p2")
-    assert process.kernel.use <= 400
+    assert process.use <= 400
     process.append(assistant("next"), user("u" * 300))
-    assert process.kernel.use <= 400
+    assert process.use <= 400
     process.unpin("p2")
     process.append(assistant("then"))
     assert process.render().tokens <= 400
@@ -250,20 +250,20 @@ def test_in_a_smaller_window_head_and_tail_are_left(tmp_path: Path) -> None:
     with kilburn.open(path, window=8000, policy="fifo", tokenizer="chars/4") as store:
         process = store.process("a")
         process.append(user(FIRST), assistant("ok"), user(order), assistant("well"))
-        assert process.kernel.tier.held() == [3]
+        assert process.window.held() == [3]
         process.resize(Budget(2000))
         assert "Head of it." in shown(process)
         assert "End of it." in shown(process)
         process.append(*(assistant("on and on " * 60) for _ in range(9)))
         assert "End of it." in shown(process)
-        assert process.kernel.tier.cost(process.kernel.tier.held()[0]) <= 500
+        assert process.window.cost(process.window.held()[0]) <= 500
         process.resize(Budget(8000))
         process.apply(Load((3,)))
         check_laws(process)
     with kilburn.open(path, window=1200, policy="fifo", tokenizer="chars/4") as store:
         process = store.process("a")
         assert "Head of it." in shown(process)
-        assert process.kernel.tier.cost(process.kernel.tier.held()[0]) <= 300
+        assert process.window.cost(process.window.held()[0]) <= 300
         check_laws(process)
 
 

@@ -26,7 +26,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.model import Reply, Request, Tokens
 from kilburn.move import Evict, Fold, Load
-from kilburn.policy import Policy, View
+from kilburn.policy import Cause, Policy, View
 from kilburn.store import Batch
 from kilburn.testing import Memory, Scripted, check_laws
 
@@ -128,9 +128,9 @@ def test_a_cancelled_append_admitted_nothing_and_can_be_tried_again(tmp_path: Pa
     with opened(path, Asks(4), model) as store:
         process = store.process("a")
         given = fill(process)
-        before = (process.render(), process.pages(), process.kernel.tier.use)
+        before = (process.render(), process.pages(), process.window.use)
         asyncio.run(drive(process, model, gate))
-        assert (process.render(), process.pages(), process.kernel.tier.use) == before
+        assert (process.render(), process.pages(), process.window.use) == before
         assert process.messages() == given
         process.append(words(6))
         assert process.messages() == [*given, words(6)]
@@ -266,11 +266,11 @@ def test_a_resize_shows_its_budget_only_when_it_is_done() -> None:
         worker = threading.Thread(target=process.resize, args=(Budget(400),))
         worker.start()
         assert gate.asked.wait(GUARD)
-        assert process.kernel.capacity == WINDOW
-        assert process.render().tokens <= process.kernel.capacity
+        assert process.capacity == WINDOW
+        assert process.render().tokens <= process.capacity
         gate.go_on.set()
         worker.join(GUARD)
-        assert process.kernel.capacity == 400
+        assert process.capacity == 400
         assert process.render().tokens <= 400
 
 
@@ -522,10 +522,10 @@ def test_a_wrong_report_changes_nothing(tmp_path: Path, prompt: Any) -> None:
         given = fill(process, 9)
         counted = process.render().tokens
         assert counted >= 256
-        capacity = process.kernel.capacity
+        capacity = process.capacity
         process.observe(Tokens(prompt=prompt), counted)
         process.observe(Tokens(prompt=2 * counted, cached=prompt), counted)
-        assert process.kernel.capacity == capacity or prompt in (10_000_000, 3_000_000)
+        assert process.capacity == capacity or prompt in (10_000_000, 3_000_000)
         process.append(words(99))
     with kilburn.open(path, window=3000, policy="fifo", tokenizer="auto") as store:
         process = store.process("a")
@@ -544,7 +544,7 @@ def test_the_largest_report_that_is_believed_leaves_the_pins_and_some_room(tmp_p
         prompt = process.render()
         process.observe(Tokens(prompt=8 * prompt.tokens), prompt.tokens)
         assert prompt.tokens < 3000
-        assert process.render().tokens <= process.kernel.capacity < 3000
+        assert process.render().tokens <= process.capacity < 3000
         process.append(words(10))
         process.pin("p3")
     with kilburn.open(path, window=3000, policy="hybrid", tokenizer="auto") as store:
@@ -561,7 +561,7 @@ def test_a_report_over_the_budget_is_settled_at_once_and_no_model_is_waited_for(
         fill(process, 10)
         prompt = process.render()
         process.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
-        assert process.kernel.use <= process.kernel.capacity < 3000
+        assert process.use <= process.capacity < 3000
         assert model.requests == []
         causes = [event.cause for event in process.events() if event.act is Act.EVICT]
         assert set(causes) == {"pressure"}
@@ -612,3 +612,35 @@ def test_a_model_whose_reply_is_none_has_failed() -> None:
         given = fill(process, 10)
         assert {event.data["outcome"] for event in process.events() if event.act is Act.ASK} == {"failed"}
         check_laws(process, given)
+
+
+class Listens:
+    """Remembers why it was asked, and about which pages; evicts what it must."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Cause, tuple[int, ...]]] = []
+
+    def plan(self, view: View) -> Sequence[Evict]:
+        self.heard.append((view.cause, view.wanted))
+        return [Evict(view.free(view.pages, view.excess))] if view.excess else []
+
+
+def test_a_policy_is_told_why_it_is_asked() -> None:
+    policy = Listens()
+    with kilburn.open(":memory:", window=3000, policy=policy, tokenizer="auto") as store:
+        process = store.process("a")
+        fill(process, 6)
+        prompt = process.render()
+        policy.heard.clear()
+        process.pin("p2-p3")
+        process.unpin("p2")
+        process.remember("p4", 0.5)
+        process.idle()
+        process.recall("p1-p3")
+        process.search("message")
+        assert policy.heard == [(Cause.ADVICE, (2, 3)), (Cause.ADVICE, (2,)), (Cause.ADVICE, (4,)), (Cause.IDLE, ())]
+        policy.heard.clear()
+        process.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
+        assert {cause for cause, _ in policy.heard} == {Cause.PRESSURE}
+        asked = {event.cause for event in process.events() if event.act in (Act.FAULT, Act.SEARCH)}
+        assert asked == {Cause.FAULT}

@@ -110,11 +110,11 @@ class Laws(RuleBasedStateMachine):
         ).process("s")
 
     def _append(self, message: dict[str, Any]) -> bool:
-        before = (dict(self.process.kernel.tier.states), self.process.kernel.use)
+        before = (dict(self.process.window.states), self.process.use)
         try:
             self.process.append(message)
         except PinsExceedWindow:
-            assert (dict(self.process.kernel.tier.states), self.process.kernel.use) == before
+            assert (dict(self.process.window.states), self.process.use) == before
             return False
         if self.appended is not None:
             self.appended.append(message)
@@ -143,26 +143,26 @@ class Laws(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 50), what=st.sampled_from(["pin", "unpin", "remember"]))
     def mark(self, index: int, what: str) -> None:
-        last = self.process.kernel.tier.last
+        last = self.process.window.last
         if last:
-            before = dict(self.process.kernel.tier.states)
+            before = dict(self.process.window.states)
             try:
                 getattr(self.process, what)(f"p{index % last + 1}")
             except (Forgotten, PinsExceedWindow, KernelError):
-                assert dict(self.process.kernel.tier.states) == before
+                assert dict(self.process.window.states) == before
 
     @rule(kind=st.integers(0, 5), index=st.integers(0, 50), size=st.integers(1, 6))
     def move(self, kind: int, index: int, size: int) -> None:
-        tier = self.process.kernel.tier
+        tier = self.process.window
         if not tier.last:
             return
         first = index % tier.last + 1
         move = _move(kind, tuple(range(first, min(tier.last, first + size - 1) + 1)))
-        before = (dict(tier.states), self.process.kernel.use, list(tier.gaps))
+        before = (dict(tier.states), self.process.use, list(tier.gaps))
         try:
             self.process.apply(move)
         except KilburnError:
-            assert (dict(tier.states), self.process.kernel.use, list(tier.gaps)) == before
+            assert (dict(tier.states), self.process.use, list(tier.gaps)) == before
 
     @rule(moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(1, 5)), max_size=3))
     def scheme(self, moves: list[tuple[int, int, int]]) -> None:
@@ -170,7 +170,7 @@ class Laws(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 50), size=st.integers(0, 10))
     def recall(self, index: int, size: int) -> None:
-        last = self.process.kernel.tier.last
+        last = self.process.window.last
         if last:
             first = index % last + 1
             try:
@@ -181,7 +181,7 @@ class Laws(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 50))
     def forget(self, index: int) -> None:
-        tier = self.process.kernel.tier
+        tier = self.process.window
         if tier.last:
             number = index % tier.last + 1
             call = tier.pages[number].call
@@ -198,17 +198,17 @@ class Laws(RuleBasedStateMachine):
 
     @rule(window=st.sampled_from([60, 150, 500, 2000]))
     def resize(self, window: int) -> None:
-        before = (dict(self.process.kernel.tier.states), self.process.kernel.use)
+        before = (dict(self.process.window.states), self.process.use)
         try:
             self.process.resize(Budget(window))
             self.window = window
         except PinsExceedWindow:
-            assert (dict(self.process.kernel.tier.states), self.process.kernel.use) == before
+            assert (dict(self.process.window.states), self.process.use) == before
 
     @rule(first=st.integers(0, 50), step=st.integers(2, 3), retire=st.booleans())
     def thin_out(self, first: int, step: int, retire: bool) -> None:
         """Pages here and there are gone: forgotten, or retired."""
-        tier = self.process.kernel.tier
+        tier = self.process.window
         calls = {tier.pages[page].answers or page for page in range(1, tier.last + 1)} & tier.open.keys()
         chosen = [
             page
@@ -224,29 +224,29 @@ class Laws(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        before = (dict(self.process.kernel.tier.states), self.process.kernel.use)
+        before = (dict(self.process.window.states), self.process.use)
         self.process.stats()
         self._open()
-        assert (dict(self.process.kernel.tier.states), self.process.kernel.use) == before
+        assert (dict(self.process.window.states), self.process.use) == before
 
     @rule(text=LONG)
     def full_disk(self, text: str) -> None:
-        tier = self.process.kernel.tier
-        before = (dict(tier.states), self.process.kernel.use, list(tier.gaps), tier.last)
+        tier = self.process.window
+        before = (dict(tier.states), self.process.use, list(tier.gaps), tier.last)
         self.store.full = True
         try:
             with pytest.raises((StoreFull, PinsExceedWindow)):
                 self.process.append({"role": "user", "content": text})
         finally:
             self.store.full = False
-        assert (dict(tier.states), self.process.kernel.use, list(tier.gaps), tier.last) == before
+        assert (dict(tier.states), self.process.use, list(tier.gaps), tier.last) == before
 
     @invariant()
     def laws(self) -> None:
         if hasattr(self, "process"):
             check_laws(self.process, self.appended)
-            for page in self.process.kernel.tier.pages:
-                if self.process.kernel.tier.at(page) == "retired":
+            for page in self.process.window.pages:
+                if self.process.window.at(page) == "retired":
                     assert all(hit.address != f"p{page}" for hit in self.process.search("line"))
 
     def teardown(self) -> None:

@@ -25,7 +25,7 @@ def opened(window: int = 2000) -> Process:
 
 def asked(process: Process, name: str, **arguments: object) -> str:
     """One call of a memory tool, appended with its result as the agent loop does; returns the result's address."""
-    call = f"m{process.kernel.tier.last}"
+    call = f"m{process.window.last}"
     process.append(assistant(None, call_of(call, name, **arguments)))
     return process.append(syscall.call(process, name, json.dumps(arguments), call).message(call))
 
@@ -152,7 +152,7 @@ def test_a_recalled_copy_keeps_the_trust_of_its_source() -> None:
     assert page.trust is Trust.TOOL
     assert page.sources == (3,)
     process.append(Message(role=kilburn.Role.USER, parts=(kilburn.Part(kind=page.kind.TEXT, text="quoting it"),), sources=(3,)))
-    assert process.recall(f"p{process.kernel.tier.last}").pages[0].trust is Trust.TOOL
+    assert process.recall(f"p{process.window.last}").pages[0].trust is Trust.TOOL
 
 
 def test_pin_and_unpin() -> None:
@@ -176,10 +176,10 @@ def test_remember_a_note_or_pages() -> None:
     process = opened(4000)
     result = asked(process, "remember", note="the build needs GCC 13", importance=0.9)
     assert "p2" in process.recall(result)
-    assert process.kernel.tier.marks == {2: 0.9}
+    assert process.window.marks == {2: 0.9}
     assert [hit.address for hit in process.search("GCC 13")] == ["p2"]
     asked(process, "remember", address="p1")
-    assert process.kernel.tier.marks[1] == 1.0
+    assert process.window.marks[1] == 1.0
     said = syscall.call(process, "remember", '{"note": "outside of any call"}')
     assert process.recall(said.text.split()[-1]) == "outside of any call"
     assert syscall.call(process, "remember", '{"address": "p1", "importance": 1.5}').text.startswith("error: ")

@@ -53,12 +53,12 @@ def test_never_over_always_valid_stable_in_front(policy: str, form: str) -> None
             assert weight(list(prompt)) <= window
             assert weight(list(hoisted)) + weight(hoisted.system) <= window
             now, done = json.dumps(prompt)[:-1], edits(process)
-            waiting = bool(process.kernel.tier.waiting())
+            waiting = bool(process.window.waiting())
             if before and done == known and not waiting:
                 assert now.startswith(before), "the prompt changed in front without an edit"
             before, known = ("" if waiting else now), done
         check_laws(process)
-        last = process.kernel.tier.last
+        last = process.window.last
         assert process.recall(f"p1-p{last}").parts == tuple(process.recall(f"p{number}") for number in range(1, last + 1))
 
 
@@ -163,7 +163,7 @@ def test_handles_name_what_is_out_and_recall_brings_it_back() -> None:
     for text in said:
         process.append(user(text))
     shown = json.dumps(process.render())
-    gaps = list(process.kernel.tier.gaps)
+    gaps = list(process.window.gaps)
     assert gaps
     for first, last, pages, tokens in gaps:
         assert f"[p{first}-p{last} out: {pages} pages, {tokens} tokens]" in shown

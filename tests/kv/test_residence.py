@@ -157,7 +157,7 @@ def test_whatever_moves_the_cache_holds_the_window(
         residence = Residence(engine, process, how=how, price=Price(edit=data.draw(st.sampled_from([0, 8, 60]))))
         for _ in range(data.draw(st.integers(2, 12), "moves")):
             inside = [page.id for page in process.view().pages]
-            outside = [page for page in range(1, process.kernel.tier.last + 1) if process.kernel.tier.at(page) == "out"]
+            outside = [page for page in range(1, process.window.last + 1) if process.window.at(page) == "out"]
             act = data.draw(st.sampled_from(["append", "append", "evict", "fold", "load", "follow", "reply"]))
             if act == "append" or not inside:
                 process.append({"role": "user", "content": data.draw(st.text("abc \n<|im_end>", min_size=1, max_size=60))})

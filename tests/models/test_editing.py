@@ -234,7 +234,7 @@ def test_on_demand_waits_for_results() -> None:
     process.append({"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]})
     with loopback() as server, open_messages(server) as model, pytest.raises(LawBroken):
         compact_at_provider(process, model)
-    assert process.kernel.tier.resident()[-1].kind is Kind.CALL
+    assert process.window.resident()[-1].kind is Kind.CALL
 
 
 def test_the_official_client_reads_the_same_stream() -> None:

@@ -51,7 +51,7 @@ def pages_of(number: int) -> set[int]:
 
 
 def folds(process: Process) -> list[Page]:
-    return [page for page in process.kernel.tier.resident() if page.depth]
+    return [page for page in process.window.resident() if page.depth]
 
 
 def items(process: Process) -> list[tuple[int, int]]:
@@ -187,7 +187,7 @@ def test_items_always_partition_the_steps(plans: list[tuple[int, int]]) -> None:
             if last == number - 1 and any(first == low for low, _ in model):
                 model = [item for item in model if item[0] < first] + [(first, last)]
             model.append((number, number))
-        shown = {page.id for page in process.kernel.tier.resident() if not page.depth and page.id > 2}
+        shown = {page.id for page in process.window.resident() if not page.depth and page.id > 2}
         cited = [source for page in folds(process) for source in page.sources]
         everything = set().union(*(pages_of(number) for number in range(1, len(plans) + 2)))
         assert sorted([*shown, *cited]) == sorted(everything), "each original stands in the window exactly once"
@@ -216,7 +216,7 @@ def test_after_100_steps_the_window_holds_a_few_percent() -> None:
         for number in range(1, 101):
             step(process, number)
             sizes[number] = process.render().tokens
-        assert sizes[100] <= 0.08 * process.kernel.tier.seen
+        assert sizes[100] <= 0.08 * process.window.seen
         assert max(sizes[n] for n in range(60, 101)) < 1.5 * max(sizes[n] for n in range(20, 61)), "it grows with the logarithm"
         assert "result 37\n" in process.recall("p113")
 

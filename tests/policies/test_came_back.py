@@ -37,7 +37,7 @@ def test_pages_that_are_pinned_and_loaded_again_break_no_move(spec: str) -> None
             process = store.process("s")
             for message in trace(seed, 24):
                 process.append(message)
-                page = rng.randint(1, process.kernel.tier.last)
+                page = rng.randint(1, process.window.last)
                 try:
                     match rng.randint(0, 3):
                         case 0:
@@ -45,7 +45,7 @@ def test_pages_that_are_pinned_and_loaded_again_break_no_move(spec: str) -> None
                         case 1:
                             process.pin(f"p{page}")
                         case 2:
-                            for pin in sorted(process.kernel.tier.pins - {1}):
+                            for pin in sorted(process.window.pins - {1}):
                                 process.unpin(f"p{pin}")
                 except KilburnError:
                     continue  # too much is pinned, or a call is open

@@ -87,7 +87,7 @@ def memories(process: Process) -> list[Page]:
 
 
 def raw(process: Process) -> list[int]:
-    return [page.id for page in process.kernel.tier.resident() if page.id > 0]
+    return [page.id for page in process.window.resident() if page.id > 0]
 
 
 def test_the_snapshot_leaves_the_latest_step_the_task_and_the_pins_and_later_steps_stay_raw() -> None:
@@ -105,7 +105,7 @@ def test_the_snapshot_leaves_the_latest_step_the_task_and_the_pins_and_later_ste
         (memory,) = memories(process)
         assert memory.sources == tuple(range(3, 12)), "steps 0 to 2, whole"
         assert raw(process) == [1, 2, *range(12, 24)]
-        text = process.kernel.text(memory.id)
+        text = process.text(memory.id)
         assert GOOD in text
         assert "newer and holds" in text
         assert filled(2).strip() in gate.prompts[0]
@@ -198,7 +198,7 @@ def test_a_reply_cut_at_its_cap_keeps_its_whole_sentences() -> None:
             step(process, number)
             settled(process)
         (memory,) = memories(process)
-        assert "sudd" not in process.kernel.text(memory.id)
+        assert "sudd" not in process.text(memory.id)
 
 
 def test_a_memory_that_hangs_is_given_up() -> None:
@@ -401,7 +401,7 @@ def test_however_turns_and_answers_interleave_no_turn_is_lost_or_doubled(
 
 def _check_each_turn_once(process: Process) -> None:
     """Every original is in the window, behind exactly one memory, or below with its address."""
-    tier = process.kernel.tier
+    tier = process.window
     shown = [source for page in tier.resident() if page.depth for source in page.sources]
     assert len(shown) == len(set(shown))
     assert not set(shown) & set(raw(process))

@@ -80,7 +80,7 @@ def test_the_second_summary_is_made_from_originals_and_replaces_the_first() -> N
     said = str(model.requests[1].messages[-1]["content"])
     assert GOOD not in said
     assert "src/m0.py" in said, "the first steps are read again, not the first summary"
-    summaries = [page for page in process.kernel.tier.resident() if page.kind is Kind.FOLD]
+    summaries = [page for page in process.window.resident() if page.kind is Kind.FOLD]
     assert len(summaries) == 1
     assert summaries[0].depth == 1
     assert "Second: " in shown(process)
@@ -116,10 +116,10 @@ def test_what_is_no_summary_changes_nothing(said: Any, outcome: str) -> None:
     process, model = opened([said] * 20)
     number = 0
     while not compacts(process):
-        before = process.kernel.tier.resident()
+        before = process.window.resident()
         step(process, number)
         number += 1
-    after = process.kernel.tier.resident()
+    after = process.window.resident()
     assert after[: len(before)] == before, "every page is still where it was"
     assert not folds(process)
     assert compacts(process)[0].data["outcome"] == outcome
@@ -142,7 +142,7 @@ def test_pages_that_were_pinned_or_brought_back_stay_as_they_are() -> None:
     process.pin("p5")
     fill_from(process, 20, 14)
     assert "line 0 " in shown(process)
-    assert len([page for page in process.kernel.tier.resident() if page.kind is Kind.FOLD]) == 1
+    assert len([page for page in process.window.resident() if page.kind is Kind.FOLD]) == 1
     assert not [event for event in process.events() if event.act is Act.REFUSE]
     check_laws(process)
 

@@ -88,8 +88,8 @@ def test_pages_that_are_asked_back_make_it_keep_more() -> None:
             process = store.process("a")
             for message in work(1, 60):
                 process.append(message)
-                if asks and process.kernel.tier.last > 8:
-                    process.recall(f"p{process.kernel.tier.last - 4}")
+                if asks and process.window.last > 8:
+                    process.recall(f"p{process.window.last - 4}")
             kept[asks] = sum(page.tokens for page, _ in process.pages() if page.kind is Kind.EXCERPT)
     assert kept[False] < kept[True]
 
@@ -109,7 +109,7 @@ def test_what_the_user_marked_stays_whole() -> None:
             process.append(message)
             if number == 3:
                 process.remember("p2")
-        assert process.kernel.tier.at(2) == "in"
+        assert process.window.at(2) == "in"
 
 
 @pytest.mark.parametrize("spec", ["cost(miss=0)", "cost(miss=-1)", "cost(prices='nobody')", "cost(nothing=1)"])

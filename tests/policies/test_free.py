@@ -78,9 +78,9 @@ def test_a_pass_comes_with_every_so_many_tokens_and_not_between() -> None:
     process = opened(Free(every=1000, cleaner=cleaner))
     borders = []
     for number in range(30):
-        before, heard = process.kernel.tier.seen, len(cleaner.heard)
+        before, heard = process.window.seen, len(cleaner.heard)
         step(process, number, "x" * 400)
-        if before // 1000 != process.kernel.tier.seen // 1000:
+        if before // 1000 != process.window.seen // 1000:
             borders.append(number)
             assert len(cleaner.heard) == heard + 1, f"a border was crossed at {number}"
         else:
@@ -96,7 +96,7 @@ def test_the_span_goes_the_rest_is_identical_and_undo_brings_the_page_back_bit_b
     head, _, tail = outputs(process)[0].partition("\n…\n")
     assert head == "[p4 in part:]\nSTART of the log\nkept line above"
     assert tail == "kept line below\nEND of the log\n"
-    assert process.kernel.text(4) == LOG, "what was deleted stays below"
+    assert process.text(4) == LOG, "what was deleted stays below"
     check_laws(process)
     process.apply(Load((4,)))
     assert outputs(process)[0] == LOG
@@ -136,7 +136,7 @@ def test_a_page_is_cleaned_again_from_its_original() -> None:
 
 def moves_of(process: Process) -> Sequence[Any]:
     """What a pass over the window as it is now would do."""
-    last = process.kernel.tier.last
+    last = process.window.last
     plan = Free(every=1, cleaner="heuristic", least=0).plan(process._planner.view(Cause.ADMIT, (last,)))
     assert isinstance(plan, Generator)
     try:
@@ -212,12 +212,12 @@ def test_pins_the_users_words_the_latest_message_and_calls_are_not_offered() -> 
     step(process, 1, LOG + "one")
     step(process, 2, LOG + "two")
     offered = {page.page: page for page in cleaner.heard[-1] if not page.fixed}
-    latest = process.kernel.tier.last
-    kinds = {process.kernel.tier.pages[page].role for page in offered}
+    latest = process.window.last
+    kinds = {process.window.pages[page].role for page in offered}
     assert latest not in offered
     assert 5 not in offered
     assert kinds <= {Role.ASSISTANT, Role.TOOL}
-    assert all(process.kernel.tier.pages[page].kind is not Kind.CALL for page in offered)
+    assert all(process.window.pages[page].kind is not Kind.CALL for page in offered)
 
 
 def test_no_pass_while_a_call_is_open_but_its_border_is_not_lost() -> None:

@@ -29,12 +29,12 @@ def opened(policy: str) -> Process:
 
 def fill(process: Process, until: Act, most: int = 3000) -> None:
     """Turns of an agent, until the policy has moved something."""
-    while process.kernel.tier.last < most:
+    while process.window.last < most:
         if any(event.act is until for event in process.events()):
             return
         batch = []
         for at in range(20):
-            name = f"c{len(process.kernel.tier.pages)}-{at}"
+            name = f"c{len(process.window.pages)}-{at}"
             batch += [assistant(f"Looking at part {name}", call_of(name)), tool(name, _log(name))]
         process.append(*batch)
     raise AssertionError("the policy never acted")
@@ -52,13 +52,13 @@ def test_a_summary_of_much_text_is_written_from_the_newest_of_it_and_from_what_t
     process = opened("summarize(ask=False)")
     process.append(user("Decided: never restart the service on host zeppelin."), assistant("Yes."), user("Go on."))
     fill(process, Act.FOLD)
-    fold = next(page for page in process.kernel.tier.resident() if page.kind is Kind.FOLD)
-    text = process.kernel.text(fold.id)
+    fold = next(page for page in process.window.resident() if page.kind is Kind.FOLD)
+    text = process.text(fold.id)
     assert "never restart the service on host zeppelin" in text
-    newest = max(page for page in fold.sources if process.kernel.tier.pages[page].kind is Kind.RESULT)
+    newest = max(page for page in fold.sources if process.window.pages[page].kind is Kind.RESULT)
     assert f"p{newest} " in text
     assert len(fold.sources) > 300, "it stands for all that is old, read or not"
-    assert sum(len(process.kernel.text(page)) for page in fold.sources) > 2 * READ
+    assert sum(len(process.text(page)) for page in fold.sources) > 2 * READ
     assert not refused(process)
 
 
@@ -70,12 +70,12 @@ def test_a_remade_summary_keeps_what_the_last_ones_held_however_old_it_is() -> N
     process.append(assistant("decided: the index of zuvoka is a b-tree in /srv/zuvoka/tree.idx"))
     process.append(assistant("looking", call_of("c0")), tool("c0", "ERROR: build 4f2e19aa77b0 of zuvoka failed, exit code 3"))
     at = 0
-    while process.kernel.tier.seen < READ:
+    while process.window.seen < READ:
         at += 1
         process.append(assistant(f"Looking at part w{at}", call_of(f"w{at}")), tool(f"w{at}", _log(f"w{at}")))
-    folds = [page for page in process.kernel.tier.resident() if page.kind is Kind.FOLD]
+    folds = [page for page in process.window.resident() if page.kind is Kind.FOLD]
     assert len(folds) <= 3
-    shown = "".join(process.kernel.text(page.id) for page in folds)
+    shown = "".join(process.text(page.id) for page in folds)
     assert "decided: the index of zuvoka is a b-tree in /srv/zuvoka/tree.idx" in shown
     assert "build 4f2e19aa77b0 of zuvoka failed" in shown
     assert all(page.depth == 1 for page in folds)
@@ -90,23 +90,23 @@ def test_compact_weighs_little_of_a_large_window_and_stands_for_all_of_it() -> N
         before = sum(event.act is Act.FOLD for event in process.events())
         while sum(event.act is Act.FOLD for event in process.events()) == before:
             fill_one(process)
-    (fold,) = [page for page in process.kernel.tier.resident() if page.kind is Kind.FOLD]
-    assert "never restart the service on host zeppelin" in process.kernel.text(fold.id)
-    assert "build 4f2e19aa77b0 failed" in process.kernel.text(fold.id)
+    (fold,) = [page for page in process.window.resident() if page.kind is Kind.FOLD]
+    assert "never restart the service on host zeppelin" in process.text(fold.id)
+    assert "build 4f2e19aa77b0 failed" in process.text(fold.id)
     assert fold.depth == 1
     assert len(fold.sources) > 300
     assert not refused(process)
 
 
 def fill_one(process: Process) -> None:
-    name = f"c{len(process.kernel.tier.pages)}"
+    name = f"c{len(process.window.pages)}"
     process.append(assistant(f"Looking at part {name}", call_of(name)), tool(name, "\n".join([_log(name)] * 4)))
 
 
 def test_hybrid_stands_for_all_that_leaves_a_large_window() -> None:
     process = opened("hybrid")
     fill(process, Act.FOLD)
-    fold = next(page for page in process.kernel.tier.resident() if page.depth)
+    fold = next(page for page in process.window.resident() if page.depth)
     assert len(fold.sources) > 300
     assert not [event for event in process.events() if event.act is Act.EVICT]
     assert 0.6 * WINDOW <= process.render().tokens <= WINDOW
@@ -118,11 +118,11 @@ def test_importance_among_many_pages_keeps_what_was_marked_and_frees_what_it_mus
     process.append(assistant("the deploy key lives in vault seven"))
     process.remember("p3", 1.0)
     fill(process, Act.EVICT)
-    resident = {page.id for page in process.kernel.tier.resident()}
+    resident = {page.id for page in process.window.resident()}
     assert {1, 2, 3} <= resident, "the system's, the user's and the marked page are the oldest of all"
-    assert process.kernel.use <= WINDOW * 9 // 10
+    assert process.use <= WINDOW * 9 // 10
     gone = [page for event in process.events() if event.act is Act.EVICT for page in event.pages]
-    assert max(gone) < process.kernel.tier.last // 2, "of much that is equally old and of no use, the oldest leaves"
+    assert max(gone) < process.window.last // 2, "of much that is equally old and of no use, the oldest leaves"
     assert not refused(process)
 
 

@@ -50,12 +50,12 @@ def test_the_window_is_a_sawtooth_and_every_block_stays_readable() -> None:
     process = opened("memento")
     uses, addresses = [], []
     for number in range(30):
-        before = process.kernel.use
+        before = process.use
         addresses.append(say(process, block(number, 40)))
-        uses.append((before, process.kernel.use))
-    raw = process.kernel.counter.count(block(0, 40))
+        uses.append((before, process.use))
+    raw = process.counter.count(block(0, 40))
     assert all(after - before < raw // 8 for before, after in uses), "a block left nothing but its memento"
-    assert process.kernel.use < 3 * raw
+    assert process.use < 3 * raw
     text = shown(process)
     for number, address in enumerate(addresses):
         assert f"{SUMMARY_START}Result {number}: x_{number} = {number * 7}\n  é {SUMMARY_END}" in text
@@ -250,7 +250,7 @@ def test_another_policy_may_cut_the_page_first() -> None:
     assert "x_11 = 77" in shown(process)
     assert not [event for event in process.events() if event.act is Act.REFUSE]
     first, _ = parse_address("p2")
-    assert process.kernel.text(first) == block(0, 8)
+    assert process.text(first) == block(0, 8)
 
 
 def test_a_session_that_comes_late_to_the_policy_is_caught_up_with_when_idle() -> None:

@@ -23,7 +23,7 @@ def opened(policy: str, window: int = 1000, clock: FakeClock | None = None) -> P
 
 
 def resident(process: Process) -> list[str]:
-    return [page.address for page in process.kernel.tier.resident()]
+    return [page.address for page in process.window.resident()]
 
 
 def filler(number: int, size: int = 380) -> str:
@@ -69,7 +69,7 @@ def test_importance_keeps_what_was_marked_and_what_is_near_the_task() -> None:
     for number in range(30):
         process.append(assistant(filler(number)))
     assert "p2" in resident(process)
-    assert resident(process)[-1] == f"p{process.kernel.tier.last}", "the newest is never the victim of its own arrival"
+    assert resident(process)[-1] == f"p{process.window.last}", "the newest is never the victim of its own arrival"
 
 
 def test_importance_decays_with_time_not_with_looks() -> None:
@@ -137,7 +137,7 @@ def test_summarize_acts_at_its_trigger_and_folds_from_originals() -> None:
         )
         folds = sum(event.act is Act.FOLD and event.policy.startswith("summarize") for event in process.events())
         if folds == 1 and not last:
-            last = process.kernel.tier.last
+            last = process.window.last
     assert 0 < last < 60
     for page, _ in process.pages():
         assert page.depth <= 1

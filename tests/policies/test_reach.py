@@ -37,10 +37,10 @@ def test_after_an_action_three_fifths_of_the_window_are_used(policy: str, window
         process = store.process("a")
         fills: list[float] = []
         for message in telling(window, max(1000, window // 10)):
-            before = process.kernel.tier.last_derived
+            before = process.window.last_derived
             process.append(message)
-            if process.kernel.tier.last_derived < before:
-                fills.append(process.kernel.use / window)
+            if process.window.last_derived < before:
+                fills.append(process.use / window)
                 if len(fills) == actions:
                     break
         assert min(fills) >= 0.6, fills
@@ -63,7 +63,7 @@ def test_what_the_user_said_first_outlives_the_pages_that_one_excerpt_cites(poli
         process = store.process("a")
         work = telling(3, 300)
         process.append(next(work), {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": rule})
-        while process.kernel.tier.last < 2 * CITED:
+        while process.window.last < 2 * CITED:
             process.append(next(work), next(work))
         assert rule in "".join(str(message["content"]) for message in process.render())
         cited = [len(page.sources) for page, _ in process.pages() if page.depth]

@@ -19,7 +19,7 @@ def played(store: kilburn.Hierarchy, steps: int) -> tuple[Process, list[int]]:
             break
         for message in step:
             process.append(message)
-            uses.append(process.kernel.use)
+            uses.append(process.use)
     return process, uses
 
 
@@ -37,7 +37,7 @@ def test_after_acting_the_window_is_under_its_trigger_however_large_the_window_i
 def test_the_kernel_never_lets_go_of_a_summary_for_want_of_room() -> None:
     with kilburn.open(":memory:", window=1000, policy="summarize(ask=False)", tokenizer="chars/4") as store:
         process, uses = played(store, 250)
-        pages = process.kernel.tier.pages
+        pages = process.window.pages
         folds = sum(event.act is Act.FOLD and event.policy != "kernel" for event in process.events())
         lost = [
             event.number

@@ -41,7 +41,7 @@ def make(path: Path) -> None:
             for message in FORMS[form](number + 3, 8):
                 process.append(message)
             process.append({"role": "assistant", "content": "".join(f"line {line} of {name}\n" for line in range(40))})
-            last = process.kernel.tier.last
+            last = process.window.last
             # The user's latest message stays; the one before it may be shortened.
             process.append(user(f"forget this of {name}"))
             process.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))

@@ -8,17 +8,17 @@ for its result, as the provider does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from kilburn.errors import LawBroken, ModelError, Refused
-from kilburn.event import Act
-from kilburn.kernel.planning import Planner
+from kilburn.event import Act, Event
 from kilburn.kernel.process import Process
 from kilburn.model import Model, Request, ToolSpec, complete
 from kilburn.move import Evict
 from kilburn.page import address_of
 from kilburn.policies.compact import Compact, behind
-from kilburn.policy import Cause
 from kilburn.wire.compaction import block_of, settled
 from kilburn.wire.editing import Summarize, write
 
@@ -58,27 +58,21 @@ def compact(
         LawBroken: a tool call has no result yet; nothing changed.
     """
     _check_settled(process)
-    kernel = process.kernel
-    before = kernel.pending.next - 1
-    process.compact(Compact(instructions=instructions, keep=keep, to=to, idle=True), NAME, model)
-    return _outcome(process, before)
+    return _outcome(process.compact(Compact(instructions=instructions, keep=keep, to=to, idle=True), NAME, model))
 
 
 def _check_settled(process: Process) -> None:
-    with process.kernel.lock:
-        waiting = process.kernel.tier.waiting()
-        if waiting:
-            process.kernel.note(Act.COMPACT, policy=NAME, cause="user", outcome="rejected", why="a tool call has no result yet")
+    with process.lock:
+        waiting = process.window.waiting()
     if waiting:
+        process.record(Act.COMPACT, policy=NAME, cause="user", outcome="rejected", why="a tool call has no result yet")
         raise LawBroken(6, f"{address_of(waiting[0])} is a call without a result yet", advice="append its result, then compact")
 
 
-def _outcome(process: Process, before: int) -> Compaction:
-    """What the ledger says of it since event `before`."""
+def _outcome(events: Sequence[Event]) -> Compaction:
+    """What the ledger says of it."""
     address = ""
-    for event in process.events():
-        if event.number <= before or event.policy != NAME:
-            continue
+    for event in events:
         if event.act is Act.FOLD and "fold" in event.data:
             address = address_of(event.data["fold"])
         if event.act is Act.COMPACT:
@@ -103,9 +97,8 @@ def compact_at_provider(
         LawBroken: a tool call has no result yet; nothing changed.
     """
     _check_settled(process)
-    kernel = process.kernel
-    with kernel.lock:
-        prompt, turn = process.render("messages"), kernel.tier.turn
+    with process.lock:
+        prompt, turn = process.render("messages"), process.turn
     form = write(Summarize(instructions=instructions) if instructions else Summarize())
     request = Request(messages=settled(prompt), system=prompt.system, tools=tools, max_tokens=4096, options={"compaction": form})
     try:
@@ -120,18 +113,14 @@ def compact_at_provider(
     if not block.stands:
         return _noted(process, Compaction(outcome="failed", why="the provider's compaction gave nothing"))
     address = process.append(reply.message)
-    before = kernel.use
-    with kernel.lock:
-        view = Planner(kernel, Compact(), NAME).view(Cause.IDLE, ())
-        leaving = behind(view, turn - keep)
+    before = process.use
+    with process.lock:
+        leaving = behind(process.view(), turn - keep)
         if leaving:
             process.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
-    return _noted(process, Compaction(outcome="done", address=address, freed=before - kernel.use))
+    return _noted(process, Compaction(outcome="done", address=address, freed=before - process.use))
 
 
 def _noted(process: Process, compaction: Compaction) -> Compaction:
-    with process.kernel.lock:
-        process.kernel.observe(
-            Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why
-        )
+    process.record(Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why)
     return compaction

@@ -134,10 +134,10 @@ class Agent:
             )
         self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *(syscall.SYSCALLS if memory else ()))
         self.memory = memory
-        if system and not process.kernel.tier.last:
+        if system and not process.window.last:
             process.append({"role": "system", "content": system})
-        budget = process.kernel.budget
-        counter = process.kernel.counter
+        budget = process.budget
+        counter = process.counter
         schemas = counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
         overhead = int(getattr(counter, "overhead", 0)) + schemas
         if overhead != budget.overhead:
@@ -222,11 +222,11 @@ class Agent:
             reply = yield from self._stream(self._request(prompt, outcome))
         outcome.steps += 1
         fresh = self._with_fresh_calls(reply)
-        counted = prompt.tokens + self.process.kernel.budget.overhead
+        counted = prompt.tokens + self.process.budget.overhead
         usage = reply.usage
         if usage is None or not self.process.observe(usage, counted):
             # A limit must hold whatever the provider says of its work, or leaves unsaid.
-            count = self.process.kernel.counter.count
+            count = self.process.counter.count
             usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
         outcome.tokens += usage.total
         outcome.money += self.limits.prices.cost(usage)
@@ -239,7 +239,7 @@ class Agent:
         Raises:
             Overlong: the one given, where the pins leave nothing to take away.
         """
-        budget = self.process.kernel.budget
+        budget = self.process.budget
         room = max(min(prompt.tokens, budget.capacity) * 3 // 4, min(budget.capacity, LEAST))
         try:
             self.process.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
@@ -267,8 +267,8 @@ class Agent:
     def _with_fresh_calls(self, reply: Reply) -> Reply:
         """Some engines count call ids from 0 in every reply, and a process needs them unique; or they cut a character in
         two, and no store can hold half of one."""
-        known = self.process.kernel.tier.calls
-        turn = self.process.kernel.tier.turn + 1
+        known = self.process.window.calls
+        turn = self.process.window.turn + 1
         parts: list[Part] = []
         seen: set[str] = set()
         for index, part in enumerate(reply.message.parts):

@@ -160,10 +160,10 @@ class MementoLoop:
         wording = wording or Wording()
         self.nudge = wording.nudge
         self._answer = answerer(model)
-        self._count: Callable[[str], int] = process.kernel.counter.count
-        if wording.instructions and not process.kernel.tier.last:
+        self._count: Callable[[str], int] = process.counter.count
+        if wording.instructions and not process.window.last:
             process.append({"role": "system", "content": wording.instructions})
-        counter, budget = process.kernel.counter, process.kernel.budget
+        counter, budget = process.counter, process.budget
         overhead = int(getattr(counter, "overhead", 0)) + (self._count(self.nudge) + counter.envelope if self.nudge else 0)
         if overhead != budget.overhead:
             process.resize(Budget(budget.window, budget.reserve, overhead))
@@ -313,7 +313,7 @@ class MementoLoop:
             outcome.blocks.append(closed)
             yield closed
         if found.blocks:
-            outcome.shown.append((draft.held, self.process.kernel.use))
+            outcome.shown.append((draft.held, self.process.use))
 
 
 def _text_of(answer: Answer) -> str:

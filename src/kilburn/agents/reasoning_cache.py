@@ -191,7 +191,7 @@ class ReasoningCache:
         self.prompts = prompts or Prompts()
         self.done = done
         self._answer = answerer(summariser or model)
-        self._count = process.kernel.counter.count
+        self._count = process.counter.count
         _check(self.prompts)
 
     def run(self, problem: str, summary: str = "") -> Reasoning:
@@ -223,16 +223,16 @@ class ReasoningCache:
 
     def rounds(self, problem: str, summary: str = "") -> Iterator[Round]:
         """The rounds as they are done: what `run` gathers. Whoever reads them keeps those before a failure."""
-        kernel = self.process.kernel
-        task = kernel.tier.task
-        if not task or kernel.tier.at(task) == "dropped" or kernel.text(task) != problem:
+        process = self.process
+        task = process.window.task
+        if not task or process.window.at(task) == "dropped" or process.text(task) != problem:
             self.process.append({"role": "user", "content": problem})
         traces: list[int] = []
         for number in range(1, self.schedule.rounds + 1):
             made = self._round(number, problem, summary, traces)
             summary = made.summary
             yield made
-            if self.done is not None and made.trace_address and self.done(kernel.text(traces[-1])):
+            if self.done is not None and made.trace_address and self.done(process.text(traces[-1])):
                 return
 
     def _round(self, number: int, problem: str, summary: str, traces: list[int]) -> Round:
@@ -316,9 +316,8 @@ class ReasoningCache:
 
     def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: str) -> None:
         """Let the trace leave the process's window: behind the summary, which stands for all traces, or a handle."""
-        kernel = self.process.kernel
         why = f"round {number}"
-        with kernel.batch():
+        with self.process.batch() as kernel:
             before, moves = kernel.use, 0
             move: Move = Fold(pages=tuple(traces), text=summary, why=why) if summary else Evict(pages=(traces[-1],), why=why)
             point = kernel.savepoint()

@@ -21,7 +21,6 @@ from kilburn.errors import InvalidMessage, KilburnError, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.process import Process
-from kilburn.kernel.render import part_of
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.move import Drop, Retire
 from kilburn.page import Page, address_of, parse_address
@@ -107,11 +106,10 @@ def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
     """The lines of one session, each with its line end."""
     encode = msgspec.json.Encoder().encode
     yield encode({"kilburn": "session", "version": VERSION, "session": info.name, "created": info.created}) + b"\n"
-    kernel = process.kernel
     waiting: list[tuple[Message, list[Page]]] = []
     for pages in _messages(process):
-        kept = [page for page in pages if kernel.tier.at(page.id) != "dropped"]
-        kernel.contents.fetch(digest for page in kept for digest in (page.digest, page.extra))
+        kept = [page for page in pages if process.window.at(page.id) != "dropped"]
+        process.fetch(kept)
         whole = len(kept) == len(pages)
         waiting.append((_message(process, pages), pages))
         if whole and _goes_on(waiting[-1][0]):
@@ -130,7 +128,7 @@ def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
 
 def _messages(process: Process) -> Iterator[list[Page]]:
     """The originals, message by message."""
-    tier = process.kernel.tier
+    tier = process.window
     pages: list[Page] = []
     for number in range(1, tier.last + 1):
         page = tier.pages[number]
@@ -149,11 +147,10 @@ def _goes_on(message: Message) -> bool:
 
 def _message(process: Process, pages: Sequence[Page]) -> Message:
     """The message as `parse` gave it; what is forgotten of it is left out."""
-    kernel = process.kernel
     parts, extra = [], None
     for page in pages:
-        if kernel.tier.at(page.id) != "dropped":
-            part, leftovers = part_of(page, kernel.contents.get(page.digest), kernel.contents.get(page.extra))
+        if process.window.at(page.id) != "dropped":
+            part, leftovers = process.part(page)
             parts.append(part)
             extra = extra or leftovers
     first = pages[0]
@@ -168,7 +165,7 @@ def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Ite
     messages = [message for message, _ in group]
     if not messages:
         return
-    at = process.kernel.tier.at
+    at = process.window.at
     if all(at(page.id) != "dropped" for _, pages in group for page in pages):
         original = _original(messages)
         if original is not None:
@@ -201,7 +198,7 @@ def _original(messages: list[Message]) -> dict[str, Any] | None:
 
 def _call_of(process: Process, page: Page) -> str | None:
     """The id of a call, also of a forgotten one: its partner tells it; where both are forgotten, its address serves."""
-    tier = process.kernel.tier
+    tier = process.window
     call = page.id if page.kind is Kind.CALL else page.answers
     if page.call is not None or not call:
         return page.call
@@ -323,9 +320,8 @@ def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
     now = clock.now
     clock.now = now if saved.created is None else saved.created
     process = store.process(saved.name)
-    kernel = process.kernel
     holes: list[int] = []
-    with kernel.batch():
+    with process.batch() as kernel:
         for entry in saved.entries:
             clock.now = now if entry.time is None else entry.time
             try:
@@ -335,7 +331,7 @@ def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
                 raise
             holes += [first + hole for hole in entry.holes]
     try:
-        with kernel.batch():
+        with process.batch() as kernel:
             if holes:
                 kernel.carry(Drop(pages=tuple(holes), why="forgotten before it was exported"))
             _settle(kernel, saved)

@@ -77,7 +77,7 @@ def chat(
 def _talk(agent: Agent) -> None:
     """Line after line, until there are none."""
     if sys.stdin.isatty():
-        held = f"{line(agent.process.name)}: {many(agent.process.kernel.tier.last, 'page')}"
+        held = f"{line(agent.process.name)}: {many(agent.process.window.last, 'page')}"
         say(f"{held}; {agent.model.name} answers; /help, or Ctrl-D to leave")
     for typed in _lines():
         word, _, rest = typed.strip().partition(" ")

@@ -58,8 +58,7 @@ def forget(
         return
     with writing(db, tenant) as store:
         process = session(store, name)
-        tier = process.kernel.tier
-        pages = [tier.pages[number] for number in process.kernel.closure(process.kernel.resolve(address))]
+        pages = process.closure(address)
         copies, exports = _copies(store, process, pages), _exports(process, pages)
         if not json:
             _announce(pages, copies, exports)

@@ -68,7 +68,7 @@ def stream(process: Process, run: Run, form: str = "chat") -> Measured:
     Raises:
         WireError: a message that is none, or does not fit its place; what was appended before stays.
     """
-    counter, capacity = process.kernel.counter, process.kernel.budget.capacity
+    counter, capacity = process.counter, process.budget.capacity
     found = Measured(name=run.name)
     curve: list[tuple[int, int]] = []
     began = time.perf_counter()
@@ -78,8 +78,8 @@ def stream(process: Process, run: Run, form: str = "chat") -> Measured:
             _ship(process, form, counter, capacity, found)
         first, last = parse_address(process.append(message))
         found.messages += 1
-        seen += sum(map(process.kernel.tier.cost, range(first, last + 1)))
-        curve.append((seen, process.kernel.use))
+        seen += sum(map(process.window.cost, range(first, last + 1)))
+        curve.append((seen, process.use))
     if found.messages:
         _ship(process, form, counter, capacity, found)
     found.seconds = time.perf_counter() - began
@@ -144,7 +144,7 @@ def lost_bytes(process: Process, run: Run) -> int:
         if after is None or msgspec.json.encode(after) != written:
             lost += len(written)
     parts = [part.text for message in given for parsed in parse(message) for part in parsed.parts]
-    recalled = process.recall(f"p1-p{process.kernel.tier.last}").parts if parts else ()
+    recalled = process.recall(f"p1-p{process.window.last}").parts if parts else ()
     for text, found in zip(parts, [*recalled, *[None] * (len(parts) - len(recalled))], strict=False):
         lost += 0 if found == text else len(text.encode("utf-8"))
     return lost

@@ -68,8 +68,8 @@ def receipts(
 
 def _check(process: Process, address: str) -> None:
     """Raise `UnknownAddress` for pages that were never there; forgotten ones still have their receipts."""
-    if not set(parse_address(address)) <= process.kernel.tier.pages.keys():
-        process.kernel.resolve(address)
+    if not set(parse_address(address)) <= process.window.pages.keys():
+        process.resolve(address)
 
 
 def _concerns(receipt: Receipt, address: str) -> bool:

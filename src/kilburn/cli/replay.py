@@ -121,7 +121,7 @@ def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
             try:
                 found = stream(process, run, form)
             except KilburnError as error:
-                error.add_note(f"in message {process.kernel.tier.turn + 1} of run {run.name!r}")
+                error.add_note(f"in message {process.window.turn + 1} of run {run.name!r}")
                 raise
             # Opened anew, so that texts come from the store and places from the ledger.
             again = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)

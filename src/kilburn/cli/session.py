@@ -163,10 +163,10 @@ def show(
             else:
                 _page_table(described)
             return
-        wanted = set(process.kernel.resolve(address))
+        wanted = set(process.resolve(address))
         chosen = [(page, state) for page, state in pages.values() if page.id in wanted]
-        process.kernel.contents.fetch(page.digest for page, _ in chosen)
-        described = [describe(page, state, cited) | {"text": process.kernel.text(page.id)} for page, state in chosen]
+        process.fetch(page for page, _ in chosen)
+        described = [describe(page, state, cited) | {"text": process.text(page.id)} for page, state in chosen]
     if not described:
         raise SpecError(f"{address} names no page of {name!r}")
     if json:

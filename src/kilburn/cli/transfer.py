@@ -99,9 +99,9 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
     try:
         with writing(db, tenant) as store:
             for name in names:
-                kernel = session(store, name).kernel
-                with kernel.batch():
-                    kernel.note(Act.NOTE, policy="user", cause="user", export=where, last=kernel.tier.last)
+                process = session(store, name)
+                with process.batch() as kernel:
+                    kernel.note(Act.NOTE, policy="user", cause="user", export=where, last=process.window.last)
     except (StoreReadOnly, StoreBusy) as error:
         say(f"kilburn: the export is complete, but its note could not be written: {error.what}")
 

@@ -226,7 +226,7 @@ class _Job:
         self.journal.append((hashlib.sha256(data).hexdigest(), len(data)))
 
     def _work(self, process: Process) -> dict[str, int]:
-        plan, outcome, count = self.plan, self.outcome, process.kernel.counter.count
+        plan, outcome, count = self.plan, self.outcome, process.counter.count
 
         def handed(output: str) -> None:
             self._note(output)
@@ -236,7 +236,7 @@ class _Job:
         workshop = Workshop(self.root, whole=plan.whole, noted=handed)
         explorer = Explorer(noted=self._note)
         agent = Agent(explorer, workshop.tools(), process, limits=Limits(steps=None, reply=0), system=SYSTEM)
-        outcome.capacity = process.kernel.capacity
+        outcome.capacity = process.capacity
         self._note(SYSTEM)
         self._note(TASK)
         began = time.monotonic()
@@ -313,10 +313,9 @@ class _Job:
 
     def _compare(self, process: Process, asked: list[Question]) -> None:
         """The same questions to those who keep only their window."""
-        kernel, capacity = process.kernel, self.outcome.capacity
-        count, last = kernel.counter.count, self.outcome.pages
+        capacity, last, count = self.outcome.capacity, self.outcome.pages, process.counter.count
         pages = [page for page, _ in process.pages() if 0 < page.id <= last]
-        said = [(page, kernel.text(page.id)) for page in pages]
+        said = [(page, process.text(page.id)) for page in pages]
         self._score("truncation", truncated(said, capacity, count), asked, count)
 
         def told(page: int) -> None:

@@ -33,7 +33,6 @@ from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import found
 from kilburn.message import Kind
 from kilburn.page import Page, parse_address, span_of
 
@@ -143,7 +142,7 @@ def measure(
         process = store.process("stream")
         stream = _Stream(process, planted, trial)
         for step in work(seed, planted.parts, runs):
-            if len(trial.curve) >= max(passes) or process.kernel.tier.seen > LONGEST * window:
+            if len(trial.curve) >= max(passes) or process.window.seen > LONGEST * window:
                 break
             if stream.add(step) and len(trial.curve) in passes:
                 trial.probes += _probes(process, stream, trial)
@@ -171,18 +170,18 @@ class _Stream:
         """Append a step of work; whether something left the window meanwhile."""
         for message in messages:
             self._append(message)
-        trial, kernel = self.trial, self.process.kernel
+        trial, process, window = self.trial, self.process, self.process.window
         trial.prompts += 1
-        trial.shipped += kernel.use
-        trial.pinned += sum(kernel.tier.cost(page) for page in kernel.tier.pins)
+        trial.shipped += process.use
+        trial.pinned += sum(window.cost(page) for page in window.pins)
         if not self._compacted():
             return False
-        prompt = self.process.render()
+        prompt = process.render()
         shown = "\n".join(_texts(list(prompt)))
-        trial.overflow += prompt.tokens > kernel.capacity
-        trial.seen.append(kernel.tier.seen)
+        trial.overflow += prompt.tokens > process.capacity
+        trial.seen.append(window.seen)
         trial.curve.append([plant.value in shown for plant, _ in self.homes if plant.kind == "fact"])
-        trial.changed += sum(len(text.encode("utf-8")) for page in kernel.tier.pins if (text := kernel.text(page)) not in shown)
+        trial.changed += sum(len(text.encode("utf-8")) for page in window.pins if (text := process.text(page)) not in shown)
         return True
 
     def _append(self, message: dict[str, Any]) -> str:
@@ -195,8 +194,8 @@ class _Stream:
         return address
 
     def _compacted(self) -> bool:
-        kernel, left = self.process.kernel, False
-        for event in kernel.store.events(kernel.info.number, self._last):
+        left = False
+        for event in self.process.events(self._last):
             self._last = event.number
             left = left or event.act in _LEAVING
         return left
@@ -220,16 +219,14 @@ def _probes(process: Process, stream: _Stream, trial: Trial) -> Iterator[Probe]:
     Read as `Process.search` and `Process.recall` do, but without the note in the ledger that they leave:
     a policy sees how pages are used, and a look must not change what comes after it.
     """
-    kernel = process.kernel
     shown = "\n".join(_texts(list(process.render())))
     handles = dict.fromkeys(address for handle in _HANDLE.findall(shown) for address in handle.split())
     spans = [parse_address(address) for address in handles]
     for plant, home in stream.homes:
         here = plant.value in shown
-        passages = kernel.store.search(plant.query, process=kernel.info.number, limit=20)
-        hits = found(passages, {kernel.info.number: process}, kernel.counter, HITS, kernel.clock())
-        way = _way(home, spans, kernel.tier.pages)
-        last = "".join(map(kernel.text, kernel.resolve(way[-1]))) if way else ""
+        hits = process.search(plant.query, tokens=HITS, limit=20, record=False)
+        way = _way(home, spans, process.window.pages)
+        last = "".join(map(process.text, process.resolve(way[-1]))) if way else ""
         there = here or plant.value in last
         yield Probe(
             kind=plant.kind,
@@ -238,7 +235,7 @@ def _probes(process: Process, stream: _Stream, trial: Trial) -> Iterator[Probe]:
             searched=here or any(plant.value in hit.text for hit in hits),
             recalled=here or (there and len(way) == 1),
             recalls=0 if here or not there else len(way),
-            cost=0 if here else kernel.counter.count(last),
+            cost=0 if here else process.counter.count(last),
         )
 
 
@@ -277,6 +274,6 @@ def _audit(process: Process, appended: Sequence[dict[str, Any]], trial: Trial) -
                 break
             leaves.update([one.id] if not one.depth else [])
             waiting += one.sources if one.depth else ()
-        trial.resolved += bool(leaves) and all(bool(process.kernel.tier.at(leaf) != "dropped") for leaf in leaves)
+        trial.resolved += bool(leaves) and all(bool(process.window.at(leaf) != "dropped") for leaf in leaves)
     trial.outcomes = dict(Counter(event.data["outcome"] for event in process.events() if event.act is Act.COMPACT))
     trial.asked = dict(Counter(event.data["outcome"] for event in process.events() if event.act is Act.ASK))

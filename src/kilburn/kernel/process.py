@@ -7,13 +7,14 @@ is the surface; the kernel does the work, the policy decides, and every call her
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask
 from kilburn.errors import KernelError, KilburnError
-from kilburn.event import Act
+from kilburn.event import Act, Event
 from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
@@ -93,10 +94,32 @@ class Process(Reader):
         """Tell the policy that nothing happens: a good moment for work that may wait."""
         run(self._settling(tuple, Cause.IDLE), self._answer)
 
-    def compact(self, policy: Policy, name: str, model: Model | None = None) -> None:
-        """Consult another policy once, now, under a name of its own; how it went is in the ledger."""
-        planner = Planner(self.kernel, policy, name)
-        run(self._settling(tuple, Cause.IDLE, planner=planner), answerer(model))
+    def compact(self, policy: Policy, name: str, model: Model | None = None) -> list[Event]:
+        """Ask another policy once, now, under a name of its own, to make room.
+
+        Args:
+            name: stands in the ledger for this policy.
+            model: answers what it asks; None for nobody.
+
+        Returns:
+            What the ledger has of it: its moves, and last the event `COMPACT` with the outcome. Nothing where
+            there was nothing to do.
+        """
+        before = self.kernel.pending.next - 1
+        run(self._settling(tuple, Cause.IDLE, planner=Planner(self.kernel, policy, name)), answerer(model))
+        return [event for event in self.events(before) if event.policy == name]
+
+    @contextmanager
+    def batch(self) -> Iterator[Kernel]:
+        """Several changes as one transaction, by the kernel's own verbs: all are written at the end, or none.
+
+        No policy is asked, and nothing brings the window within its budget: whoever uses it does.
+
+        Raises:
+            KernelError: within another change.
+        """
+        with self.kernel.batch():
+            yield self.kernel
 
     def _settling(
         self, change: Callable[[], tuple[int, ...]], cause: Cause, *, planner: Planner | None = None, waits: bool = True
@@ -206,9 +229,9 @@ class Process(Reader):
             if pinned:
                 self._planner.bring(pages)
             self.kernel.mark(pages, pinned=pinned, importance=importance)
-            return tuple(pages) if pinned else ()
+            return tuple(pages)
 
-        run(self._settling(change, Cause.FAULT), self._answer)
+        run(self._settling(change, Cause.ADVICE), self._answer)
 
     def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
         """What a policy at the window is shown now: frozen, and good until the next change."""

@@ -7,20 +7,23 @@ noted in the ledger, unless the store was opened for reading, and nobody waits o
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from kilburn.errors import StoreCorrupt
-from kilburn.event import Act, Event
+from kilburn.budget import Budget, Counter
+from kilburn.errors import KernelError, StoreCorrupt
+from kilburn.event import STATE, Act, Event
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcript
 from kilburn.kernel.search import Found, found
+from kilburn.kernel.tier import Tier
 from kilburn.message import Message, Part
 from kilburn.page import Page, parse_address
 from kilburn.policy import Cause
@@ -67,6 +70,51 @@ class Reader:
     def name(self) -> str:
         """The session's name."""
         return self.kernel.info.name
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the store that it lives in."""
+        return self.kernel.store.tenant
+
+    @property
+    def readonly(self) -> bool:
+        """Whether the store was opened for reading: then nothing is written, not even what was read."""
+        return self.kernel.store.readonly
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Hold it to read several things of one state; every call here holds it."""
+        return self.kernel.lock
+
+    @property
+    def window(self) -> Tier:
+        """What stands where, at what cost, as this process last saw it. Only the kernel changes it."""
+        return self.kernel.tier
+
+    @property
+    def budget(self) -> Budget:
+        """What its window may hold."""
+        return self.kernel.budget
+
+    @property
+    def counter(self) -> Counter:
+        """Counts its tokens."""
+        return self.kernel.counter
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the pages of a prompt may take: the budget's, corrected by what providers reported."""
+        return self.kernel.capacity
+
+    @property
+    def use(self) -> int:
+        """Tokens that the prompt takes now."""
+        return self.kernel.use
+
+    @property
+    def turn(self) -> int:
+        """Number of the message that was admitted last; 0 before the first."""
+        return self.kernel.tier.turn
 
     @contextmanager
     def _current(self) -> Iterator[Kernel]:
@@ -124,12 +172,58 @@ class Reader:
         kernel.contents.fetch(page.digest for page in pages)
         return numbers, Recalled(pages, tuple(kernel.contents.get(page.digest) for page in pages))
 
-    def search(self, query: str, tokens: int = 1000, limit: int = 20) -> list[Found]:
-        """Passages of this process that match a query, best first, within a token budget."""
+    def resolve(self, address: str) -> list[int]:
+        """The ids of the pages that an address names, those that were retired included.
+
+        Raises:
+            UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
+        """
+        return self.kernel.resolve(address)
+
+    def closure(self, address: str) -> list[Page]:
+        """All pages that a forget of this address would forget: those, and what was derived or recalled from them.
+
+        Raises:
+            UnknownAddress, Forgotten.
+        """
+        return [self.window.pages[page] for page in self.kernel.closure(self.kernel.resolve(address))]
+
+    def fetch(self, pages: Iterable[Page]) -> None:
+        """Bring the texts of pages to hand in one read of the store; forgotten ones have none."""
+        self.kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
+
+    def text(self, page: int) -> str:
+        """The exact text of a page, by its id. Unlike `recall` it leaves no trace in the ledger.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        return self.kernel.text(page)
+
+    def part(self, page: Page) -> tuple[Part, str | None]:
+        """The message part that a page came from; and what else its message had, with the first of its parts.
+
+        Raises:
+            StoreCorrupt.
+        """
+        contents = self.kernel.contents
+        return part_of(page, contents.get(page.digest), contents.get(page.extra))
+
+    def shown(self) -> list[Item]:
+        """All that stands in the prompt, in order: pages, and the lines that stand for what is out."""
+        with self.lock:
+            return items(self.window)
+
+    def search(self, query: str, tokens: int = 1000, limit: int = 20, *, record: bool = True) -> list[Found]:
+        """Passages of this process that match a query, best first, within a token budget.
+
+        Args:
+            record: whether the ledger remembers it; a measurement must not change what policies see.
+        """
         with self._current() as kernel:
             passages = kernel.store.search(query, process=kernel.info.number, limit=limit)
             hits = found(passages, {kernel.info.number: self}, kernel.counter, tokens, kernel.clock())
-            if not kernel.store.readonly:
+            if record and not kernel.store.readonly:
                 kernel.observe(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], policy="user", cause=Cause.FAULT)
         return hits
 
@@ -147,9 +241,9 @@ class Reader:
         with kernel.lock:
             shown = items(kernel.tier)
             fresh = [page for _, page, instead in shown if page is not None and not instead and page.id not in self._parts]
-            kernel.contents.fetch(digest for page in fresh for digest in (page.digest, page.extra))
+            self.fetch(fresh)
             for page in fresh:
-                self._parts[page.id] = part_of(page, kernel.contents.get(page.digest), kernel.contents.get(page.extra))
+                self._parts[page.id] = self.part(page)
             if len(self._parts) > 2 * len(shown) + 64:
                 kept = {page.id for _, page, _ in shown if page is not None}
                 self._parts = {number: part for number, part in self._parts.items() if number in kept}
@@ -200,13 +294,30 @@ class Reader:
             tier = self.kernel.tier
             return [(tier.pages[page], tier.states[page]) for page in sorted(tier.pages, key=lambda page: (page < 0, abs(page)))]
 
-    def events(self) -> Iterator[Event]:
-        """The ledger, oldest first; at its end what was observed and cannot be written at once."""
+    def record(self, act: Act, pages: Iterable[int] = (), *, policy: str, cause: str = "", **data: Any) -> None:
+        """Write an observation into the ledger, such as what left another level; it waits for the next commit.
+
+        Nothing happens where the store was opened for reading.
+
+        Args:
+            data: what is particular to the act, as plain JSON; `why` in words.
+
+        Raises:
+            KernelError: an act that changes state.
+        """
+        if act in STATE:
+            raise KernelError(f"{act} changes the state of pages", advice="give a move to `apply`")
+        with self.lock:
+            if not self.readonly:
+                self.kernel.observe(act, tuple(pages), policy=policy, cause=cause, **data)
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """The ledger behind event `after`, oldest first; at its end what was observed and cannot be written at once."""
         with self._current() as kernel:
             if not kernel.store.readonly:
                 kernel.flush_observed()
-            waiting = list(kernel.pending.events)
-            written = kernel.store.events(kernel.info.number)
+            waiting = [event for event in kernel.pending.events if event.number > after]
+            written = kernel.store.events(kernel.info.number, after)
         return (event for events in (written, waiting) for event in events)
 
     def receipts(self) -> list[Receipt]:
@@ -224,8 +335,8 @@ class Reader:
             kept = [page for page in tier.pages.values() if page.id > 0 and tier.at(page.id) != "dropped"]
             for at, page in enumerate(kept):
                 if at % READ == 0:
-                    kernel.contents.fetch(digest for page in kept[at : at + READ] for digest in (page.digest, page.extra))
-                part, leftovers = part_of(page, kernel.contents.get(page.digest), kernel.contents.get(page.extra))
+                    self.fetch(kept[at : at + READ])
+                part, leftovers = self.part(page)
                 known = made.get(page.message)
                 if known is None:
                     made[page.message] = Message(role=page.role, parts=(part,), extra=leftovers, sources=page.sources)

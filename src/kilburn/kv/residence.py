@@ -207,7 +207,7 @@ class Residence:
 
     def _purge(self) -> bool:
         """Drop what was computed in sight of a page that is forgotten now: what derives from it goes with it."""
-        states = self.process.kernel.tier.states
+        states = self.process.window.states
         stood = [start for page, start in self.sequence.table.stood.items() if page in states and states[page].at == "dropped"]
         if not stood:
             return False
@@ -217,7 +217,7 @@ class Residence:
 
     def _miss(self) -> None:
         """What was pinned after its keys and values had left has to come back: its place is empty."""
-        table, pins = self.sequence.table, self.process.kernel.tier.pins
+        table, pins = self.sequence.table, self.process.window.pins
         self._placed = [one for one in self._placed if one.line.page not in pins or table.count(one.start, one.stop)]
 
     def _adopt(self, plan: Following) -> int:
@@ -253,7 +253,7 @@ class Residence:
     def _edit(self, plan: Following) -> None:
         """Put folds into the gaps in sight of what they stand for, then let that go, then put in all else."""
         sources = {one.line.page for one in plan.evict}
-        pages = self.process.kernel.tier.pages
+        pages = self.process.window.pages
         seeing: list[tuple[Line, int]] = []
         blind: list[tuple[Line, int]] = []
         for line, position in plan.insert:
@@ -306,7 +306,7 @@ class Residence:
     def _place(self, line: Line, start: int) -> None:
         stop = start + len(line.tokens)
         # The handle of a result quotes it; that of a stretch that is out says numbers only.
-        if line.key[2] in self.process.kernel.tier.stubs and not line.page:
+        if line.key[2] in self.process.window.stubs and not line.page:
             stood = self.sequence.table.stood
             stood[line.key[2]] = min(start, stood.get(line.key[2], start))
         if line.page:
@@ -332,13 +332,7 @@ class Residence:
                 table.compact()
 
     def _note(self, pages: Any, policy: str, why: str, **data: Any) -> None:
-        kernel = self.process.kernel
-        if kernel.store.readonly:
-            return
-        with kernel.lock:
-            kernel.observe(
-                Act.CACHE, tuple(pages), policy=policy, cause=Cause.PRESSURE, why=why, cached=len(self.sequence), **data
-            )
+        self.process.record(Act.CACHE, pages, policy=policy, cause=Cause.PRESSURE, why=why, cached=len(self.sequence), **data)
 
 
 def _without(start: int, stop: int, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:

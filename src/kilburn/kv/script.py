@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from kilburn.errors import SpecError
 from kilburn.kernel.process import Process
-from kilburn.kernel.render import items
 from kilburn.kv.weights import Weights
 from kilburn.message import Kind, Role
 from kilburn.page import Page
@@ -76,11 +75,10 @@ class Template:
 
     def lines(self, process: Process) -> list[Line]:
         """All that stands in a process's window."""
-        kernel = process.kernel
-        with kernel.lock:
-            shown = items(kernel.tier)
+        with process.lock:
+            shown = process.shown()
             fresh = [page for _, page, instead in shown if page is not None and not instead]
-            kernel.contents.fetch(page.digest for page in fresh if _name(page) not in self._kept)
+            process.fetch(page for page in fresh if _name(page) not in self._kept)
             made = []
             kept: dict[_Name, tuple[int, ...]] = {}
             for key, page, instead in shown:
@@ -90,7 +88,7 @@ class Template:
                         made.append(Line(key, 0, self.line(role, instead)))
                     continue
                 name = _name(page)
-                kept[name] = self._kept.get(name) or self.line(page.role, self._text(page, kernel.text(page.id)))
+                kept[name] = self._kept.get(name) or self.line(page.role, self._text(page, process.text(page.id)))
                 made.append(Line(key, page.id, kept[name]))
             self._kept = kept
         return made

@@ -102,11 +102,9 @@ class Spill:
 
         def erase(pages: Collection[int]) -> None:
             gone = self.shelf.forget(owner, pages)
-            kernel = process.kernel
-            if gone and not kernel.store.readonly:
-                with kernel.lock:
-                    why = "spilled keys and values were removed"
-                    kernel.observe(Act.NOTE, tuple(pages), policy="kernel", why=why, how="forgotten", files=gone)
+            if gone:
+                why = "spilled keys and values were removed"
+                process.record(Act.NOTE, pages, policy="kernel", why=why, how="forgotten", files=gone)
 
         process.erasers[f"spilled to {self.shelf.folder.resolve()}"] = erase
         forgotten = _forgotten(process)
@@ -330,13 +328,12 @@ def resume(engine: Engine, sequence: Sequence, spill: Spill, spilled: Spilled | 
 
 def owner_of(process: Process) -> str:
     """What files say of the window that their sequence showed: tenant and session."""
-    return f"{process.kernel.store.tenant}/{process.name}"
+    return f"{process.tenant}/{process.name}"
 
 
 def _forgotten(process: Process) -> set[int]:
-    kernel = process.kernel
-    with kernel.lock:
-        return {page for page, state in kernel.tier.states.items() if state.at == "dropped"}
+    with process.lock:
+        return {page for page, state in process.window.states.items() if state.at == "dropped"}
 
 
 def _firsts(first: Mapping[int, tuple[int, Tensor]]) -> list[Draft]:

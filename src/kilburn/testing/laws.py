@@ -27,7 +27,7 @@ __all__ = ["check_laws", "counted"]
 
 def counted(prompt: Prompt, process: Process) -> int:
     """Tokens of a rendered chat prompt, counted again from the outside, text by text."""
-    counter = process.kernel.counter
+    counter = process.counter
     total = 0
     for message in prompt:
         content = message.get("content")
@@ -44,7 +44,7 @@ def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = Non
     Args:
         appended: all that was appended, in order, where nothing was forgotten.
     """
-    kernel, tier = process.kernel, process.kernel.tier
+    kernel, tier = process.kernel, process.window
     if appended is not None:
         assert process.messages() == list(appended), "law 1: the transcript is not what was appended"
     prompt = process.render()
@@ -72,7 +72,7 @@ def _holds(message: dict[str, Any], text: str) -> bool:
 
 def _check_request(process: Process) -> None:
     """Only the kernel takes the user's latest message from the window, or a person who forgets or retires it."""
-    tier = process.kernel.tier
+    tier = process.window
     texts = [page for page in tier.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
     said = [page for page in texts if page.trust >= Trust.USER and (page.label or not page.digest)]
     asked = [page.id for page in said if page.message == max(other.message for other in said)]
@@ -96,7 +96,7 @@ def _touches(data: dict[str, Any], page: int, tier: Tier) -> bool:
 
 def _check_layout(process: Process) -> None:
     """The handles, from what stands in the prompt and what is out: one for all that is out between two things that stand."""
-    kernel, tier = process.kernel, process.kernel.tier
+    kernel, tier = process.kernel, process.window
     walls = sorted((*page.place, page.id) for page in tier.pages.values() if tier.at(page.id) in ("in", "stub"))
     stretches: dict[int, list[int]] = {}
     for page in sorted(page for page in tier.pages if page > 0 and tier.at(page) == "out"):
@@ -110,7 +110,7 @@ def _check_layout(process: Process) -> None:
 
 
 def _check_derived(process: Process) -> None:
-    kernel, tier = process.kernel, process.kernel.tier
+    kernel, tier = process.kernel, process.window
     for page in tier.pages.values():
         if page.kind not in (Kind.FOLD, Kind.EXCERPT) or tier.at(page.id) == "dropped":
             continue
@@ -127,7 +127,7 @@ def _check_derived(process: Process) -> None:
 
 
 def _check_replay(process: Process) -> None:
-    kernel, tier = process.kernel, process.kernel.tier
+    kernel, tier = process.kernel, process.window
     if not kernel.store.readonly:
         kernel.flush()
     stored = {page.id: (page, state) for page, state in kernel.store.pages(kernel.info.number)}
