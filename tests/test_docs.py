@@ -192,8 +192,8 @@ def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
     exec(code, names)
 
 
-def run_blocks(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run a page's blocks in this folder."""
+def check_blocks(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the blocks of a page in this folder, and compare what they print."""
     blocks = [block for block in blocks_of(page) if not block.skipped]
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
@@ -219,7 +219,7 @@ def names_a_model(page: Path) -> bool:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not names_a_model(page)], ids=name_of)
 def test_blocks_run(page: Path, nobody: Path, capsys: pytest.CaptureFixture[str], offline: None) -> None:
-    run_blocks(page, capsys)
+    check_blocks(page, capsys)
 
 
 @pytest.fixture(scope="session")
@@ -235,7 +235,7 @@ def test_blocks_with_a_model_run(
     models = nobody / ".home" / ".cache" / "kilburn" / "models"
     models.parent.mkdir(parents=True)
     models.symlink_to(weights)
-    run_blocks(page, capsys)
+    check_blocks(page, capsys)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
