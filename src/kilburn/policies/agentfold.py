@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from kilburn.effect import Answer, Ask, Effect, Note
+from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
@@ -134,7 +134,7 @@ class Partition:
         if page.depth and not page.message:
             originals = self.view.originals(page)
             return low <= min(originals) and max(originals) < high
-        return low <= page.place[0] < high and not (page.role is Role.USER and page.digest == self.task)
+        return low <= page.order[0] < high and not (page.role is Role.USER and page.digest == self.task)
 
 
 def partition_of(view: View, last: int) -> Partition:
@@ -162,7 +162,7 @@ def _intervals(view: View, starts: list[int]) -> Iterable[tuple[int, int]]:
 
 
 def _origin(page: Page) -> int:
-    return page.place[0]
+    return page.order[0]
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Agentfold:
             return []
         if self.ask:
             answer = yield self._question(view, partition)
-            if answer.outcome != "none":
+            if answer.outcome != Outcome.NO_MODEL:
                 return (yield from self._heed(view, partition, answer))
         return self._by_rule(view, partition)
 
@@ -278,7 +278,7 @@ class Agentfold:
                 return moves
         begins = partition.starts[0] if partition.starts else 0
         older = [page for page in view.pages if not view.is_latest(page)]
-        order = chain((page for page in older if page.place[0] >= begins), older)
+        order = chain((page for page in older if page.order[0] >= begins), older)
         leaving = view.free(order, view.excess)
         return [Evict(pages=leaving, why="over capacity")] if leaving else []
 
@@ -328,7 +328,7 @@ class Agentfold:
 
 
 def _rejected(why: str) -> Generator[Effect, Answer, Sequence[Move]]:
-    yield Note(outcome="rejected", why=why)
+    yield Note(outcome=Outcome.REJECTED, why=why)
     return []
 
 
@@ -336,7 +336,7 @@ def _folded(view: View, stretch: Stretch, first: int, last: int, text: str) -> G
     """The moves of a valid directive, or a note where the window would not become shorter."""
     moves = _moves(view, stretch, first, last, text)
     if not moves:
-        yield Note(outcome="no progress", why=f"a text as long as what it replaces, {stretch.freed} tokens")
+        yield Note(outcome=Outcome.NO_PROGRESS, why=f"a text as long as what it replaces, {stretch.freed} tokens")
         return []
     yield Note(why="granular condensation" if first == last else "deep consolidation", figures={"steps": last - first + 1})
     return moves
