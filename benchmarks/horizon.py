@@ -12,9 +12,9 @@ import time
 
 from figures import Row, emit, parser
 from kilburn.agents.reasoning_cache import Schedule
-from kilburn.evals.horizon import Recurrence, Run, Stepper, recurrences, solve
 from kilburn.kernel.resolve import resolve
 from kilburn.models.weights import catalogue
+from recurrences import Recurrence, Run, Stepper, recurrences, solve
 
 
 def rows_of(tasks: list[Recurrence], model: object, schedules: list[Schedule], context: int) -> list[Row]:

@@ -7,7 +7,7 @@ MEM1, nothing leaving at all, the oldest leaving at twice MEM1's peak, and MEM1 
 from __future__ import annotations
 
 from figures import Row, emit, parser
-from kilburn.evals.objectives import Episode, make, play, scripted
+from questions import Episode, make, play, scripted
 
 WINDOW = 1_000_000
 COURSES = (

@@ -36,8 +36,7 @@ class Act(StrEnum):
     ASK = "ask"
     """A policy asked a model; `data` holds the outcome."""
     COMPACT = "compact"
-    """A policy was at work; `data` holds the outcome: "done", "empty", "failed", "refused", "rejected",
-    "truncated", "no progress", "illegal" (its moves broke a law), "started", "busy" or "late"."""
+    """A policy was at work; `data` holds the outcome (`kilburn.effect.Outcome`)."""
     REFUSE = "refuse"
     """Moves of a policy were rejected; nothing changed."""
     USAGE = "usage"
@@ -69,7 +68,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         pages: ids of the pages it happened to.
         boundary: "window" unless another level's boundary.
         policy: the policy's name, "kernel" for the kernel's own moves, "user" for calls from outside.
-        cause: "admit", "pressure", "fault", "idle", "tail" or "user".
+        cause: "admit", "pressure", "fault", "advice", "idle", "tail" or "user".
         why: in the policy's words.
         tokens: use of the level above the boundary after the event.
         data: what is particular to the act, as plain JSON.

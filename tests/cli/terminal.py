@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kilburn.cli import main
+from typer import Typer
+
+from kilburn.cli import app, main
 
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "You keep the log of a lighthouse."},
@@ -45,11 +47,11 @@ class Said:
         return json.loads(self.raw)
 
 
-def kilburn(*words: object) -> Said:
-    """Run the command line in this process."""
+def kilburn(*words: object, commands: Typer = app, name: str = "kilburn") -> Said:
+    """Run the command line in this process, or another program of `commands`."""
     out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline=""), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = main([str(word) for word in words])
+        status = main([str(word) for word in words], commands=commands, name=name)
     out.flush()
     buffer = out.buffer
     assert isinstance(buffer, io.BytesIO)

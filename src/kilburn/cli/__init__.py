@@ -7,7 +7,6 @@ over the public surface.
 from __future__ import annotations
 
 from kilburn.cli import (
-    channel,
     chat,
     demo,
     drift,
@@ -15,22 +14,18 @@ from kilburn.cli import (
     forget,
     fsck,
     kv,
-    mementos,
     models,
     policies,
-    press,
     recall,
     receipts,
     replay,
     session,
     top,
-    torture,
     transfer,
 )
 from kilburn.cli.shell import app, main
 
 VERBS = (
-    channel,
     chat,
     demo,
     drift,
@@ -38,16 +33,13 @@ VERBS = (
     forget,
     fsck,
     kv,
-    mementos,
     models,
     policies,
-    press,
     recall,
     receipts,
     replay,
     session,
     top,
-    torture,
     transfer,
 )
 """The modules whose import registers their verbs."""

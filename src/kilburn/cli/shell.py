@@ -96,20 +96,24 @@ def program(
     """A one-level store for LLM agents: the whole past is addressable, the window never overflows, nothing is lost."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit status. Takes the process's own arguments where none are given."""
+def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "kilburn") -> int:
+    """Run one verb; returns the exit status. Takes the process's own arguments where none are given.
+
+    Args:
+        commands: other than Kilburn's own: a program of `recipes/` has the same exit statuses and errors. name: its name.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- it is open as long as the process
     if sys.stdout is None:
-        say("kilburn: standard output is closed; give it a file, a pipe or /dev/null")
+        say(f"{name}: standard output is closed; give it a file, a pipe or /dev/null")
         return 1
     with warnings.catch_warnings():
         # The figures say it in words where they are shown.
         warnings.simplefilter("ignore", HitRateWarning)
         warnings.simplefilter("always", DamageWarning)
-        warnings.showwarning = lambda message, *_, **__: say(f"kilburn: {message}")
-        status = _run(given)
+        warnings.showwarning = lambda message, *_, **__: say(f"{name}: {message}")
+        status = _run(given, commands, name)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -118,9 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(given: list[str]) -> int:
+def _run(given: list[str], commands: typer.Typer, name: str) -> int:
     try:
-        status = typer.main.get_command(app).main(args=given, prog_name="kilburn", standalone_mode=False)
+        status = typer.main.get_command(commands).main(args=given, prog_name=name, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except Unusable as error:
         words = io.StringIO()
@@ -140,7 +144,7 @@ def _run(given: list[str]) -> int:
             return 1
         if _wants_debug(given):
             say(traceback.format_exc())
-        say(f"kilburn: {' '.join(_words_of(error).split())}")
+        say(f"{name}: {' '.join(_words_of(error).split())}")
         return 2 if isinstance(error, USAGE) and not isinstance(error, Forgotten) else 1
 
 

@@ -23,8 +23,8 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.evals.regret import INFINITE, LRU, MIN, OURS, Regret, Tally
 from kilburn.evals.requests import UNIT, Event, Trace, weave
-from kilburn.kv.eviction import ORDERS, Eviction, Use
-from kilburn.kv.returning import Returning
+from kilburn.kv.eviction import ORDERS, EvictionOrder, PromptUse
+from kilburn.kv.return_odds import ReturnOdds
 
 __all__ = ["CAPACITIES", "POLICIES", "Belady", "Setting", "evaluate", "expire", "replay", "sample"]
 
@@ -35,7 +35,7 @@ HOURS = 10.0
 TTLS = {"ttl 5 min": 300.0, "ttl 60 min": 3600.0, INFINITE: math.inf}
 """Caches without a bound that forget what was not used for so many seconds."""
 
-ONLINE: dict[str, Callable[[int], Eviction]] = {**ORDERS, OURS: lambda _: Returning()}
+ONLINE: dict[str, Callable[[int], EvictionOrder]] = {**ORDERS, OURS: lambda _: ReturnOdds()}
 POLICIES = (*ONLINE, MIN, *TTLS)
 
 _NEVER = 1 << 60
@@ -129,7 +129,7 @@ def _tallies(events: Sequence[Event], names: Sequence[str], setting: Setting, su
                 yield msgspec.structs.replace(counted, policy=name, capacity=capacity, subs=subs)
 
 
-def replay(events: Sequence[Event], capacity: int, order: Eviction, *, hold: bool = False) -> Tally:
+def replay(events: Sequence[Event], capacity: int, order: EvictionOrder, *, hold: bool = False) -> Tally:
     """Serve the events from a cache of `capacity` units that an order keeps.
 
     Raises:
@@ -202,18 +202,18 @@ class Belady:
         self._rank: dict[int, tuple[int, int, int]] = {}
         self._heap: list[tuple[int, int, int]] = []
 
-    def used(self, units: Sequence[int], use: Use) -> None:
-        """See `kilburn.kv.eviction.Eviction`."""
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
+        """See `kilburn.kv.eviction.EvictionOrder`."""
         for depth, (unit, later) in enumerate(zip(units, self._next[use.request], strict=True)):
             entry = (-later, -depth, unit)
             self._rank[unit] = entry
             heappush(self._heap, entry)
 
-    def ended(self, use: Use, time: float, why: str) -> None:
-        """See `kilburn.kv.eviction.Eviction`; nothing is made of it."""
+    def ended(self, use: PromptUse, time: float, why: str) -> None:
+        """See `kilburn.kv.eviction.EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `kilburn.kv.eviction.Eviction`."""
+        """See `kilburn.kv.eviction.EvictionOrder`."""
         chosen: list[int] = []
         kept: list[tuple[int, int, int]] = []
         while len(chosen) < count and self._heap:

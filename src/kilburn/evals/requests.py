@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.errors import InvalidMessage, SpecError
-from kilburn.kv.eviction import Use
+from kilburn.kv.eviction import PromptUse
 from kilburn.wire.recording import bounded
 
 __all__ = ["BLOCK", "UNIT", "Event", "Prompt", "Trace", "made", "read", "weave"]
@@ -59,7 +59,7 @@ class Event(msgspec.Struct, frozen=True):
     """A prompt that begins, with its units; or, with `units` None, the end of its reply for the reason `why`."""
 
     time: float
-    use: Use
+    use: PromptUse
     trace: int
     units: tuple[int, ...] | None
     why: str = ""
@@ -150,7 +150,7 @@ def weave(traces: Sequence[Trace], seed: int, hours: float, *, subs: bool = True
             if prompt.agent not in session:
                 session[prompt.agent] = next(sessions)
             time = began + prompt.time
-            use = Use(time, next(requests), session[prompt.agent], prompt.agent > 0)
+            use = PromptUse(time, next(requests), session[prompt.agent], prompt.agent > 0)
             units = tuple(number << 32 | unit for unit in prompt.units)
             events.append(Event(time, use, number, units))
             events.append(Event(time + prompt.ran, use, number, None, prompt.why))

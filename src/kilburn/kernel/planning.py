@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from kilburn.budget import Budget
-from kilburn.effect import Answer, Ask, Deferred
+from kilburn.effect import Answer, Ask, Deferred, Outcome
 from kilburn.errors import KernelError, PinsExceedWindow
 from kilburn.event import Act
 from kilburn.kernel.admission import text_cost
@@ -23,7 +23,7 @@ from kilburn.kernel.kernel import LEAST, Kernel
 from kilburn.kernel.layout import GONE, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
-from kilburn.page import Page, Span
+from kilburn.page import Page, Place, Span
 from kilburn.policy import Cause, Policy, View
 
 __all__ = ["Planner"]
@@ -84,9 +84,9 @@ class Planner:
 
     def bring(self, pages: Sequence[int]) -> None:
         """Bring pages into the window whole, before they are pinned."""
-        below = tuple(page for page in pages if self.kernel.tier.at(page) != "in")
+        below = tuple(page for page in pages if self.kernel.tier.at(page) != Place.IN)
         if below:
-            self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.FAULT)
+            self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.ADVICE)
 
     def enforce(self) -> None:
         """Settle the budget without asking the policy."""
@@ -151,7 +151,7 @@ class Planner:
 
     def _task(self) -> str:
         tier = self.kernel.tier
-        return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != "dropped" else ""
+        return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != Place.DROPPED else ""
 
     def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
         view = self.view(cause, wanted, self.background.look())
@@ -161,7 +161,7 @@ class Planner:
         """The session ends: an answer that is still awaited comes too late, and the ledger says so."""
         purpose = self.background.abandon()
         if purpose is not None:
-            self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome="late", freed=0, moves=0)
+            self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome=Outcome.LATE, freed=0, moves=0)
 
     def _page_system(self, wanted: tuple[int, ...]) -> None:
         """Of a leading system prompt that is too long to pin, head and tail are pinned instead (law 3)."""
@@ -227,7 +227,7 @@ class Planner:
                     self._shorten(tier.pages[number], room // (len(calls) + 1))
         for number in wanted:
             page = tier.pages[number]
-            if number not in tier.pins and tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
+            if number not in tier.pins and tier.at(number) == Place.IN and page.tokens > room and page.kind is not Kind.IMAGE:
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:
@@ -280,9 +280,16 @@ class Planner:
     def _make_room(self, stays: Set[int]) -> None:
         """Evict the oldest groups that may leave, the user's words after all else; then calls without a result
         that the talk has gone on from; then shorten or evict even what just came."""
-        tier = self.kernel.tier
+        kernel, tier = self.kernel, self.kernel.tier
         view = self.view(Cause.PRESSURE, ())
-        self._relieve((page for page in _in_turn(view) if not view.is_latest(page)), stays, PATIENCE)
+        older = [page for page in _in_turn(view) if not view.is_latest(page)]
+        if kernel.excess > kernel.capacity:
+            # A session that was written with a far larger window: most of it leaves in one move.
+            movable = replace(view, pins=stays, open=self._open(PATIENCE))
+            chosen = movable.free(older, kernel.excess - kernel.capacity // 8)
+            if chosen:
+                self._try(Evict(pages=chosen, why="over capacity"))
+        self._relieve(older, stays, PATIENCE)
         gone_on = sorted(tier.open.keys() - tier.awaited(LEAST))
         self._relieve((tier.pages[call] for each in gone_on if (call := tier.stands_itself(each)) is not None), stays)
         self._crowd_out(stays)
@@ -299,37 +306,47 @@ class Planner:
         """Evict thinking from before a page, message by message, as long as the window is over its capacity."""
         kernel, tier = self.kernel, self.kernel.tier
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
-            if kernel.excess and page.kind is Kind.REASONING and page.id < before and tier.at(page.id) == "in":
+            if kernel.excess and page.kind is Kind.REASONING and page.id < before and tier.at(page.id) == Place.IN:
                 together = map(tier.pages.__getitem__, tier.group(page.id))
-                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == "in")
+                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == Place.IN)
                 self._try(Evict(pages=thoughts, why="thinking that does not fit"))
 
     def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
         """Evict pages one after the other as long as the window is over its capacity."""
+        view = self.view(Cause.PRESSURE, ()) if self.kernel.excess else None
         for page in pages:
-            if not self.kernel.excess:
+            if view is None or not self.kernel.excess:
                 return
-            self._evict(page, stays, patience)
+            self._evict(page, view, stays, patience)
 
     def _crowd_out(self, stays: Set[int]) -> None:
         """Shorten pages to what is left for them, or evict them, as long as the window is over its capacity."""
         kernel = self.kernel
-        for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
+        if not kernel.excess:
+            return
+        view = self.view(Cause.PRESSURE, ())
+        for page in view.pages:
             if not kernel.excess:
                 return
-            if kernel.tier.at(page.id) == "in" and page.id not in stays:
+            if kernel.tier.at(page.id) == Place.IN and page.id not in stays:
                 least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
                 # Of the user's latest message a shorter excerpt is better than none.
                 whole = kernel.tier.pages[page.sources[0]] if page.depth and page.id in kernel.tier.held() else page
                 if page.tokens <= least or not self._shorten(whole, least):
-                    self._evict(page, stays)
+                    self._evict(page, view, stays)
 
-    def _evict(self, page: Page, stays: Set[int], patience: int = LEAST) -> None:
-        """Evict a page's group, or of it what may leave; nothing where nothing may."""
-        if self.kernel.tier.at(page.id) != "in":
+    def _evict(self, page: Page, view: View, stays: Set[int], patience: int = LEAST) -> None:
+        """Evict a page's group, or of it what may leave; nothing where nothing may.
+
+        Args:
+            view: of this turn. Of its pages only the group's are looked at, as they are now: thousands of groups may
+                leave one after the other.
+        """
+        tier = self.kernel.tier
+        if tier.at(page.id) != Place.IN:
             return
-        view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=self._open(patience))
-        chosen = view.free([page], 1)
+        group = [tier.priced(member) for member in tier.group(page.id) if tier.at(member) == Place.IN]
+        chosen = replace(view, pages=group, pins=stays, open=self._open(patience)).free([page], 1)
         if chosen:
             self._try(Evict(pages=chosen, why="over capacity"))
 

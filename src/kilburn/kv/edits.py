@@ -1,0 +1,152 @@
+"""How a cached sequence comes to hold what the window shows now: by edits in place, or by computing anew.
+
+An edit evicts the tokens of lines that left and puts new lines into the gap; what follows is not computed
+again, and still knows what left (the implicit channel). Computing anew drops everything from the first
+difference on: exact, and paid for in prefill. The cheaper one is taken. A pure plan: it refuses to
+touch an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kilburn.errors import SpecError
+from kilburn.kv.template import WindowLine
+
+__all__ = ["HOW", "EditPlan", "PlacedLine", "Price", "plan_edits"]
+
+HOW = ("auto", "edit", "prefill")
+
+
+class PlacedLine(NamedTuple):
+    """A line that the sequence has positions for, `start` to `stop`; its keys and values may have left."""
+
+    line: WindowLine
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the two ways cost, in tokens of prefill.
+
+    Args:
+        edit: for each place at which the sequence is edited: bookkeeping, and a block that is split.
+        stale: for each token behind an edit that is kept, though it was computed in sight of what left: 0 always
+            prefers edits, 1 always computes anew.
+
+    Raises:
+        SpecError: a price that cannot be.
+    """
+
+    edit: float = 8.0
+    stale: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not (self.edit >= 0 and self.stale >= 0):
+            raise SpecError(f"{self} is no price", advice="give 0 or more, in tokens of prefill")
+
+
+@dataclass(frozen=True)
+class EditPlan:
+    """What to do, in this order.
+
+    Args:
+        how: "same", "append", "edit" or "prefill".
+        evict: lines whose keys and values go.
+        insert: lines that go into gaps, each with its first position.
+        cut: logical position from which on all is dropped, or None.
+        append: lines that are computed at the end.
+        edited, anew: what either way would cost, in tokens of prefill.
+    """
+
+    how: str
+    evict: tuple[PlacedLine, ...] = ()
+    insert: tuple[tuple[WindowLine, int], ...] = ()
+    cut: int | None = None
+    append: tuple[WindowLine, ...] = ()
+    edited: float = 0.0
+    anew: float = 0.0
+
+
+class _Edit(NamedTuple):
+    evict: list[PlacedLine]
+    insert: list[tuple[WindowLine, int]]
+    cut: int | None
+    append: list[WindowLine]
+    cost: float
+
+
+def plan_edits(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price, how: str = "auto") -> EditPlan:
+    """The way from what is placed to what is wanted.
+
+    Raises:
+        SpecError: `how` is none of "auto", "edit", "prefill".
+    """
+    if how not in HOW:
+        raise SpecError(f"how={how!r} is none of {', '.join(HOW)}")
+    same = 0
+    while same < min(len(placed), len(wanted)) and placed[same].line == wanted[same]:
+        same += 1
+    fresh = wanted[same:]
+    if same == len(placed):
+        size = float(sum(len(line.tokens) for line in fresh))
+        return EditPlan("append" if fresh else "same", append=tuple(fresh), edited=size, anew=size)
+    anew = float(sum(len(line.tokens) for line in fresh))
+    edit = _edited(placed, wanted, price)
+    if how == "prefill" or (how == "auto" and anew <= edit.cost):
+        return EditPlan("prefill", cut=placed[same].start, append=tuple(fresh), edited=edit.cost, anew=anew)
+    return EditPlan("edit", tuple(edit.evict), tuple(edit.insert), edit.cut, tuple(edit.append), edit.cost, anew)
+
+
+def _edited(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price) -> _Edit:
+    """Keep every line that is wanted still; where a new one does not fit its gap, compute anew from there."""
+    kept = _kept(placed, wanted)
+    insert: list[tuple[WindowLine, int]] = []
+    waiting: list[WindowLine] = []
+    cut: int | None = None
+    edges = 0
+    before, last = 0, -1
+    at = len(wanted)
+    for index, line in enumerate(wanted):
+        place = kept.get(index)
+        if place is None:
+            waiting.append(line)
+            continue
+        room = placed[place].start - before
+        if sum(len(one.tokens) for one in waiting) > room:
+            cut, at = before, index - len(waiting)
+            break
+        # A gap that an earlier edit left is none of this one's places.
+        edges += bool(waiting) or place > last + 1
+        position = placed[place].start - sum(len(one.tokens) for one in waiting)
+        for one in waiting:
+            insert.append((one, position))
+            position += len(one.tokens)
+        waiting = []
+        before, last = placed[place].stop, place
+    else:
+        at = len(wanted) - len(waiting)
+        # What left at the very end is simply cut off.
+        cut = before if placed and before < placed[-1].stop else None
+    stay = {place for index, place in kept.items() if index < at}
+    evict = [one for place, one in enumerate(placed) if place not in stay and (cut is None or one.start < cut)]
+    append = list(wanted[at:])
+    first = min((one.start for one in evict), default=None)
+    behind = sum(placed[place].stop - placed[place].start for place in stay if first is not None and placed[place].start > first)
+    computed = sum(len(line.tokens) for line, _ in insert) + sum(len(line.tokens) for line in append)
+    return _Edit(evict, insert, cut, append, computed + price.edit * edges + price.stale * behind)
+
+
+def _kept(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine]) -> dict[int, int]:
+    """Index in `wanted` -> index in `placed` of the same line; both ascend, because keys do."""
+    known = {one.line.key: index for index, one in enumerate(placed)}
+    found: dict[int, int] = {}
+    last = -1
+    for index, line in enumerate(wanted):
+        place = known.get(line.key)
+        if place is not None and place > last and placed[place].line == line:
+            found[index] = last = place
+    return found

@@ -1,0 +1,318 @@
+"""The file that keys and values are spilled to: tensors, what they are, and a checksum of every byte.
+
+Eight bytes that say what and which version it is, the tensors one behind the other, a header in JSON,
+and the header's length. The header holds the SHA-256 of each tensor; the file is named after the SHA-256 of
+the header. So a file that was cut, changed anywhere or put under another's name is a `Miss`. It is written
+beside its place and renamed when all of it is on the disk. It refuses to know engines and sequences.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from kilburn.errors import MissingExtra, SpillFailed
+from kilburn.kv.prefixes import Key
+from kilburn.kv.table import Alteration, Eviction
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+__all__ = [
+    "SUFFIX",
+    "Draft",
+    "Header",
+    "Miss",
+    "PageHeader",
+    "SequenceHeader",
+    "TensorEntry",
+    "header_of",
+    "read",
+    "remove_leftovers",
+    "size_of",
+    "write",
+]
+
+MAGIC = b"kilbnKV\x01"
+"""Its last byte is the version; what has another is a miss."""
+
+SUFFIX = ".kv"
+DTYPES = {
+    str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)
+}
+
+
+class Miss(msgspec.Struct, frozen=True):
+    """Nothing could be restored, and nothing was changed.
+
+    Args:
+        why: "absent": no such file. "foreign": another model, dtype, tenant or kind of machine wrote it. "version":
+            another version of this format. "corrupt": not the bytes that were written. "unreadable": the system said no.
+        what: the same in words.
+    """
+
+    why: Literal["absent", "foreign", "version", "corrupt", "unreadable"]
+    what: str
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """One tensor of a file: its name, its dtype as torch names it, its shape and the SHA-256 of its bytes, hex."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensor."""
+        count = DTYPES[self.dtype].itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What every file says.
+
+    Args:
+        key: whose keys and values they are.
+        order: of the bytes of a number, "little" or "big".
+        tokens: of the whole sequence by logical position, or of the page.
+        sections: the tensors, in order.
+        shifts: those of `Sequence.shifts` that are of its positions.
+        first: of each of these whose first key is there too, the shift that it had; the keys are a tensor, in this order.
+        owners: as `Sequence.owners`; None where an earlier version wrote it, which did not say.
+        stood: as `Table.stood`: the pages in whose sight this may have been computed.
+    """
+
+    key: Key
+    tokens: list[int]
+    order: str = sys.byteorder
+    sections: list[TensorEntry] = []
+    shifts: dict[int, int] = {}
+    first: dict[int, int] = {}
+    owners: list[str] | None = None
+    stood: dict[int, int] = {}
+
+
+class SequenceHeader(Header, frozen=True, kw_only=True, tag="sequence"):
+    """A sequence.
+
+    Args:
+        cached: the runs (half-open) of logical positions that are cached.
+        evictions: as `Table.evictions`.
+        pages: page -> range.
+        altered: as `Table.altered`.
+        shared: whether it may share prefixes.
+        watch: whether attention was summed, and how many recent queries were noted; None where nobody watched.
+    """
+
+    cached: list[tuple[int, int]]
+    evictions: list[Eviction]
+    pages: dict[int, tuple[int, int]]
+    altered: dict[Alteration, int]
+    shared: bool
+    watch: tuple[bool, int] | None = None
+
+
+class PageHeader(Header, frozen=True, kw_only=True, tag="page"):
+    """A page of a sequence.
+
+    Args:
+        page: its id.
+        start: its first logical position.
+        context: SHA-256, hex, of what says all about its keys and values: the tokens up to its end and the evictions
+            before it was complete; empty where more was done to the sequence, so that they do not say all.
+    """
+
+    page: int
+    start: int
+    context: str
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tensor to write, in pieces: what its shape is as a whole, and the pieces in order."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: Iterable[Tensor] = field(repr=False)
+
+    def section(self, digest: str) -> TensorEntry:
+        """What the header will say of it."""
+        return TensorEntry(self.name, str(self.dtype).removeprefix("torch."), self.shape, digest)
+
+
+def size_of(header: SequenceHeader | PageHeader, drafts: Iterable[Draft]) -> int:
+    """Bytes that the file will have."""
+    sections = [draft.section("0" * 64) for draft in drafts]
+    text = msgspec.json.encode(msgspec.structs.replace(header, sections=sections))
+    return len(MAGIC) + sum(section.bytes for section in sections) + len(text) + 8
+
+
+def write(folder: Path, header: SequenceHeader | PageHeader, drafts: Iterable[Draft]) -> tuple[str, int]:
+    """Write a file; returns its address (the SHA-256 of its header) and its bytes.
+
+    It is on the disk when this returns: the file and its name are synced.
+
+    Raises:
+        SpillFailed: the system could not; nothing of it is left.
+    """
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
+    except OSError as error:
+        raise _failed(folder, error) from error
+    part = Path(name)
+    try:
+        with open(descriptor, "wb") as file:
+            # Whoever clears a folder of parts that nobody writes any more sees by this that somebody does.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            address = _written(file, header, drafts)
+            file.flush()
+            os.fsync(descriptor)
+            size = file.tell()
+        part.replace(folder / (address + SUFFIX))
+        _sync(folder)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise _failed(folder, error) from error
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return address, size
+
+
+def _written(file: BinaryIO, header: SequenceHeader | PageHeader, drafts: Iterable[Draft]) -> str:
+    file.write(MAGIC)
+    sections = []
+    for draft in drafts:
+        digest = hashlib.sha256()
+        for piece in draft.pieces:
+            raw = _raw(piece.detach().to("cpu").contiguous())
+            digest.update(raw)
+            file.write(raw)
+        sections.append(draft.section(digest.hexdigest()))
+    text = msgspec.json.encode(msgspec.structs.replace(header, sections=sections))
+    file.write(text)
+    file.write(len(text).to_bytes(8, "little"))
+    return hashlib.sha256(text).hexdigest()
+
+
+def read(folder: Path, address: str, key: Key) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
+    """A file's header and tensors, every byte checked; on the CPU, in memory of their own."""
+    if len(address) != 64 or not address.isalnum():
+        return Miss("absent", f"{address!r} is no address")
+    path = folder / (address + SUFFIX)
+    try:
+        with path.open("rb") as file:
+            return _read(file, address, key)
+    except FileNotFoundError:
+        return Miss("absent", f"there is no {path}")
+    except OSError as error:
+        return Miss("unreadable", f"{path}: {error}")
+
+
+def header_of(path: Path) -> SequenceHeader | PageHeader | Miss:
+    """What a file says of itself, without its tensors: whose it is, and what it was made of."""
+    try:
+        with path.open("rb") as file:
+            found = _header(file, path.name.removesuffix(SUFFIX))
+    except FileNotFoundError:
+        return Miss("absent", f"there is no {path}")
+    except OSError as error:
+        return Miss("unreadable", f"{path}: {error}")
+    return found if isinstance(found, Miss) else found[0]
+
+
+def _header(file: BinaryIO, address: str) -> tuple[SequenceHeader | PageHeader, int] | Miss:
+    """The header, and the bytes before it that are tensors."""
+    size = os.fstat(file.fileno()).st_size
+    magic = file.read(len(MAGIC))
+    if magic != MAGIC:
+        if magic[:-1] == MAGIC[:-1] and len(magic) == len(MAGIC):
+            return Miss("version", f"{address} is of version {magic[-1]}, this reads version {MAGIC[-1]}")
+        return Miss("corrupt", f"{address} does not begin as such a file does")
+    file.seek(max(0, size - 8))
+    length = int.from_bytes(file.read(8), "little")
+    room = size - len(MAGIC) - 8 - length
+    if room < 0:
+        return Miss("corrupt", f"{address} was cut, or changed at its end")
+    file.seek(len(MAGIC) + room)
+    text = file.read(length)
+    if hashlib.sha256(text).hexdigest() != address:
+        return Miss("corrupt", f"{address} was cut, or its header changed")
+    try:
+        return msgspec.json.decode(text, type=SequenceHeader | PageHeader), room
+    except msgspec.DecodeError as error:
+        return Miss("corrupt", f"{address} has a header that is none: {error}")
+
+
+def _read(file: BinaryIO, address: str, key: Key) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
+    told = _header(file, address)
+    if isinstance(told, Miss):
+        return told
+    header, room = told
+    if header.key != key or header.order != sys.byteorder:
+        # Neither says whose it is: another tenant is not to learn that.
+        return Miss("foreign", f"{address} is not of this model, dtype and tenant")
+    sections = header.sections
+    if any(each.dtype not in DTYPES or min(each.shape, default=0) < 0 for each in sections) or room != sum(
+        each.bytes for each in sections
+    ):
+        return Miss("corrupt", f"{address} has tensors of another size than it says")
+    file.seek(len(MAGIC))
+    found: dict[str, Tensor] = {}
+    for each in sections:
+        tensor = found[each.name] = torch.empty(each.shape, dtype=DTYPES[each.dtype])
+        raw = _raw(tensor)
+        if file.readinto(raw) != len(raw) or hashlib.sha256(raw).hexdigest() != each.digest:  # type: ignore[attr-defined]
+            return Miss("corrupt", f"{each.name} of {address} changed since it was written")
+    return header, found
+
+
+def _sync(folder: Path) -> None:
+    """Have what was renamed in a folder survive a power cut."""
+    entry = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(entry)
+    finally:
+        os.close(entry)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writers that are no more left behind."""
+    for path in folder.glob(".*.part"):
+        # Gone meanwhile: whoever wrote it has finished.
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            path.unlink()
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, in place."""
+    found: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return found
+
+
+def _failed(folder: Path, error: OSError) -> SpillFailed:
+    return SpillFailed(
+        f"the system could not write to {folder}: {error}", advice="make room on the disk, or spill to another folder"
+    )

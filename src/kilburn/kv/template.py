@@ -1,0 +1,105 @@
+"""The window as tokens, line by line: what a sequence should hold, in order.
+
+A line is one thing that stands in the prompt: a page, a fold, or the handle of what is out. It is put into
+tokens by itself, so that its keys and values can leave and come back by themselves. Text of pages is data:
+a marker of the template inside it is spelled out, never obeyed. It refuses to know what is cached.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kilburn.errors import SpecError
+from kilburn.kernel.process import Process
+from kilburn.kv.weights import Weights
+from kilburn.message import Kind, Role
+from kilburn.page import Page
+
+__all__ = ["Template", "WindowLine"]
+
+
+class WindowLine(NamedTuple):
+    """One line of the window.
+
+    Args:
+        key: where it stands: lines are in the order of their keys.
+        page: its page's id where it shows a page whole; 0 for handles.
+        tokens: as the model reads it.
+    """
+
+    key: tuple[int, int, int]
+    page: int
+    tokens: tuple[int, ...]
+
+
+_Name = tuple[str, str, str, str | None]
+"""All that makes a page's line: a branch's pages may have the numbers of others."""
+
+
+class Template:
+    """How lines become tokens: ChatML where the tokenizer has its markers, else `role: text` on lines.
+
+    Args:
+        weights: with a tokenizer.
+
+    Raises:
+        SpecError: they have none.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        if weights.tokenizer is None:
+            raise SpecError("these weights have no tokenizer", advice="a window is text: load a folder with a tokenizer")
+        self._tokenizer = weights.tokenizer
+        known = self._tokenizer.get_vocab()
+        self._markers = (known["<|im_start|>"], known["<|im_end|>"]) if {"<|im_start|>", "<|im_end|>"} <= known.keys() else None
+        self._kept: dict[_Name, tuple[int, ...]] = {}
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens that end a reply in this template."""
+        return frozenset(self._markers[1:]) if self._markers is not None else frozenset()
+
+    def opening(self, role: str = "assistant") -> tuple[int, ...]:
+        """What stands before a line's text."""
+        if self._markers is None:
+            return self._plain(f"{role}: ")
+        return (self._markers[0], *self._plain(f"{role}\n"))
+
+    def closing(self) -> tuple[int, ...]:
+        """What stands behind a line's text."""
+        return self._plain("\n") if self._markers is None else (self._markers[1], *self._plain("\n"))
+
+    def line(self, role: str, text: str) -> tuple[int, ...]:
+        """The tokens of a line."""
+        return (*self.opening(role), *self._plain(text), *self.closing())
+
+    def lines(self, process: Process) -> list[WindowLine]:
+        """All that stands in a process's window."""
+        with process.lock:
+            shown = process.shown()
+            fresh = [page for _, page, instead in shown if page is not None and not instead]
+            process.fetch(page for page in fresh if _name(page) not in self._kept)
+            made = []
+            kept: dict[_Name, tuple[int, ...]] = {}
+            for key, page, instead in shown:
+                if page is None or instead:
+                    if page is None or page.kind is Kind.RESULT:
+                        role = Role.USER if page is None else page.role
+                        made.append(WindowLine(key, 0, self.line(role, instead)))
+                    continue
+                name = _name(page)
+                kept[name] = self._kept.get(name) or self.line(page.role, self._text(page, process.text(page.id)))
+                made.append(WindowLine(key, page.id, kept[name]))
+            self._kept = kept
+        return made
+
+    @staticmethod
+    def _text(page: Page, text: str) -> str:
+        return f"{page.name}({text})" if page.kind is Kind.CALL else text
+
+    def _plain(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+
+def _name(page: Page) -> _Name:
+    return page.digest, page.role, page.kind, page.name

@@ -1,0 +1,93 @@
+"""What a provider's error means: its status, code and words, turned into one of Kilburn's errors.
+
+One table for every HTTP provider, because they borrow each other's formats. It refuses to retry (see
+`kilburn.models.retry`) and to know any SDK.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kilburn.errors import ModelError, Overlong, RateLimited, Refused, Unavailable
+from kilburn.models.retry import seconds_to_wait
+
+__all__ = ["MESSAGE_LETTERS", "error_of"]
+
+MESSAGE_LETTERS = 400
+"""Letters of a provider's words that an error quotes."""
+
+_OVERLONG_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large", "string_above_max_length"}
+_OVERLONG_WORDS = re.compile(
+    r"maximum context length|maximum model length|max_model_len|context (size|length|window|limit)"
+    r"|exceeds? (the )?(available )?(model'?s? )?context|(prompt|input) is too long"
+    r"|too many (input |prompt )?tokens|longer than the (maximum )?model",
+    re.IGNORECASE,
+)
+_CANNOT = re.compile(r"\b(is|are) not supported", re.IGNORECASE)
+_BUSY = {"overloaded_error", "api_error", "timeout_error", "server_error", "internal_error", "unavailable_error"}
+_QUOTA = {"insufficient_quota", "billing_not_active", "billing_error"}
+_REFUSALS = {
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "invalid_api_key",
+    "model_not_found",
+    "content_filter",
+    "content_policy_violation",
+}
+_ADVICE = {
+    400: "the provider calls the request malformed; see its words",
+    401: "check the API key",
+    402: "check the account's balance",
+    403: "this key may not use this model",
+    404: "check the model's name and the base URL",
+}
+_PASSING = {408, 409, 423, 425}
+"""Client errors that a later try may not meet."""
+
+
+def error_of(who: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None) -> ModelError:
+    """The error to raise for what a provider answered.
+
+    Args:
+        who: the model's name, for the message.
+        status: the HTTP status, or None for an error inside a stream.
+        body: the decoded answer, with or without its `error` envelope.
+        words: the answer as text.
+        headers: of the answer, for `retry-after`.
+    """
+    error = _envelope(body)
+    code, kind = str(error.get("code") or ""), str(error.get("type") or "")
+    if status is None and code.isdigit():
+        status = int(code)
+    said = str(error.get("message") or words).strip()[:MESSAGE_LETTERS] or "no explanation"
+    what = f"{who}: {said}" + (f" [{status}]" if status else "")
+    names = {code, kind}
+    if names & _OVERLONG_CODES or status == 413 or (status not in (401, 403, 429) and _OVERLONG_WORDS.search(said)):
+        return Overlong(what, advice="send less, ask for a shorter reply, or open a smaller window")
+    if names & _QUOTA:
+        return Refused(what, advice="check the account's balance")
+    if status == 429 or names & {"rate_limit_error", "rate_limit_exceeded"}:
+        given = headers or {}
+        wait = seconds_to_wait(given.get("retry-after"), given.get("retry-after-ms"), time.time())
+        return RateLimited(what, advice="wait, or ask less often", retry_after=wait)
+    if status is None:
+        return Refused(what, advice=_ADVICE[400]) if names & _REFUSALS and not names & _BUSY else Unavailable(what)
+    if (status >= 500 and not _CANNOT.search(said)) or status in _PASSING:
+        return Unavailable(what, advice="try again later")
+    return Refused(what, advice=_ADVICE.get(status, "the provider will not answer this request"))
+
+
+def _envelope(body: object) -> Mapping[str, Any]:
+    if not isinstance(body, Mapping):
+        return {}
+    inner = body.get("error")
+    if isinstance(inner, Mapping):
+        return inner
+    if isinstance(inner, str):
+        return {**body, "message": inner}
+    return body

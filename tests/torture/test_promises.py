@@ -1,0 +1,86 @@
+"""A short torture of every policy, and every odd value once. The long one is `kilburn eval torture --seconds 600`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kilburn
+from kernel.talk import assistant, call_of, tool, user
+from kilburn.errors import KilburnError, PinsExceedWindow
+from torture.odd import CARELESS, ODD
+from torture.oracle import RULER, look
+from torture.run import POLICIES, torture
+
+SEED = 1
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+def test_every_promise_holds_under_torture(spec: str) -> None:
+    report = torture(sessions=1, seed=SEED, policies=[spec], steps=10)
+    assert not report.violations, report.table()
+
+
+@pytest.mark.parametrize("name", [*ODD, *CARELESS])
+def test_an_odd_value_is_refused_by_type_or_does_no_harm(name: str, tmp_path: Path) -> None:
+    path, window = str(tmp_path / "agent.db"), 1000
+    given = [user("Fix it"), assistant("I read", call_of("c", path="m.py")), tool("c", "x " * 200), assistant("It is " * 100)]
+    with kilburn.open(path, window=window, policy="hybrid", tokenizer=RULER) as store:
+        process = store.process("a")
+        for message in given:
+            process.append(message)
+        refusals = (KilburnError, *([TypeError, AttributeError, ValueError] if name in CARELESS else []))
+        try:
+            made = {**ODD, **CARELESS}[name](process)
+        except refusals:
+            made = None
+        if not (name.startswith("append") and made is not None):
+            assert process.messages() == given
+        before = process.messages()
+        assert look(process, window).faults == []
+    with kilburn.open(path, window=window, policy="hybrid", tokenizer=RULER, readonly=True) as store:
+        seen = look(store.process("a"), window)
+        assert (seen.faults, seen.error) == ([], "")
+    with kilburn.open(path, window=window, policy="hybrid", tokenizer=RULER) as store:
+        process = store.process("a")
+        assert process.messages() == before
+        process.append(user("and on"))
+        assert look(process, window).faults == []
+        assert process.messages() == [*before, user("and on")]
+
+
+@pytest.mark.parametrize("name", ["", " ", "half \ud83d", "a\x00b", None, 5, True, b"a", ["a"]], ids=repr)
+@pytest.mark.parametrize("what", ["process", "tenant", "policy", "tokenizer"])
+def test_an_odd_name_is_refused_by_type_or_works(what: str, name: object, tmp_path: Path) -> None:
+    path = str(tmp_path / "agent.db")
+    options = {} if what == "process" else {what: name}
+    try:
+        with kilburn.open(path, window=1000, **options) as store:  # type: ignore[arg-type]
+            process = store.process(name if what == "process" else "a")  # type: ignore[arg-type]
+            process.append(user("hello"))
+            assert [info.name for info in store.processes()] == [process.name]
+    except KilburnError:
+        pass
+    with kilburn.open(path) as store:
+        assert [info for info in store.processes() if not isinstance(info.name, str)] == []
+        store.process("b").append(user("the store works on"))
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 1, 2, True, None, 1.5, 2**70, "5"], ids=repr)
+@pytest.mark.parametrize("what", ["window", "reserve"])
+def test_an_odd_budget_is_refused_by_type_or_holds(what: str, tokens: object) -> None:
+    options = {"window": 1000} | {what: tokens}
+    try:
+        with kilburn.open(":memory:", policy="fifo", tokenizer=RULER, **options) as store:  # type: ignore[arg-type]
+            process = store.process("a")
+            for number in range(4):
+                try:
+                    process.append(user(f"message {number}"))
+                except PinsExceedWindow:
+                    assert process.messages() == []
+            if what == "window":
+                assert isinstance(tokens, int)
+                assert look(process, tokens).faults == []
+    except KilburnError:
+        pass
