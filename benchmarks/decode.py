@@ -15,12 +15,12 @@ from transformers import DynamicCache
 
 from figures import Row, emit, median, parser
 from kilburn.kv.engine import Engine
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.weights import Weights, load
 from kilburn.models.weights import pull
 
 
-def scattered(engine: Engine, tokens: list[int], seed: int) -> Sequence:
+def scattered(engine: Engine, tokens: list[int], seed: int) -> CachedSequence:
     """A sequence whose blocks lie anywhere in the pool."""
     pool = engine.pool
     blocks = pool.take(pool.free)

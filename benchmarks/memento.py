@@ -18,8 +18,8 @@ import torch
 from figures import Row, emit, parser
 from kilburn.evals.picture import check_picture, picture, plain_axes
 from kilburn.kv.engine import Engine
-from kilburn.kv.memento import OFF, Markers, Memento
-from kilburn.kv.reasoning import Point, Reasoning, stream
+from kilburn.kv.memento import OFF, Markers, MementoRules
+from kilburn.kv.reasoning import Point, ReasoningRun, stream
 from kilburn.kv.sampling import Sampling
 from kilburn.kv.weights import Weights, load
 from kilburn.models.weights import pull
@@ -32,15 +32,15 @@ COLOURS = {"full": "#718096", "memento": "#2b6cb0", "restart": "#dd6b20"}
 class Way:
     """One sequence with an engine of its own, and the seconds that each of its tokens was ready after."""
 
-    def __init__(self, name: str, weights: Weights, tokens: int, memento: Memento) -> None:
+    def __init__(self, name: str, weights: Weights, tokens: int, memento: MementoRules) -> None:
         self.name = name
         prompt = weights.tokens(PROMPT)
         engine = Engine(weights, len(prompt) + tokens, share=False)
-        self._steps: Generator[tuple[int, ...], None, Reasoning] = stream(
+        self._steps: Generator[tuple[int, ...], None, ReasoningRun] = stream(
             engine, engine.open(prompt), tokens, memento, Sampling(temperature=0.8, top_k=50, seed=1), stops=()
         )
         self.clock: list[tuple[int, float]] = [(0, 0.0)]
-        self.end: Reasoning | None = None
+        self.end: ReasoningRun | None = None
 
     def step(self) -> bool:
         began = time.perf_counter()
@@ -60,7 +60,7 @@ class Way:
         return (last[0] - first[0]) / (last[1] - first[1])
 
 
-def rules(name: str, weights: Weights, block: int, memento: int) -> Memento:
+def rules(name: str, weights: Weights, block: int, memento: int) -> MementoRules:
     """One token a marker, as a model has that was trained with them: SmolLM2's own for code and issues stand in."""
     markers = Markers.of(
         weights.tokens,
@@ -69,7 +69,7 @@ def rules(name: str, weights: Weights, block: int, memento: int) -> Memento:
         summary_start="<jupyter_start>",
         summary_end="<empty_output>",
     )
-    return Memento(
+    return MementoRules(
         markers,
         keep_last_n_blocks=OFF if name == "full" else 0,
         restart_mode=name == "restart",
@@ -79,7 +79,7 @@ def rules(name: str, weights: Weights, block: int, memento: int) -> Memento:
     )
 
 
-def draw(path: Path, ends: dict[str, Reasoning], title: str) -> None:
+def draw(path: Path, ends: dict[str, ReasoningRun], title: str) -> None:
     """The sawtooth, to the format that the file's name says."""
     with picture(path, 8, 3.6, letters="none") as figure:
         axes = figure.add_subplot()

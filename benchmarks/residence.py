@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import kilburn
 from figures import Row, emit, parser
 from kilburn.evals.trajectories import Run, read, synthetic
-from kilburn.kv.costs import measured
 from kilburn.kv.engine import Engine
 from kilburn.kv.residence import Residence
+from kilburn.kv.timing import measure_prices
 from kilburn.kv.weights import Weights, load, weights_of
 from kilburn.models.weights import pull
 from kilburn.policies.cost import Cost
@@ -79,7 +79,7 @@ def main() -> None:
     asked = options.parse_args()
     runs = list(read(asked.path) if asked.path else synthetic(asked.runs, 0))[: asked.runs]
     engine = Engine(speaker(asked.model), 8 * asked.window, share=False)
-    policies: list[object] = asked.policy or ["fifo", "summarize", "hybrid", Cost(prices=measured(engine))]
+    policies: list[object] = asked.policy or ["fifo", "summarize", "hybrid", Cost(prices=measure_prices(engine))]
     rows = []
     for policy in policies:
         of_policy = [followed(engine, runs, asked.window, policy, how) for how in ("prefill", "edit", "auto")]

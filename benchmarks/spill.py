@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from figures import Row, emit, median, parser, peak_megabytes
 from kilburn.kv.engine import Engine
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.spill import Miss, Spill
 from kilburn.kv.weights import Weights, load, weights_of
 from kilburn.models.weights import pull
@@ -48,7 +48,7 @@ def rows_of(weights: Weights, length: int, rounds: int, folder: str) -> list[Row
     dice = random.Random(length)
     prompt = [dice.randrange(weights.model.config.vocab_size) for _ in range(length)]
     spill = Spill(folder)
-    held: list[Sequence] = []
+    held: list[CachedSequence] = []
     times: dict[str, list[float]] = {"prefill": [], "save": [], "restore warm": [], "restore cold": []}
     size = 0
     for _ in range(rounds):

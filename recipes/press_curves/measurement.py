@@ -20,11 +20,11 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.errors import BudgetTooSmall, MissingExtra, SpecError
+from kilburn.kv.compression import compress
 from kilburn.kv.engine import Engine
 from kilburn.kv.observation import Press
 from kilburn.kv.presses import press as press_of
-from kilburn.kv.pressing import compress
-from kilburn.kv.sequence import Sequence as Cached
+from kilburn.kv.sequence import CachedSequence as Cached
 from kilburn.kv.weights import Weights
 from press_curves.needles import Case, Passage, case_of, excerpts, frame_of, summary
 from press_curves.report import FULL, OURS, TEXTS, WHENS, Outcome, Pressed

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kilburn.errors import SpecError
 from kilburn.evals.trajectories import Run
-from kilburn.kv.observation import Piece
+from kilburn.kv.observation import CachedPage
 from kilburn.message import Kind
 from kilburn.page import address_of
 from kilburn.policies.text.coverage import choose, lines_of
@@ -96,7 +96,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A page of a context: its text and tokens, and what a hierarchy knows of it (see `kilburn.kv.observation.Piece`)."""
+    """A page of a context: its text and tokens, and what a hierarchy knows of it (see `kilburn.kv.observation.CachedPage`)."""
 
     role: str
     text: str
@@ -141,10 +141,10 @@ class Case:
         return found
 
     @property
-    def facts(self) -> Mapping[int, Piece]:
+    def facts(self) -> Mapping[int, CachedPage]:
         """What the hierarchy knows, by page."""
         return {
-            page: Piece(page, 0, 0, pinned=leaf.pinned, folded=leaf.folded, stale=leaf.stale)
+            page: CachedPage(page, 0, 0, pinned=leaf.pinned, folded=leaf.folded, stale=leaf.stale)
             for page, leaf in enumerate(self.leaves, 1)
         }
 

@@ -69,7 +69,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         pages: ids of the pages it happened to.
         boundary: "window" unless another level's boundary.
         policy: the policy's name, "kernel" for the kernel's own moves, "user" for calls from outside.
-        cause: "admit", "pressure", "fault", "idle", "tail" or "user".
+        cause: "admit", "pressure", "fault", "advice", "idle", "tail" or "user".
         why: in the policy's words.
         tokens: use of the level above the boundary after the event.
         data: what is particular to the act, as plain JSON.

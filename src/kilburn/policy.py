@@ -31,7 +31,9 @@ class Cause(StrEnum):
     PRESSURE = "pressure"
     """The window is over its capacity."""
     FAULT = "fault"
-    """Pages (`wanted`) were recalled by address."""
+    """Pages were recalled by address. It stands in the ledger; a policy is not asked then, and sees it as the pages' use."""
+    ADVICE = "advice"
+    """Somebody said what pages (`wanted`) are worth: they were pinned, unpinned or marked as important."""
     IDLE = "idle"
     """Nothing happens; a good moment for work that may wait."""
 

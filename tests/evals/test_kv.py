@@ -18,8 +18,8 @@ from kilburn.errors import InvalidMessage, SpecError
 from kilburn.evals.kv import ONLINE, TTLS, Optimum, evaluate, expire, replay, sample
 from kilburn.evals.kv_report import MIN, OURS, draw
 from kilburn.evals.kv_traces import Moment, Prompt, Trace, read, synthetic, weave
-from kilburn.kv.eviction import Fifo, GreedyDual, Lfu, Lru, S3Fifo, Use
-from kilburn.kv.returning import Returning
+from kilburn.kv.eviction import FifoOrder, GreedyDual, LfuOrder, LruOrder, PromptUse, S3Fifo
+from kilburn.kv.return_odds import ReturnOdds
 
 CAPACITY = 6
 
@@ -34,7 +34,7 @@ def streams(draw: st.DrawFn) -> list[Moment]:
         # The number of a node of the tree: what stands before it is part of it.
         units = tuple(int("1" + "".join(map(str, path[: depth + 1]))) for depth in range(len(path)))
         now += draw(st.sampled_from([0.0, 1.0, 7.0, 400.0, 10_000.0]))
-        use = Use(now, request, session=draw(st.integers(0, 3)), sub=draw(st.booleans()))
+        use = PromptUse(now, request, session=draw(st.integers(0, 3)), sub=draw(st.booleans()))
         events.append(Moment(now, use, path[0], units))
         if draw(st.booleans()):
             events.append(Moment(now, use, path[0], None, draw(st.sampled_from(["tool_use", "end_turn", ""]))))
@@ -97,7 +97,7 @@ def test_no_order_beats_min_and_nothing_beats_a_cache_without_a_bound(events: li
         assert hits(events, make(CAPACITY), hold=hold) <= best
     endless = sum(expire(events, TTLS["infinite"]).hits.values())
     assert best <= endless
-    assert hits(events, Lru(), capacity=10_000) == endless
+    assert hits(events, LruOrder(), capacity=10_000) == endless
     shorter = [sum(expire(events, seconds).hits.values()) for seconds in (0.0, 300.0, 3600.0)]
     assert shorter == sorted(shorter)
     assert shorter[-1] <= endless
@@ -107,7 +107,7 @@ def test_no_order_beats_min_and_nothing_beats_a_cache_without_a_bound(events: li
 @settings(deadline=None, max_examples=25)
 def test_min_is_what_trying_every_choice_finds(events: list[Moment]) -> None:
     prompts = [event.units[:3] for event in events if event.units is not None][:8]
-    few = [Moment(float(at), Use(float(at), at), 0, units) for at, units in enumerate(prompts)]
+    few = [Moment(float(at), PromptUse(float(at), at), 0, units) for at, units in enumerate(prompts)]
     reached = {frozenset[int](): 0}
     for units in prompts:
         after: dict[frozenset[int], int] = {}
@@ -145,45 +145,45 @@ def test_victims_are_resident_not_busy_and_as_many_as_were_asked_for(name: str, 
 def test_s3_fifo_lets_a_scan_pass_and_keeps_what_was_used_before() -> None:
     order = S3Fifo(10)
     for number in range(3):
-        order.used([1], Use(float(number), number))
+        order.used([1], PromptUse(float(number), number))
     resident = {1}
     for unit in range(100, 130):
-        order.used([unit], Use(float(unit), unit))
+        order.used([unit], PromptUse(float(unit), unit))
         resident.add(unit)
         resident -= set(order.evict(max(0, len(resident) - 10), ()))
     assert 1 in resident
-    assert hits_of_a_scan(Lru()) == 0 < hits_of_a_scan(S3Fifo(10))
+    assert hits_of_a_scan(LruOrder()) == 0 < hits_of_a_scan(S3Fifo(10))
 
 
-def hits_of_a_scan(order: Lru | S3Fifo) -> int:
+def hits_of_a_scan(order: LruOrder | S3Fifo) -> int:
     """A unit that is used three times, twenty others once each, and that unit again."""
     wanted = [1, 1, 1, *range(100, 120), 1]
-    events = [Moment(float(at), Use(float(at), at), at, (unit,)) for at, unit in enumerate(wanted)]
+    events = [Moment(float(at), PromptUse(float(at), at), at, (unit,)) for at, unit in enumerate(wanted)]
     return replay(events, 10, order).hits[len(wanted) - 1]
 
 
 def test_s3_fifo_takes_a_ghost_to_the_main_queue() -> None:
     order = S3Fifo(4)
-    order.used([7], Use(0.0))
+    order.used([7], PromptUse(0.0))
     assert order.evict(1, ()) == [7]
-    order.used([7, 8, 9], Use(1.0))
+    order.used([7, 8, 9], PromptUse(1.0))
     # 7 came back and is no newcomer any more: 9 and 8 are, tail first.
     assert order.evict(1, ()) == [9]
 
 
 def test_returning_learns_who_comes_back() -> None:
-    order, now, request = Returning(), 0.0, 0
+    order, now, request = ReturnOdds(), 0.0, 0
     for _ in range(100):
         now += 5.0
-        quick = Use(now, request, session=1)
+        quick = PromptUse(now, request, session=1)
         order.used([1, 2], quick)
         order.ended(quick, now + 1, "tool_use")
-        once = Use(now, request + 1, session=1000 + request)
+        once = PromptUse(now, request + 1, session=1000 + request)
         order.used([1000 + request], once)
         order.ended(once, now + 1, "end_turn")
         request += 2
     # The one that waits longest is the tool's, and yet it is the one that will come back.
-    order.used([5], late := Use(now + 2, request, session=2))
+    order.used([5], late := PromptUse(now + 2, request, session=2))
     order.ended(late, now + 2, "end_turn")
     victims = order.evict(101, ())
     assert 5 in victims
@@ -191,23 +191,23 @@ def test_returning_learns_who_comes_back() -> None:
 
 
 def test_returning_tells_slow_sessions_from_quick_ones() -> None:
-    order, request = Returning(), 0
+    order, request = ReturnOdds(), 0
     for now in range(0, 20_000, 10):
         for session, every in ((1, 10), (2, 1000)):
             if now % every == 0:
-                order.used([session], Use(float(now), request, session=session))
+                order.used([session], PromptUse(float(now), request, session=session))
                 request += 1
     # Both have just been here; the slow one, though it came last, is the one that will not be back soon.
-    order.used([1], Use(20_000.0, request, session=1))
-    order.used([2], Use(20_000.0, request + 1, session=2))
+    order.used([1], PromptUse(20_000.0, request, session=1))
+    order.used([2], PromptUse(20_000.0, request + 1, session=2))
     assert order.evict(1, ()) == [2]
 
 
 def test_returning_gives_up_first_what_a_session_left_behind_and_tails_before_heads() -> None:
-    order = Returning()
-    order.used([1, 2, 3, 4], Use(0.0, 0, session=1))
-    order.used([9, 10], Use(1.0, 1, session=2))
-    order.used([1, 2, 5], Use(2.0, 2, session=1))
+    order = ReturnOdds()
+    order.used([1, 2, 3, 4], PromptUse(0.0, 0, session=1))
+    order.used([9, 10], PromptUse(1.0, 1, session=2))
+    order.used([1, 2, 5], PromptUse(2.0, 2, session=1))
     assert order.evict(2, ()) == [4, 3]
     rest = order.evict(10, ())
     assert rest.index(10) < rest.index(9)
@@ -216,15 +216,15 @@ def test_returning_gives_up_first_what_a_session_left_behind_and_tails_before_he
         _twice(order)
 
 
-def _twice(order: Returning) -> None:
-    order.used([1], Use(3.0, 3))
-    order.used([2], Use(4.0, 3))
+def _twice(order: ReturnOdds) -> None:
+    order.used([1], PromptUse(3.0, 3))
+    order.used([2], PromptUse(4.0, 3))
 
 
 def test_orders_forget_what_left() -> None:
-    for order in (Lru(), Fifo(), Lfu(), GreedyDual(), Returning()):
+    for order in (LruOrder(), FifoOrder(), LfuOrder(), GreedyDual(), ReturnOdds()):
         for number in range(2000):
-            order.used([number], Use(200_000.0 * number, number, session=number))
+            order.used([number], PromptUse(200_000.0 * number, number, session=number))
             order.evict(1 if number else 0, ())
         held = max(len(part) for part in vars(order).values() if isinstance(part, dict | list))
         assert held < 200, type(order).__name__

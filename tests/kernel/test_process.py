@@ -298,3 +298,14 @@ def test_readonly_reads_beside_a_writer(tmp_path: Path) -> None:
                 with pytest.raises(StoreReadOnly):
                     write()
             assert process.recall("p1") == "needle one"
+
+
+def test_what_is_no_move_is_refused_and_the_error_says_what_a_move_is() -> None:
+    with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(user("one"), assistant("two"))
+        before = process.render()
+        for value in ("p1", 17, None, ["p1"], {"pages": [1]}):
+            with pytest.raises(KernelError, match=r"is no move.*give Load, Evict, Fold, Retire or Drop"):
+                process.apply(value)  # type: ignore[arg-type]
+        assert process.render() == before

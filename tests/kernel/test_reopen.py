@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -267,3 +268,38 @@ except kilburn.errors.StoreError as error: print(type(error).__name__, error)
         pytest.skip("another user cannot run this Python here")
     assert done.stdout.split()[:2] in (["StoreReadOnly", "store:"], ["StoreError", "store:"]), done.stderr
     assert issubclass(StoreReadOnly, kilburn.KilburnError)
+
+
+def _work_of_reopening(path: Path, messages: int) -> tuple[int, int]:
+    """Reopen a session of so many messages in a window of a tenth: calls of Python functions of the kernel and the
+    policies, and how often the whole window was read."""
+    with kilburn.open(str(path), window=10**7, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(*((user if number % 2 else assistant)(f"{number} " + "w" * 100) for number in range(messages)))
+        window = process.use // 10
+    calls, readings = 0, 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls, readings
+        if event == "call" and "/kernel/" in frame.f_code.co_filename:
+            calls += 1
+            readings += frame.f_code.co_name == "resident"
+
+    with kilburn.open(str(path), window=window, policy="fifo", tokenizer="chars/4") as store:
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            process = store.process("a")
+        finally:
+            sys.setprofile(before)
+        assert 0 < process.use <= window
+        assert process.stats().evictions > messages * 8 // 10
+        check_laws(process)
+    return calls, readings
+
+
+def test_reopening_in_a_smaller_window_takes_work_in_proportion(tmp_path: Path) -> None:
+    calls, readings = _work_of_reopening(tmp_path / "a.db", 200)
+    more, again = _work_of_reopening(tmp_path / "b.db", 800)
+    assert more < 4.4 * calls
+    assert again == readings, "the whole window was read again for more pages"

@@ -26,7 +26,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.model import Reply, Request, Tokens
 from kilburn.move import Evict, Fold, Load
-from kilburn.policy import Policy, View
+from kilburn.policy import Cause, Policy, View
 from kilburn.store import Batch
 from kilburn.testing import Memory, Scripted, check_laws
 
@@ -612,3 +612,35 @@ def test_a_model_whose_reply_is_none_has_failed() -> None:
         given = fill(process, 10)
         assert {event.data["outcome"] for event in process.events() if event.act is Act.ASK} == {"failed"}
         check_laws(process, given)
+
+
+class Listens:
+    """Remembers why it was asked, and about which pages; evicts what it must."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Cause, tuple[int, ...]]] = []
+
+    def plan(self, view: View) -> Sequence[Evict]:
+        self.heard.append((view.cause, view.wanted))
+        return [Evict(view.free(view.pages, view.excess))] if view.excess else []
+
+
+def test_a_policy_is_told_why_it_is_asked() -> None:
+    policy = Listens()
+    with kilburn.open(":memory:", window=3000, policy=policy, tokenizer="auto") as store:
+        process = store.process("a")
+        fill(process, 6)
+        prompt = process.render()
+        policy.heard.clear()
+        process.pin("p2-p3")
+        process.unpin("p2")
+        process.remember("p4", 0.5)
+        process.idle()
+        process.recall("p1-p3")
+        process.search("message")
+        assert policy.heard == [(Cause.ADVICE, (2, 3)), (Cause.ADVICE, (2,)), (Cause.ADVICE, (4,)), (Cause.IDLE, ())]
+        policy.heard.clear()
+        process.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
+        assert {cause for cause, _ in policy.heard} == {Cause.PRESSURE}
+        asked = {event.cause for event in process.events() if event.act in (Act.FAULT, Act.SEARCH)}
+        assert asked == {Cause.FAULT}

@@ -19,10 +19,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from kilburn.errors import UnsupportedModel
+from kilburn.kv.compression import compress
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import generate
 from kilburn.kv.presses import press
-from kilburn.kv.pressing import compress
 from kilburn.kv.weights import weights_of
 
 WORDS = 97

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, SpecError
 from kilburn.kv.attention import PART
+from kilburn.kv.compression import keep_within
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import generate, stream
 from kilburn.kv.presses import press
-from kilburn.kv.pressing import held
 from kilburn.kv.sampling import Sampling
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.storage import span_of
 from kilburn.kv.weights import Weights
 
@@ -58,7 +58,7 @@ def test_any_moves_equal_masking(tiny: Weights, data: st.DataObject) -> None:
     """Append, evict, fork, roll back and preempt at random: the logits are those of a mask over plain transformers."""
     engine = Engine(tiny, 320, size=data.draw(st.sampled_from([1, 4, 16]), "block"), chunk=data.draw(st.integers(3, 20), "chunk"))
     token = st.integers(1, 96)
-    live: dict[int, tuple[Sequence, list[int], list[tuple[int, int, int]]]] = {}
+    live: dict[int, tuple[CachedSequence, list[int], list[tuple[int, int, int]]]] = {}
     for _ in range(data.draw(st.integers(3, 12), "moves")):
         act = data.draw(st.sampled_from(["open", "append", "append", "evict", "fork", "truncate", "preempt", "batch"]))
         if act == "open" or not live:
@@ -449,7 +449,7 @@ def test_a_press_never_takes_the_blocks_of_a_batch_mate(tiny: Weights) -> None:
         base = engine.open([1 + (7 * place) % 90 for place in range(40)])
         batch = [engine.fork(base), engine.open([3, 4, 5])]
         engine.fork(base)
-        hold = held(engine, press("streaming(sinks=4)"), 30)
+        hold = keep_within(engine, press("streaming(sinks=4)"), 30)
         if enough:
             assert [len(made) for made in generate(engine, batch, 30, stops=(), between=hold)] == [30, 30]
             continue

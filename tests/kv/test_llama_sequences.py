@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,7 @@ from hypothesis import strategies as st
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError, SpillFailed, Unavailable
 from kilburn.kv.engine import Engine
 from kilburn.kv.llama.engine import Llama
-from kilburn.kv.llama.sequence import Sequence
+from kilburn.kv.llama.sequence import LlamaSequence
 from kilburn.kv.weights import Weights
 from kilburn.models.weights import pull
 
@@ -83,10 +82,10 @@ def tokens(gguf: Path) -> list[int]:
     return found
 
 
-def divergence(there: Ordered[float], here: Ordered[float]) -> float:
+def divergence(there: Sequence[float], here: Sequence[float]) -> float:
     """KL(there, here) of next-token distributions, in nats."""
 
-    def logs(row: Ordered[float]) -> list[float]:
+    def logs(row: Sequence[float]) -> list[float]:
         top = max(row)
         total = math.log(math.fsum(math.exp(value - top) for value in row)) + top
         return [value - total for value in row]
@@ -94,7 +93,7 @@ def divergence(there: Ordered[float], here: Ordered[float]) -> float:
     return math.fsum(math.exp(p) * (p - q) for p, q in zip(logs(there), logs(here), strict=True))
 
 
-def logits_of(sequence: Sequence) -> array[float]:
+def logits_of(sequence: LlamaSequence) -> array[float]:
     assert sequence.logits is not None
     return sequence.logits
 
@@ -517,7 +516,7 @@ def test_without_the_extra_it_says_what_to_install(gguf: Path) -> None:
     assert 'pip install "kilburn[llama]"' in run.stdout
 
 
-def replayed(engine: Llama, history: list[tuple[str, list[int], int]]) -> Sequence:
+def replayed(engine: Llama, history: list[tuple[str, list[int], int]]) -> LlamaSequence:
     """A sequence by the calls that another one was made with."""
     one = engine.open()
     for act, taken, position in history:
@@ -558,7 +557,7 @@ def test_any_moves_leave_no_cell_behind_and_exact_is_exact(tiny_file: Path, data
         Llama(tiny_file, 1023, sequences=4, batch=16, threads=1, folder=folder) as engine,
         Llama(tiny_file, 1023, batch=16, threads=1) as alone,
     ):
-        live: dict[Sequence, list[tuple[str, list[int], int]]] = {}
+        live: dict[LlamaSequence, list[tuple[str, list[int], int]]] = {}
         for _ in range(data.draw(st.integers(2, 16), "moves")):
             act = data.draw(st.sampled_from(ACTS))
             if act == "open" or not live:

@@ -13,7 +13,7 @@ import pytest
 from kilburn.errors import InvalidRange, KVError, Overlong, Refused, SpillFailed
 from kilburn.kv.llama.slots import Slots
 from kilburn.model import Request, complete
-from kilburn.models.llama import Engine, engine
+from kilburn.models.llama_server import LlamaServer, load
 from kilburn.models.local import Local
 from kilburn.models.weights import pull
 
@@ -26,16 +26,16 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def server() -> Engine:
-    return engine(pull("smollm2"), 512, 1)
+def server() -> LlamaServer:
+    return load(pull("smollm2"), 512, 1)
 
 
 @pytest.fixture
-def slots(server: Engine, tmp_path: Path) -> Slots:
+def slots(server: LlamaServer, tmp_path: Path) -> Slots:
     return Slots(server, "digest", tmp_path / "slots")
 
 
-def likeliest(server: Engine, tokens: list[int]) -> tuple[object, int]:
+def likeliest(server: LlamaServer, tokens: list[int]) -> tuple[object, int]:
     """The five likeliest next tokens with their log-probabilities, and how many tokens ran for that."""
     body = {"prompt": tokens, "n_predict": 1, "temperature": 0, "n_probs": 5, "id_slot": 0}
     answer = server.ask("POST", "/completion", body)
@@ -53,13 +53,13 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def other(slots: Slots, server: Engine) -> None:
+def other(slots: Slots, server: LlamaServer) -> None:
     """Another prompt takes the slot, and the server forgets the old one."""
     server.ask("POST", "/slots/0?action=erase")
     slots.prefill([1, 2, 3])
 
 
-def test_a_saved_slot_is_not_read_again(slots: Slots, server: Engine, tmp_path: Path) -> None:
+def test_a_saved_slot_is_not_read_again(slots: Slots, server: LlamaServer, tmp_path: Path) -> None:
     tokens = slots.tokenize(TEXT)
     server.ask("POST", "/slots/0?action=erase")
     read = slots.prefill(tokens)
@@ -75,7 +75,7 @@ def test_a_saved_slot_is_not_read_again(slots: Slots, server: Engine, tmp_path: 
     assert likeliest(server, tokens) == (expected, 1)
 
 
-def test_a_chat_through_the_same_server_goes_on_from_it(slots: Slots, server: Engine) -> None:
+def test_a_chat_through_the_same_server_goes_on_from_it(slots: Slots, server: LlamaServer) -> None:
     with Local(pull("smollm2"), context=512, threads=1) as local:
         talk = Request(messages=({"role": "user", "content": TEXT},), max_tokens=1, temperature=0.0)
         text = server.ask("POST", "/apply-template", {"messages": list(talk.messages)})["prompt"]
@@ -111,7 +111,7 @@ def test_a_file_that_is_not_what_was_saved_is_a_miss(
     assert slots.restore(slots.save(tokens).name) == len(tokens)
 
 
-def test_another_models_or_tenants_slot_is_a_miss(slots: Slots, server: Engine, tmp_path: Path) -> None:
+def test_another_models_or_tenants_slot_is_a_miss(slots: Slots, server: LlamaServer, tmp_path: Path) -> None:
     tokens = slots.tokenize("The lamp was lit at six.")
     saved = slots.save(tokens)
     for stranger in (Slots(server, "other", tmp_path / "slots"), Slots(server, "digest", tmp_path / "slots", tenant="theirs")):
@@ -122,17 +122,17 @@ def test_another_models_or_tenants_slot_is_a_miss(slots: Slots, server: Engine, 
     assert slots.restore("") is None
 
 
-def test_a_smaller_window_takes_no_larger_slot(slots: Slots, server: Engine, tmp_path: Path) -> None:
+def test_a_smaller_window_takes_no_larger_slot(slots: Slots, server: LlamaServer, tmp_path: Path) -> None:
     tokens = slots.tokenize(TEXT * 7)
     assert len(tokens) > 256
     saved = slots.save(tokens)
-    small = engine(pull("smollm2"), 256, 1)
+    small = load(pull("smollm2"), 256, 1)
     assert Slots(small, "digest", tmp_path / "slots").restore(saved.name) is None
     less = slots.save(tokens[:200])
     assert Slots(small, "digest", tmp_path / "slots").restore(less.name) == 200
 
 
-def test_a_full_disk_leaves_the_slot_usable(slots: Slots, server: Engine, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_slot_usable(slots: Slots, server: LlamaServer, tmp_path: Path) -> None:
     tokens = slots.tokenize(TEXT)
     slots.prefill(tokens)
     expected, _ = likeliest(server, tokens)
@@ -147,7 +147,7 @@ def test_a_full_disk_leaves_the_slot_usable(slots: Slots, server: Engine, tmp_pa
 class Busy:
     """A server that somebody else uses just before a slot is saved."""
 
-    def __init__(self, server: Engine, tokens: list[int]) -> None:
+    def __init__(self, server: LlamaServer, tokens: list[int]) -> None:
         self._server, self._tokens, self.context = server, tokens, server.context
 
     @property
@@ -160,7 +160,7 @@ class Busy:
         return self._server.ask(method, path, body, timeout)
 
 
-def test_a_slot_that_another_request_took_is_not_saved_as_ours(slots: Slots, server: Engine, tmp_path: Path) -> None:
+def test_a_slot_that_another_request_took_is_not_saved_as_ours(slots: Slots, server: LlamaServer, tmp_path: Path) -> None:
     tokens = slots.tokenize("The lamp was lit at six.")
     # As many tokens, and others.
     theirs = tokens[:-2] + tokens[:2]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from kilburn.errors import OutOfBlocks, PrefixRefused, SpecError
 from kilburn.kv.engine import Engine
-from kilburn.kv.memento import Drop, Markers, Memento, Reader, Turn, Where
+from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, Markers, MementoRules, Place
 from kilburn.kv.reasoning import reason, replay, stream
 from kilburn.kv.sampling import Sampling
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.weights import Weights
 from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, parse
 
@@ -35,18 +35,18 @@ def block(content: int, memento: int, token: int = 10) -> list[int]:
     return [START, *[token] * content, END, OPEN, *[token + 1] * memento, CLOSE]
 
 
-def read(tokens: list[int], start: int = 0, **rules: Any) -> tuple[Reader, list[Turn]]:
-    reader = Memento(MARKERS, **rules).reader(start)
+def read(tokens: list[int], start: int = 0, **rules: Any) -> tuple[BlockReader, list[Instruction]]:
+    reader = MementoRules(MARKERS, **rules).reader(start)
     return reader, [reader.feed(token) for token in tokens]
 
 
 def test_a_block_leaves_when_its_memento_is_complete() -> None:
     reader, turns = read([8, *block(5, 2), 9], start=100)
-    assert reader.drops == [Drop(12, 2, 7)]
+    assert reader.drops == [DroppedRange(12, 2, 7)]
     assert [turn.evict for turn in turns if turn.drops] == [((102, 107),)]
     assert turns[11].evict
     assert reader.left == [8, START, END, OPEN, 11, 11, CLOSE, 9]
-    assert reader.where is Where.OUTSIDE
+    assert reader.where is Place.OUTSIDE
     assert not reader.faults
 
 
@@ -69,9 +69,9 @@ def test_the_last_block_stays_for_the_answer() -> None:
     tokens = [*block(3, 1), 9, *block(4, 1), THINK, 5, *block(2, 1)]
     reader, turns = read(tokens, keep_last_block_for_answer=True)
     # The first block leaves where the second opens; the second is there for the answer, in which markers mean nothing.
-    assert reader.drops == [Drop(10, 1, 4)]
+    assert reader.drops == [DroppedRange(10, 1, 4)]
     assert turns[9].evict == ((1, 4),)
-    assert reader.where is Where.ANSWER
+    assert reader.where is Place.ANSWER
     assert len(reader.blocks) == 2
     assert not reader.faults
     assert len(read(tokens)[0].drops) == 2
@@ -109,11 +109,11 @@ def test_markers_out_of_place_change_nothing(tokens: list[int], fault: tuple[str
 
 def test_a_nested_start_is_part_of_the_block() -> None:
     reader, _ = read([START, 5, START, 5, END, OPEN, 6, CLOSE])
-    assert reader.drops == [Drop(8, 1, 4)]
+    assert reader.drops == [DroppedRange(8, 1, 4)]
 
 
 def test_the_end_in_the_middle_of_a_block_leaves_it_whole() -> None:
-    for stop, where in ((3, Where.BLOCK), (7, Where.BETWEEN), (9, Where.MEMENTO)):
+    for stop, where in ((3, Place.BLOCK), (7, Place.BETWEEN), (9, Place.MEMENTO)):
         reader, turns = read(block(5, 2)[:stop])
         assert reader.where is where
         assert not any(turn.drops for turn in turns)
@@ -121,7 +121,7 @@ def test_the_end_in_the_middle_of_a_block_leaves_it_whole() -> None:
 
 
 def test_long_blocks_and_mementos_are_closed_by_force() -> None:
-    reader = Memento(LONG, max_block_tokens=6, max_summary_tokens=4, force_start=True).reader()
+    reader = MementoRules(LONG, max_block_tokens=6, max_summary_tokens=4, force_start=True).reader()
     force, said = reader.begin().force, []
     assert force == (1, 2, 3)
     while len(reader.blocks) < 2:
@@ -140,21 +140,21 @@ def test_long_blocks_and_mementos_are_closed_by_force() -> None:
 
 
 def test_a_marker_that_is_forced_is_read_as_it_was_meant() -> None:
-    reader = Memento(OVERLAPPING, max_block_tokens=2).reader()
+    reader = MementoRules(OVERLAPPING, max_block_tokens=2).reader()
     for token in (1, 2, 9):
         reader.feed(token)
     assert reader.feed(1).force == (2, 3)
     # 1, 2 is a block's start to a reader that does not know what it asked for.
-    assert [reader.feed(token) for token in (2, 3)] == [Turn(), Turn(force=(3, 4))]
-    assert reader.where is Where.BETWEEN
+    assert [reader.feed(token) for token in (2, 3)] == [Instruction(), Instruction(force=(3, 4))]
+    assert reader.where is Place.BETWEEN
     assert not reader.faults
 
 
 def test_what_is_asked_for_and_not_done_is_asked_for_again() -> None:
-    reader = Memento(LONG, max_block_tokens=2).reader()
+    reader = MementoRules(LONG, max_block_tokens=2).reader()
     turns = [reader.feed(token) for token in (1, 2, 3, 9, 9, 1, 9)]
     assert [turn.force for turn in turns] == [(), (), (), (), (1, 2, 4), (), (1, 2, 4)]
-    assert reader.where is Where.BLOCK
+    assert reader.where is Place.BLOCK
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_is_asked_for_and_not_done_is_asked_for_again() -> None:
 )
 def test_rules_that_cannot_be(rules: dict[str, int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        Memento(MARKERS, **rules)  # type: ignore[arg-type]
+        MementoRules(MARKERS, **rules)  # type: ignore[arg-type]
 
 
 def test_markers_that_cannot_be_told_apart() -> None:
@@ -206,7 +206,7 @@ def test_any_stream_has_the_blocks_that_its_text_has(tokens: list[int]) -> None:
         for found in parsed.blocks
     ]
     assert [(found.content, found.memento, (found.start, found.end)) for found in reader.blocks] == expected
-    assert not parsed.faults or reader.faults or reader.where is not Where.OUTSIDE or _said_between(tokens)
+    assert not parsed.faults or reader.faults or reader.where is not Place.OUTSIDE or _said_between(tokens)
 
 
 def _said_between(tokens: list[int]) -> bool:
@@ -226,7 +226,7 @@ def test_whatever_a_model_says(
     said: list[int], markers: Markers, keep: int, caps: tuple[int, int], flags: tuple[bool, bool, bool, bool]
 ) -> None:
     for_answer, delimiters, restart, force_start = flags
-    rules = Memento(markers, keep, for_answer, delimiters, restart, *caps, force_start)
+    rules = MementoRules(markers, keep, for_answer, delimiters, restart, *caps, force_start)
     reader = rules.reader(7)
     begun = reader.begin().force
     force = begun
@@ -264,8 +264,10 @@ def test_whatever_a_model_says(
         assert not dropped
 
 
-def forced(keep: int = 0, restart: bool = False, size: int = 96, words: int = 12, **rules: Any) -> Memento:
-    return Memento(RARE, keep, restart_mode=restart, max_block_tokens=size, max_summary_tokens=words, force_start=True, **rules)
+def forced(keep: int = 0, restart: bool = False, size: int = 96, words: int = 12, **rules: Any) -> MementoRules:
+    return MementoRules(
+        RARE, keep, restart_mode=restart, max_block_tokens=size, max_summary_tokens=words, force_start=True, **rules
+    )
 
 
 def nats(expected: torch.Tensor, found: torch.Tensor) -> float:
@@ -280,7 +282,7 @@ def test_evicted_is_masked_and_the_cache_is_a_sawtooth(tiny: Weights) -> None:
     seen: dict[int, torch.Tensor] = {}
     used: list[int] = []
 
-    def between(one: Sequence) -> None:
+    def between(one: CachedSequence) -> None:
         used.append(engine.used)
         if one.end % 149 == 0:
             assert one.logits is not None
@@ -327,7 +329,7 @@ def test_the_real_model_evicted_is_masked_and_a_restart_is_not(smollm: Weights) 
     prompt = tokens("Question: a farmer has 17 sheep and buys 5 more every week. When has he 100? Let us think.\n")
     engine = Engine(smollm, 1024)
     sequence = engine.open(prompt)
-    start = reason(engine, [sequence], 160, Memento(markers, **rules), stops=())[0]
+    start = reason(engine, [sequence], 160, MementoRules(markers, **rules), stops=())[0]
     assert len(start.drops) == 2
     assert len(start.blocks) == 2
     # What the model said, and three blocks more, which are given to it: each token that it says itself takes long.
@@ -343,7 +345,7 @@ def test_the_real_model_evicted_is_masked_and_a_restart_is_not(smollm: Weights) 
     assert gap(sequence.logits, masked_logits(smollm, [*prompt, *start.tokens, 5], early)) <= 1e-3
 
     sequence = engine.open(prompt)
-    run = replay(engine, sequence, said, Memento(markers, **rules))
+    run = replay(engine, sequence, said, MementoRules(markers, **rules))
     assert len(run.tokens) == 390
     assert run.drops[:2] == start.drops
     count = len(prompt)
@@ -353,8 +355,8 @@ def test_the_real_model_evicted_is_masked_and_a_restart_is_not(smollm: Weights) 
     assert gap(sequence.logits, masked_logits(smollm, [*prompt, *run.tokens], gone)) <= 1e-3
 
     anew, kept = engine.open(prompt), engine.open(prompt)
-    restarted = replay(engine, anew, run.tokens, Memento(markers, restart_mode=True, **rules))
-    full = replay(engine, kept, run.tokens, Memento(markers, keep_last_n_blocks=-1, **rules))
+    restarted = replay(engine, anew, run.tokens, MementoRules(markers, restart_mode=True, **rules))
+    full = replay(engine, kept, run.tokens, MementoRules(markers, keep_last_n_blocks=-1, **rules))
     assert anew.logits is not None
     assert kept.logits is not None
     # The same words are cached; only what their keys and values were computed from differs.
@@ -375,7 +377,7 @@ def test_blocks_across_the_borders_of_the_pool(tiny: Weights, size: int, delimit
     for compact in (True, False):
         engine = Engine(tiny, 512, size=size)
         sequence = engine.open(PROMPT)
-        run = replay(engine, sequence, tokens, Memento(MARKERS, delimiters=delimiters), compact=compact)
+        run = replay(engine, sequence, tokens, MementoRules(MARKERS, delimiters=delimiters), compact=compact)
         gone = [(40 + drop.at, 40 + drop.start, 40 + drop.stop) for drop in run.drops]
         assert sequence.logits is not None
         assert gap(sequence.logits, masked_logits(tiny, [*PROMPT, *tokens], gone)) <= 1e-3
@@ -389,7 +391,7 @@ def test_a_restart_is_a_new_start(tiny: Weights) -> None:
     tokens = [*block(40, 6), 9, *block(30, 5), 4]
     engine = Engine(tiny, 512)
     sequence = engine.open(PROMPT)
-    run = replay(engine, sequence, tokens, Memento(MARKERS, restart_mode=True))
+    run = replay(engine, sequence, tokens, MementoRules(MARKERS, restart_mode=True))
     left = [START, END, OPEN, *[11] * 6, CLOSE, 9, START, END, OPEN, *[11] * 5, CLOSE, 4]
     assert list(sequence.table.tokens) == PROMPT + left
     assert run.tokens == tokens
@@ -399,7 +401,7 @@ def test_a_restart_is_a_new_start(tiny: Weights) -> None:
     assert gap(sequence.logits, fresh.logits) <= 1e-3
     assert not sequence.table.altered
     evicted = engine.open(PROMPT)
-    replay(engine, evicted, tokens, Memento(MARKERS))
+    replay(engine, evicted, tokens, MementoRules(MARKERS))
     assert evicted.logits is not None
     assert gap(evicted.logits, fresh.logits) > 1e-2
 
@@ -433,7 +435,7 @@ def test_a_stream_says_the_same_as_it_comes(tiny: Weights) -> None:
 
 def test_stops_and_limits(tiny: Weights) -> None:
     engine = Engine(tiny, 512)
-    free = Memento(MARKERS)
+    free = MementoRules(MARKERS)
     said = reason(engine, [engine.open(PROMPT)], 12, free, stops=())[0].tokens
     stop = said[4]
     run = reason(engine, [engine.open(PROMPT)], 12, free, stops={stop})[0]
@@ -442,10 +444,10 @@ def test_stops_and_limits(tiny: Weights) -> None:
     nothing = reason(engine, [engine.open(PROMPT)], 0, free)[0]
     assert (nothing.tokens, nothing.finish, nothing.peak_cached) == ([], "length", 40)
     # What is forced stops nobody, and is cut where the limit is.
-    cut = reason(engine, [engine.open(PROMPT)], 2, Memento(LONG, force_start=True), stops={1, 2})[0]
-    assert (cut.tokens, cut.finish, cut.where) == ([1, 2], "length", Where.OUTSIDE)
+    cut = reason(engine, [engine.open(PROMPT)], 2, MementoRules(LONG, force_start=True), stops={1, 2})[0]
+    assert (cut.tokens, cut.finish, cut.where) == ([1, 2], "length", Place.OUTSIDE)
     middle = reason(engine, [engine.open(PROMPT)], 30, forced(size=96), stops=())[0]
-    assert (middle.where, middle.drops) == (Where.BLOCK, [])
+    assert (middle.where, middle.drops) == (Place.BLOCK, [])
 
 
 def test_a_pool_that_is_too_small_for_all_of_it_is_enough(tiny: Weights) -> None:
@@ -467,7 +469,7 @@ def test_an_evicted_sequence_publishes_nothing(tiny: Weights) -> None:
     engine = Engine(tiny, 1024)
     tokens = [*block(60, 6), *[12] * 60]
     sequence = engine.open(PROMPT)
-    run = replay(engine, sequence, tokens, Memento(MARKERS))
+    run = replay(engine, sequence, tokens, MementoRules(MARKERS))
     exact = 40 + run.drops[0].at
     with pytest.raises(PrefixRefused):
         sequence.table.publish()
@@ -488,7 +490,7 @@ def test_gaps_stay_open_where_forks_share_what_would_move(tiny: Weights) -> None
         engine.evict(sequence, start, stop)
     filler = engine.open([3] * 112)
     assert engine.pool.free == 1
-    replay(engine, sequence, block(2, 3), Memento(MARKERS))
+    replay(engine, sequence, block(2, 3), MementoRules(MARKERS))
     assert filler.is_live
     with pytest.raises(OutOfBlocks):
         sequence.table.compact()
@@ -518,5 +520,5 @@ def test_tokens_that_the_model_does_not_know(tiny: Weights) -> None:
     engine = Engine(tiny, 256)
     sequence = engine.open(PROMPT)
     with pytest.raises(SpecError, match="outside 0 to 96"):
-        reason(engine, [sequence], 5, Memento(Markers((200,), (201,), (202,), (203,)), force_start=True))
+        reason(engine, [sequence], 5, MementoRules(Markers((200,), (201,), (202,), (203,)), force_start=True))
     assert sequence.end == 40

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kilburn.errors import BudgetTooSmall, InvalidRange, KVError, SpecError
-from kilburn.kv.observation import Observation, Piece, Press
+from kilburn.kv.observation import CachedPage, Observation, Press
 from kilburn.kv.presses import names, press
 from kilburn.kv.presses.full import Full
 from kilburn.kv.presses.h2o import H2o
@@ -41,7 +41,7 @@ class Case:
     recent: list[list[list[list[float]]]]
     keys: list[list[list[list[float]]]]
     seen: list[int]
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[CachedPage, ...] = ()
     positions: list[int] = field(default_factory=list)
 
     def observation(self) -> Observation:
@@ -82,7 +82,7 @@ def cases(draw: st.DrawFn) -> Case:
         distance = random.choice([None, None, 0.0, 8.0, 16.0])
         page = 0 if random.random() < 0.15 else len(pieces) + 1
         marks = [random.random() < chance for chance in (0.15, 0.2, 0.2)]
-        pieces.append(Piece(page, at, stop, pinned=marks[0], folded=marks[1], stale=marks[2], distance=distance))
+        pieces.append(CachedPage(page, at, stop, pinned=marks[0], folded=marks[1], stale=marks[2], distance=distance))
         at = stop + random.choice([0, 0, 0, 1])
     return Case(
         layers=layers,
@@ -198,12 +198,12 @@ def test_window_and_streaming_are_the_reference(case: Case, data: st.DataObject)
 def page_reference(case: Case, policy: Pages, budget: int) -> list[int]:
     """What `Pages` documents, token by token."""
     count, start = case.count, case.count - policy.window
-    owner: list[Piece | None] = [None] * count
+    owner: list[CachedPage | None] = [None] * count
     for piece in case.pieces:
         for index in range(piece.start, piece.stop):
             owner[index] = piece
     if not case.pieces:
-        owner = [Piece(1 + index // policy.unit, 0, 0) for index in range(count)]
+        owner = [CachedPage(1 + index // policy.unit, 0, 0) for index in range(count)]
     free = []
     for index in range(count):
         piece = owner[index]
@@ -260,7 +260,7 @@ def page_reference(case: Case, policy: Pages, budget: int) -> list[int]:
 
 
 def unasked_reference(
-    case: Case, policy: Pages, groups: dict[int, list[int]], owner: list[Piece | None], kept: list[int], budget: int
+    case: Case, policy: Pages, groups: dict[int, list[int]], owner: list[CachedPage | None], kept: list[int], budget: int
 ) -> list[int]:
     """The rest of what `Pages` documents: tokens with short keys, and their neighbours, in what is left of the budget."""
     free = [index for tokens in groups.values() for index in tokens]
@@ -371,7 +371,7 @@ def test_the_shape_of_a_selection(policy: Press, case: Case, data: st.DataObject
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-def plain(count: int, pieces: tuple[Piece, ...] = (), recent: list[float] | None = None) -> Observation:
+def plain(count: int, pieces: tuple[CachedPage, ...] = (), recent: list[float] | None = None) -> Observation:
     """One layer, one head, one query; nothing stands out unless `recent` says so."""
     return Observation(
         positions=torch.arange(count, device=DEVICE),
@@ -436,7 +436,7 @@ def test_a_single_token_budget_keeps_the_last() -> None:
 
 
 PAGES = Pages(window=2, sinks=1, span=2, kernel=1, weight=1.0, contrast=0.0, unasked=0.0)
-BOOK = (Piece(0, 0, 2), Piece(1, 2, 8), Piece(2, 8, 14), Piece(3, 14, 18))
+BOOK = (CachedPage(0, 0, 2), CachedPage(1, 2, 8), CachedPage(2, 8, 14), CachedPage(3, 14, 18))
 """A template, three pages, and two tokens behind them that are the window."""
 
 
@@ -464,7 +464,7 @@ def test_pages_lets_folded_pages_go_first_then_stale_ones_then_those_of_a_late_r
 
 
 def test_pages_never_lets_go_of_pins_and_what_is_nobodys() -> None:
-    book = (Piece(1, 2, 8, pinned=True), Piece(2, 8, 14), Piece(3, 14, 17))
+    book = (CachedPage(1, 2, 8, pinned=True), CachedPage(2, 8, 14), CachedPage(3, 14, 17))
     asked = [0.0] * 8 + [1.0] * 9 + [0.0] * 3
     assert PAGES.keep(plain(20, book, asked), 11).keep.tolist() == [*range(8), 17, 18, 19]
     with pytest.raises(BudgetTooSmall, match=r"must keep 11 \(1 sinks, 2 in the window, 8 pinned or of no page\)"):
@@ -493,8 +493,8 @@ def test_pages_keeps_some_of_what_nobody_asked_for_where_keys_are_short() -> Non
     assert not {3, 4, 5} & set(some.keep(seen, 10).keep.tolist())
 
 
-@pytest.mark.parametrize("pieces", [(Piece(1, 4, 9), Piece(2, 8, 12)), (Piece(1, 4, 30),), (Piece(1, 9, 4),)])
-def test_pages_that_overlap_or_reach_too_far_are_refused(pieces: tuple[Piece, ...]) -> None:
+@pytest.mark.parametrize("pieces", [(CachedPage(1, 4, 9), CachedPage(2, 8, 12)), (CachedPage(1, 4, 30),), (CachedPage(1, 9, 4),)])
+def test_pages_that_overlap_or_reach_too_far_are_refused(pieces: tuple[CachedPage, ...]) -> None:
     with pytest.raises(InvalidRange, match="of 20 cached tokens"):
         PAGES.keep(plain(20, pieces), 10)
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kilburn.errors import BudgetTooSmall, InvalidRange, KVError, SpecError
+from kilburn.kv.compression import compress, keep_within, observe
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import generate
 from kilburn.kv.observation import Observation, Press, Selection
 from kilburn.kv.presses import press as press_of
-from kilburn.kv.pressing import compress, held, observe
 from kilburn.kv.rotation import rotate
 from kilburn.kv.weights import Weights, weights_of
 
@@ -50,7 +50,7 @@ def test_a_pressed_sequence_holds_its_budget_and_goes_on(tiny: Weights, spec: st
     assert compress(engine, sequence, press, 40) == 40
     assert len(sequence) == 40
     assert len(sequence.table.blocks) == 10
-    made = generate(engine, [sequence], 20, stops=(), between=held(engine, press, 40, slack=4))
+    made = generate(engine, [sequence], 20, stops=(), between=keep_within(engine, press, 40, slack=4))
     assert len(made[0]) == 20
     assert len(sequence) <= 44
     assert sequence.end == 100

@@ -17,15 +17,15 @@ from kilburn.effect import Note
 from kilburn.errors import BudgetTooSmall, Forgotten, KVError, LawBroken, OutOfBlocks, SpecError, SpillFailed
 from kilburn.event import Act
 from kilburn.kernel.process import Process
-from kilburn.kv.costs import measured
+from kilburn.kv.boundary import Boundary
+from kilburn.kv.compression import compress
+from kilburn.kv.edits import PlacedLine, Price, plan_edits
 from kilburn.kv.engine import Engine
-from kilburn.kv.following import Placed, Price, planned
 from kilburn.kv.presses import press as press_of
-from kilburn.kv.pressing import compress
-from kilburn.kv.pressure import Pressure
 from kilburn.kv.residence import Residence
-from kilburn.kv.script import Line, Template
 from kilburn.kv.spill import Spill
+from kilburn.kv.template import Template, WindowLine
+from kilburn.kv.timing import measure_prices
 from kilburn.kv.weights import Weights
 from kilburn.move import Evict, Fold, Load
 from kilburn.policies.cost import Cost
@@ -228,7 +228,7 @@ def test_a_budget_below_what_must_stay_is_refused(engine: Engine, process: Proce
     with pytest.raises(SpecError):
         Residence(engine, process, budget=5000)
     with pytest.raises(SpecError):
-        Pressure(0)
+        Boundary(0)
     residence = Residence(engine, process)
     assert residence.follow().cached > 100
 
@@ -273,28 +273,28 @@ def test_the_hierarchy_tells_the_press(engine: Engine, process: Process) -> None
 
 def test_prices_are_measured_and_taken_by_a_policy(engine: Engine) -> None:
     free = engine.pool.free
-    table = measured(engine, tokens=64)
+    table = measure_prices(engine, tokens=64)
     assert table.input > 0
     assert table.output > 0
     assert 0 <= table.cached <= table.input
     assert Cost(prices=table).prices is table
     assert engine.pool.free == free
     with pytest.raises(SpecError):
-        measured(engine, tokens=4000)
+        measure_prices(engine, tokens=4000)
 
 
-def line(key: int, size: int) -> Line:
-    return Line((key, 0, key), key, tuple(range(size)))
+def line(key: int, size: int) -> WindowLine:
+    return WindowLine((key, 0, key), key, tuple(range(size)))
 
 
 def test_the_cheaper_way_is_taken() -> None:
-    old = [Placed(line(number, 10), 10 * number, 10 * number + 10) for number in range(10)]
+    old = [PlacedLine(line(number, 10), 10 * number, 10 * number + 10) for number in range(10)]
     wanted = [one.line for one in old if one.line.page != 1]
-    assert planned(old, wanted, Price()).how == "edit"
-    assert planned(old, wanted, Price(stale=1)).how == "prefill"
-    assert planned(old, [one.line for one in old if one.line.page != 8], Price(edit=50)).how == "prefill"
+    assert plan_edits(old, wanted, Price()).how == "edit"
+    assert plan_edits(old, wanted, Price(stale=1)).how == "prefill"
+    assert plan_edits(old, [one.line for one in old if one.line.page != 8], Price(edit=50)).how == "prefill"
     with pytest.raises(SpecError):
-        planned(old, wanted, Price(), "somehow")
+        plan_edits(old, wanted, Price(), "somehow")
     with pytest.raises(SpecError):
         Price(edit=-1)
 
@@ -307,13 +307,13 @@ def test_the_cheaper_way_is_taken() -> None:
 def test_a_plan_never_puts_two_lines_in_one_place(sizes: list[int], leaving: set[int], fresh: dict[int, int]) -> None:
     placed, start = [], 0
     for number, size in enumerate(sizes):
-        placed.append(Placed(line(2 * number, size), start, start + size))
+        placed.append(PlacedLine(line(2 * number, size), start, start + size))
         start += size
     wanted = sorted(
         [one.line for index, one in enumerate(placed) if index not in leaving]
         + [line(2 * at + 1, size) for at, size in fresh.items()]
     )
-    plan = planned(placed, wanted, Price(edit=0, stale=0), "edit")
+    plan = plan_edits(placed, wanted, Price(edit=0, stale=0), "edit")
     stay = [one for one in placed if one not in plan.evict and (plan.cut is None or one.start < plan.cut)]
     ranges = sorted([(one.start, one.stop) for one in stay] + [(at, at + len(new.tokens)) for new, at in plan.insert])
     assert all(left[1] <= right[0] for left, right in pairwise(ranges))
@@ -533,8 +533,8 @@ def test_a_policy_that_never_ends_is_refused(engine: Engine, process: Process) -
 
 
 def test_a_gap_of_an_earlier_edit_costs_nothing_again() -> None:
-    old = [Placed(line(number, 10), 20 * number, 20 * number + 10) for number in range(10)]
-    plan = planned(old, [one.line for one in old if one.line.page != 1], Price(edit=50, stale=0))
+    old = [PlacedLine(line(number, 10), 20 * number, 20 * number + 10) for number in range(10)]
+    plan = plan_edits(old, [one.line for one in old if one.line.page != 1], Price(edit=50, stale=0))
     assert (plan.how, plan.edited) == ("edit", 50)
 
 
@@ -547,17 +547,17 @@ def test_what_cannot_be_is_said_at_once(tiny: Weights, engine: Engine, process: 
         with pytest.raises(SpecError, match="KV budget"):
             Residence(engine, process, budget=budget)  # type: ignore[arg-type]
     with pytest.raises(SpecError):
-        measured(engine, tokens=64, reply=-1)
+        measure_prices(engine, tokens=64, reply=-1)
 
 
 def test_measuring_preempts_nobody(speaker: Weights) -> None:
     engine = Engine(speaker, 320)
     sequence = engine.open([5] * 200)
     with pytest.raises(OutOfBlocks):
-        measured(engine, tokens=64)
+        measure_prices(engine, tokens=64)
     assert sequence.is_live
     engine.free(sequence)
-    assert measured(engine, tokens=64).input > 0
+    assert measure_prices(engine, tokens=64).input > 0
 
 
 def test_a_page_that_is_pinned_later_comes_back(engine: Engine, process: Process) -> None:

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kilburn.errors import InvalidRange, KVError, OutOfBlocks, SpillFailed
+from kilburn.kv.compression import compress
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import generate
 from kilburn.kv.presses import press as press_of
-from kilburn.kv.pressing import compress
-from kilburn.kv.sequence import Sequence
-from kilburn.kv.spill import Miss, Returned, Spill, Spilled, preempt, resume
+from kilburn.kv.sequence import CachedSequence
+from kilburn.kv.spill import Miss, RestoredPage, Spill, Spilled, preempt, resume
 from kilburn.kv.storage import span_of
 from kilburn.kv.weights import Weights, weights_of
 
@@ -33,7 +33,7 @@ from .conftest import tiny_model
 TOKENS = [1 + (7 * place * place + 3 * place) % 90 for place in range(400)]
 
 
-def cached(engine: Engine, sequence: Sequence) -> tuple[Tensor, Tensor]:
+def cached(engine: Engine, sequence: CachedSequence) -> tuple[Tensor, Tensor]:
     """All that a sequence has cached, in order."""
     engine.storage.perform(engine.tables.copies)
     return engine.storage.gather(span_of(sequence.table.slots().physical, engine.weights.device))
@@ -43,17 +43,17 @@ def same(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> bool:
     return torch.equal(left[0], right[0]) and torch.equal(left[1], right[1])
 
 
-def restored(found: Sequence | Miss) -> Sequence:
-    assert isinstance(found, Sequence), found
+def restored(found: CachedSequence | Miss) -> CachedSequence:
+    assert isinstance(found, CachedSequence), found
     return found
 
 
-def returned(found: Returned | Miss) -> Returned:
-    assert isinstance(found, Returned), found
+def returned(found: RestoredPage | Miss) -> RestoredPage:
+    assert isinstance(found, RestoredPage), found
     return found
 
 
-def assert_alike(here: Engine, left: Sequence, there: Engine, right: Sequence) -> None:
+def assert_alike(here: Engine, left: CachedSequence, there: Engine, right: CachedSequence) -> None:
     """Everything that a user can see of two sequences is equal."""
     one, other = left.table, right.table
     assert other.tokens == one.tokens
@@ -85,7 +85,7 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def moved(engine: Engine, data: st.DataObject) -> Sequence:
+def moved(engine: Engine, data: st.DataObject) -> CachedSequence:
     """A sequence to which much was done."""
     needs = data.draw(st.sampled_from([(), ("attention",), ("recent",), ("attention", "recent")]), "needs")
     first = data.draw(st.integers(1, 40), "first")
@@ -449,7 +449,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def page_of(engine: Engine, sequence: Sequence, start: int, stop: int) -> tuple[Tensor, Tensor]:
+def page_of(engine: Engine, sequence: CachedSequence, start: int, stop: int) -> tuple[Tensor, Tensor]:
     keys, values = cached(engine, sequence)
     first, last = sequence.table.count(0, start), sequence.table.count(0, stop)
     return keys[:, :, first:last], values[:, :, first:last]

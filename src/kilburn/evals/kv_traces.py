@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.errors import InvalidMessage
-from kilburn.kv.eviction import Use
+from kilburn.kv.eviction import PromptUse
 from kilburn.wire.recording import read_as
 
 __all__ = ["BLOCK", "UNIT", "Moment", "Prompt", "Trace", "read", "synthetic", "weave"]
@@ -58,7 +58,7 @@ class Moment(msgspec.Struct, frozen=True):
     """A prompt that begins, with its units; or, with `units` None, the end of its reply for the reason `why`."""
 
     time: float
-    use: Use
+    use: PromptUse
     trace: int
     units: tuple[int, ...] | None
     why: str = ""
@@ -130,7 +130,7 @@ def weave(traces: Sequence[Trace], seed: int, hours: float, *, subs: bool = True
             if prompt.agent not in session:
                 session[prompt.agent] = next(sessions)
             time = began + prompt.time
-            use = Use(time, next(requests), session[prompt.agent], prompt.agent > 0)
+            use = PromptUse(time, next(requests), session[prompt.agent], prompt.agent > 0)
             units = tuple(number << 32 | unit for unit in prompt.units)
             events.append(Moment(time, use, number, units))
             events.append(Moment(time + prompt.ran, use, number, None, prompt.why))

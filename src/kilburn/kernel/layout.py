@@ -101,7 +101,7 @@ class Layout:
     def resident(self) -> tuple[Page, ...]:
         """The pages that are in, in window order, with this tier's costs."""
         if self._kept is None:
-            self._kept = [self._priced(key[2]) for key in self._order if key[2] not in self._stubs]
+            self._kept = [self.priced(key[2]) for key in self._order if key[2] not in self._stubs]
         return tuple(self._kept)
 
     def visible(self) -> Iterator[Page]:
@@ -167,7 +167,8 @@ class Layout:
                 return page.role is Role.USER or (first is not None and first[0] < key[0])
         return len(self._order) == 0 or len(self._gaps) > 0
 
-    def _priced(self, page: int) -> Page:
+    def priced(self, page: int) -> Page:
+        """A page with this window's cost of it."""
         known = self.pages[page]
         cost = self.cost(page)
         return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)

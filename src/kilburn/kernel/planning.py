@@ -86,7 +86,7 @@ class Planner:
         """Bring pages into the window whole, before they are pinned."""
         below = tuple(page for page in pages if self.kernel.tier.at(page) != "in")
         if below:
-            self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.FAULT)
+            self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.ADVICE)
 
     def enforce(self) -> None:
         """Settle the budget without asking the policy."""
@@ -280,9 +280,16 @@ class Planner:
     def _make_room(self, stays: Set[int]) -> None:
         """Evict the oldest groups that may leave, the user's words after all else; then calls without a result
         that the talk has gone on from; then shorten or evict even what just came."""
-        tier = self.kernel.tier
+        kernel, tier = self.kernel, self.kernel.tier
         view = self.view(Cause.PRESSURE, ())
-        self._relieve((page for page in _in_turn(view) if not view.is_latest(page)), stays, PATIENCE)
+        older = [page for page in _in_turn(view) if not view.is_latest(page)]
+        if kernel.excess > kernel.capacity:
+            # A session that was written with a far larger window: most of it leaves in one move.
+            movable = replace(view, pins=stays, open=self._open(PATIENCE))
+            chosen = movable.free(older, kernel.excess - kernel.capacity // 8)
+            if chosen:
+                self._try(Evict(pages=chosen, why="over capacity"))
+        self._relieve(older, stays, PATIENCE)
         gone_on = sorted(tier.open.keys() - tier.awaited(LEAST))
         self._relieve((tier.pages[call] for each in gone_on if (call := tier.stands_itself(each)) is not None), stays)
         self._crowd_out(stays)
@@ -306,15 +313,19 @@ class Planner:
 
     def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
         """Evict pages one after the other as long as the window is over its capacity."""
+        view = self.view(Cause.PRESSURE, ()) if self.kernel.excess else None
         for page in pages:
-            if not self.kernel.excess:
+            if view is None or not self.kernel.excess:
                 return
-            self._evict(page, stays, patience)
+            self._evict(page, view, stays, patience)
 
     def _crowd_out(self, stays: Set[int]) -> None:
         """Shorten pages to what is left for them, or evict them, as long as the window is over its capacity."""
         kernel = self.kernel
-        for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
+        if not kernel.excess:
+            return
+        view = self.view(Cause.PRESSURE, ())
+        for page in view.pages:
             if not kernel.excess:
                 return
             if kernel.tier.at(page.id) == "in" and page.id not in stays:
@@ -322,14 +333,20 @@ class Planner:
                 # Of the user's latest message a shorter excerpt is better than none.
                 whole = kernel.tier.pages[page.sources[0]] if page.depth and page.id in kernel.tier.held() else page
                 if page.tokens <= least or not self._shorten(whole, least):
-                    self._evict(page, stays)
+                    self._evict(page, view, stays)
 
-    def _evict(self, page: Page, stays: Set[int], patience: int = LEAST) -> None:
-        """Evict a page's group, or of it what may leave; nothing where nothing may."""
-        if self.kernel.tier.at(page.id) != "in":
+    def _evict(self, page: Page, view: View, stays: Set[int], patience: int = LEAST) -> None:
+        """Evict a page's group, or of it what may leave; nothing where nothing may.
+
+        Args:
+            view: of this turn. Of its pages only the group's are looked at, as they are now: thousands of groups may
+                leave one after the other.
+        """
+        tier = self.kernel.tier
+        if tier.at(page.id) != "in":
             return
-        view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=self._open(patience))
-        chosen = view.free([page], 1)
+        group = [tier.priced(member) for member in tier.group(page.id) if tier.at(member) == "in"]
+        chosen = replace(view, pages=group, pins=stays, open=self._open(patience)).free([page], 1)
         if chosen:
             self._try(Evict(pages=chosen, why="over capacity"))
 

@@ -229,9 +229,9 @@ class Process(Reader):
             if pinned:
                 self._planner.bring(pages)
             self.kernel.mark(pages, pinned=pinned, importance=importance)
-            return tuple(pages) if pinned else ()
+            return tuple(pages)
 
-        run(self._settling(change, Cause.FAULT), self._answer)
+        run(self._settling(change, Cause.ADVICE), self._answer)
 
     def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
         """What a policy at the window is shown now: frozen, and good until the next change."""

@@ -123,7 +123,7 @@ class Tier(Layout):
             # Coming in at the end is the usual case; all else rebuilds the list when it is looked at.
             at_end = after.at == "in" and before.at not in VISIBLE and (not self._order or key > self._order[-1])
             if self._kept is not None and at_end:
-                self._kept.append(self._priced(page))
+                self._kept.append(self.priced(page))
             else:
                 self._kept = None
         if before.at in VISIBLE:

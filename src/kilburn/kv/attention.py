@@ -1,6 +1,6 @@
 """Attention over slots: what the engine's model calls in place of transformers' own.
 
-Registered under `NAME`. While a `Step` is entered, a forward pass runs it; each of its segments is one
+Registered under `NAME`. While a `ForwardPass` is entered, a forward pass runs it; each of its segments is one
 sequence's new tokens, whose keys and values are first written to their slots and which then attend to the
 cached tokens before them. It refuses to run without a step, and all that is more than plain causal attention:
 masks, windows, sinks, caps on scores, dropout. Order is all it knows.
@@ -15,7 +15,7 @@ from typing import Any
 
 from kilburn.errors import MissingExtra, UnsupportedModel
 from kilburn.kv.storage import Span, Storage, length_of, part_of
-from kilburn.kv.watch import Watch
+from kilburn.kv.watch import AttentionWatch
 
 try:
     import torch
@@ -24,7 +24,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["NAME", "PROBE", "Segment", "Step", "register"]
+__all__ = ["NAME", "PROBE", "ForwardPass", "Segment", "register"]
 
 NAME = "kilburn_slots"
 
@@ -57,11 +57,11 @@ class Segment:
     start: int
     stop: int
     span: Span
-    watch: Watch | None = None
+    watch: AttentionWatch | None = None
 
 
 @dataclass
-class Step:
+class ForwardPass:
     """One forward pass: where the new keys and values go, and who sees what.
 
     Attributes:
@@ -72,12 +72,12 @@ class Step:
     written: Span
     segments: Sequence[Segment]
     seen: list[int] = field(init=False)
-    _outer: Token[Step | None] = field(init=False, repr=False)
+    _outer: Token[ForwardPass | None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.seen = [0] * self.storage.shape.layers
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> ForwardPass:
         self._outer = _RUNNING.set(self)
         return self
 
@@ -85,7 +85,7 @@ class Step:
         _RUNNING.reset(self._outer)
 
 
-_RUNNING: ContextVar[Step | None] = ContextVar("_RUNNING", default=None)
+_RUNNING: ContextVar[ForwardPass | None] = ContextVar("_RUNNING", default=None)
 """Not an argument of the model's: some architectures hand theirs on to no layer."""
 
 
@@ -192,7 +192,7 @@ def _in_parts(query: Tensor, storage: Storage, layer: int, span: Span, scale: fl
     return made.view(query.shape)
 
 
-def _watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: int, watch: Watch) -> Tensor:
+def _watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: int, watch: AttentionWatch) -> Tensor:
     """The same with the attention written out, some rows at a time."""
     _, heads, count, dim = query.shape
     shared, length = keys.shape[0], keys.shape[1]

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kilburn.errors import MissingExtra, UnsupportedModel
-from kilburn.kv.attention import NAME, PROBE, Segment, Step, register
+from kilburn.kv.attention import NAME, PROBE, ForwardPass, Segment, register
 from kilburn.kv.rotation import rotate
-from kilburn.kv.storage import Shape, Storage, span_of
+from kilburn.kv.storage import CacheShape, Storage, span_of
 
 try:
     import torch
@@ -66,7 +66,7 @@ class Decoder:
         """The error for something that this architecture does not allow."""
         return UnsupportedModel(self.family, reason)
 
-    def run(self, tokens: Sequence[int], places: Sequence[int], last: Sequence[int], step: Step) -> Tensor:
+    def run(self, tokens: Sequence[int], places: Sequence[int], last: Sequence[int], step: ForwardPass) -> Tensor:
         """One forward pass over flat tokens at these positions: the logits behind those named in `last`.
 
         Raises:
@@ -88,7 +88,7 @@ class Decoder:
         return logits
 
 
-def proven(decoder: Decoder, shape: Shape, inv_freq: Tensor) -> str:
+def proven(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
     """Run two short sequences over slots and alone; returns why keys cannot be rotated, or "" where they can.
 
     Raises:
@@ -104,7 +104,7 @@ def proven(decoder: Decoder, shape: Shape, inv_freq: Tensor) -> str:
         raise decoder.refusal(f"it cannot be run over slots: {type(error).__name__}: {str(error)[:200]}") from error
 
 
-def _proven(decoder: Decoder, shape: Shape, inv_freq: Tensor) -> str:
+def _proven(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
     model = decoder.model
     chance = torch.Generator().manual_seed(0)
     low = min(3, decoder.vocabulary - 1)
@@ -129,7 +129,7 @@ def _proven(decoder: Decoder, shape: Shape, inv_freq: Tensor) -> str:
                 places += range(starts[row] + done, starts[row] + done + len(piece))
                 written += slots[row][done : done + len(piece)]
                 segments.append((row, Segment(at, len(tokens), span_of(slots[row][: done + len(piece)], device))))
-        step = Step(storage, span_of(written, device), [segment for _, segment in segments])
+        step = ForwardPass(storage, span_of(written, device), [segment for _, segment in segments])
         logits = decoder.run(tokens, places, range(len(tokens)), step)
         for row, segment in segments:
             found[row].append(logits[segment.start : segment.stop])

@@ -9,20 +9,19 @@ a serving engine: it is the place where the moves of the hierarchy are exact and
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator
-from collections.abc import Sequence as Ordered
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from kilburn.errors import FreedSequence, InvalidRange, KVError, MissingExtra, OutOfBlocks, SpecError
-from kilburn.kv.attention import Segment, Step
+from kilburn.kv.attention import ForwardPass, Segment
 from kilburn.kv.blocks import SIZE, Pool
 from kilburn.kv.past import Past
 from kilburn.kv.preemption import preempted
 from kilburn.kv.prefixes import Key
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.storage import Storage, span_of
 from kilburn.kv.tables import Tables
-from kilburn.kv.watch import Watch
+from kilburn.kv.watch import AttentionWatch
 from kilburn.kv.weights import Weights
 
 try:
@@ -33,7 +32,7 @@ except ModuleNotFoundError as error:  # pragma: no cover - the tests install the
 
 __all__ = ["Engine"]
 
-Feed = tuple[Sequence, Ordered[int]]
+Feed = tuple[CachedSequence, Sequence[int]]
 """A sequence, and the tokens that it is to take next."""
 
 
@@ -65,7 +64,7 @@ class Engine:
         self.storage = Storage(weights.shape, pool.capacity * size, weights.dtype, weights.device)
         self._own_key, self._share = weights.key(tenant), share
         self._kept: frozenset[int] = frozenset()  # numbers of sequences that nobody's need preempts now
-        self.sequences: dict[int, Sequence] = {}  # live and preempted, by number
+        self.sequences: dict[int, CachedSequence] = {}  # live and preempted, by number
 
     @property
     def pool(self) -> Pool:
@@ -93,7 +92,7 @@ class Engine:
         pool = self.pool
         return (pool.capacity - pool.free) * pool.size * self.weights.shape.bytes(self.weights.dtype)
 
-    def open(self, prompt: Ordered[int] = (), *, needs: Collection[str] = (), recent: int = 0) -> Sequence:
+    def open(self, prompt: Sequence[int] = (), *, needs: Collection[str] = (), recent: int = 0) -> CachedSequence:
         """A new sequence, prefilled with a prompt; what is known of its prefix is shared, not computed again.
 
         Args:
@@ -112,10 +111,10 @@ class Engine:
         known = prompt[: max(0, len(prompt) - rows + 1)] if rows else prompt
         table = self.tables.open(None if sums else self.key, known)
         weights = self.weights
-        watch = Watch(weights.shape, weights.device, sums=sums, rows=rows) if sums or rows else None
+        watch = AttentionWatch(weights.shape, weights.device, sums=sums, rows=rows) if sums or rows else None
         if watch is not None:  # what is shared ran before: nobody noted whom its queries looked at
             watch.make_room(0, len(table))
-        made = self.sequences[table.number] = Sequence(table, watch)
+        made = self.sequences[table.number] = CachedSequence(table, watch)
         try:
             self.prefill(made, prompt[len(table) :])
         except BaseException:
@@ -123,19 +122,19 @@ class Engine:
             raise
         return made
 
-    def fork(self, sequence: Sequence) -> Sequence:
+    def fork(self, sequence: CachedSequence) -> CachedSequence:
         """A new sequence with the same past; it shares all blocks until one of the two writes.
 
         Raises:
             FreedSequence: there is nothing to fork.
         """
-        made = Sequence(self.tables.fork(sequence.table), sequence.watch.copy() if sequence.watch is not None else None)
+        made = CachedSequence(self.tables.fork(sequence.table), sequence.watch.copy() if sequence.watch is not None else None)
         made.logits, made.squeezed = sequence.logits, sequence.squeezed
         made.shifts, made.first, made.owners = dict(sequence.shifts), dict(sequence.first), sequence.owners
         self.sequences[made.number] = made
         return made
 
-    def free(self, sequence: Sequence) -> None:
+    def free(self, sequence: CachedSequence) -> None:
         """Give its blocks back; also of one that is preempted.
 
         Raises:
@@ -147,7 +146,7 @@ class Engine:
         sequence.leave()
         self.sequences.pop(sequence.number, None)
 
-    def prefill(self, sequence: Sequence, tokens: Ordered[int]) -> None:
+    def prefill(self, sequence: CachedSequence, tokens: Sequence[int]) -> None:
         """Take tokens at the end, a chunk at a time; `sequence.logits` is then of what follows.
 
         Raises:
@@ -168,7 +167,7 @@ class Engine:
                 sequence.watch.restore(watched)
             raise
 
-    def step(self, feeds: Ordered[Feed]) -> Tensor:
+    def step(self, feeds: Sequence[Feed]) -> Tensor:
         """One forward pass: each sequence takes its tokens; returns the logits behind each, shape [feeds, vocabulary].
 
         Where blocks are missing, the newest of the other sequences are preempted, if they can be computed again.
@@ -202,7 +201,7 @@ class Engine:
                 table.publish()
         return logits
 
-    def _run(self, feeds: Ordered[Feed]) -> Tensor:
+    def _run(self, feeds: Sequence[Feed]) -> Tensor:
         written = array("q")
         places: list[int] = []
         last: list[int] = []
@@ -226,10 +225,10 @@ class Engine:
         self, tokens: list[int], places: list[int], written: array[int], segments: list[Segment], last: list[int]
     ) -> Tensor:
         self.storage.perform(self.tables.copies)
-        step = Step(self.storage, span_of(written, self.weights.device), segments)
+        step = ForwardPass(self.storage, span_of(written, self.weights.device), segments)
         return self.weights.decoder.run(tokens, places, last, step)
 
-    def insert(self, sequence: Sequence, position: int, tokens: Ordered[int]) -> None:
+    def insert(self, sequence: CachedSequence, position: int, tokens: Sequence[int]) -> None:
         """Put tokens into a gap, at these logical positions; they see what is cached before them.
 
         For a fold: the memento goes where its block was. What follows is not computed again, and does not
@@ -264,7 +263,7 @@ class Engine:
             before.restore(sequence)
             raise
 
-    def evict(self, sequence: Sequence, start: int, stop: int) -> int:
+    def evict(self, sequence: CachedSequence, start: int, stop: int) -> int:
         """Drop the keys and values of logical positions (half-open); nothing else moves, nothing is computed.
 
         What was computed while they were there stays: the implicit channel (Memento). Returns how many were cached.
@@ -282,7 +281,7 @@ class Engine:
         sequence.watch.select(torch.tensor(keep, dtype=torch.int64, device=self.weights.device))
         return gone
 
-    def truncate(self, sequence: Sequence, position: int) -> int:
+    def truncate(self, sequence: CachedSequence, position: int) -> int:
         """Roll back to a branch point: all from this logical position on is dropped; returns how many were cached.
 
         Raises:
@@ -299,7 +298,7 @@ class Engine:
             sequence.watch.select(torch.arange(len(table), device=self.weights.device))
         return gone
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: CachedSequence) -> None:
         """Take its blocks away; it can be resumed as long as what it was computed from says what it is.
 
         Raises:
@@ -311,7 +310,7 @@ class Engine:
         self.tables.free(sequence.table)
         sequence.leave(record)
 
-    def resume(self, sequence: Sequence) -> None:
+    def resume(self, sequence: CachedSequence) -> None:
         """Compute a preempted sequence again: its tokens in order, each eviction at its place.
 
         Raises:
@@ -347,7 +346,7 @@ class Engine:
         finally:
             sequence.logits = logits  # also None: what was evicted since changes what `refresh` would find
 
-    def refresh(self, sequence: Sequence) -> Tensor:
+    def refresh(self, sequence: CachedSequence) -> Tensor:
         """The logits of what comes next; where they are not known, the last token runs again.
 
         Raises:
@@ -377,7 +376,7 @@ class Engine:
         assert sequence.logits is not None
         return sequence.logits
 
-    def reserve(self, blocks: int, keep: Ordered[Sequence]) -> None:
+    def reserve(self, blocks: int, keep: Sequence[CachedSequence]) -> None:
         """See that so many blocks are free: the newest sequences but these are preempted, if they can be computed again.
 
         Raises:
@@ -391,7 +390,7 @@ class Engine:
             self.sequences[record.number].leave(record)
 
     @contextmanager
-    def keeping(self, sequences: Ordered[Sequence]) -> Iterator[None]:
+    def keeping(self, sequences: Sequence[CachedSequence]) -> Iterator[None]:
         """While it is entered, these are not preempted, whoever needs blocks: they go on together."""
         before = self._kept
         self._kept = before | {sequence.number for sequence in sequences}
@@ -400,18 +399,18 @@ class Engine:
         finally:
             self._kept = before
 
-    def _own(self, sequence: Sequence) -> None:
+    def _own(self, sequence: CachedSequence) -> None:
         """Another engine's sequence has its slots in other memory: it would read and write what is not its own."""
         if self.sequences.get(sequence.number) is not sequence:
             _ = sequence.record or sequence.table
             raise FreedSequence(f"sequence {sequence.number} is not of this engine", advice="use the engine that opened it")
 
-    def _check(self, tokens: Ordered[int]) -> None:
+    def _check(self, tokens: Sequence[int]) -> None:
         size = self.weights.decoder.vocabulary
         if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
             raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
 
 
-def _computable(sequence: Sequence) -> bool:
+def _computable(sequence: CachedSequence) -> bool:
     """Whether its tokens and evictions say all about its keys and values, and nobody notes its attention."""
     return sequence.watch is None and sequence.table.recomputable

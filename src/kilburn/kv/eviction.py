@@ -15,11 +15,11 @@ from typing import Protocol
 
 from kilburn.errors import SpecError
 
-__all__ = ["ORDERS", "Eviction", "Fifo", "GreedyDual", "Lfu", "Lru", "S3Fifo", "Use"]
+__all__ = ["ORDERS", "EvictionOrder", "FifoOrder", "GreedyDual", "LfuOrder", "LruOrder", "PromptUse", "S3Fifo"]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class PromptUse:
     """One prompt that was computed.
 
     Args:
@@ -35,20 +35,20 @@ class Use:
     sub: bool = False
 
 
-class Eviction(Protocol):
+class EvictionOrder(Protocol):
     """An order of eviction."""
 
-    def used(self, units: Sequence[int], use: Use) -> None:
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
         """These units, head first, were used together; those that were not resident are from now on."""
 
-    def ended(self, use: Use, time: float, why: str) -> None:
+    def ended(self, use: PromptUse, time: float, why: str) -> None:
         """The reply to a use was complete; `why` is the engine's stop reason, "" where it is not known."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """Forget `count` resident units (fewer where all others are `busy`), worst first, and return them."""
 
 
-class Lru:
+class LruOrder:
     """Least recently used first; of one prompt its tail first, or its head first with `head=True`.
 
     Head first is the mistake to avoid: once the head is gone the rest of the prompt cannot be hit.
@@ -58,39 +58,39 @@ class Lru:
         self._head = head
         self._order: OrderedDict[int, None] = OrderedDict()
 
-    def used(self, units: Sequence[int], use: Use) -> None:
-        """See `Eviction`."""
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
+        """See `EvictionOrder`."""
         order = self._order
         for unit in units if self._head else reversed(units):
             order[unit] = None
             order.move_to_end(unit)
 
-    def ended(self, use: Use, time: float, why: str) -> None:
-        """See `Eviction`; nothing is made of it."""
+    def ended(self, use: PromptUse, time: float, why: str) -> None:
+        """See `EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `Eviction`."""
+        """See `EvictionOrder`."""
         return _oldest(self._order, count, busy)
 
 
-class Fifo:
+class FifoOrder:
     """First in, first out; of one prompt its tail first."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
 
-    def used(self, units: Sequence[int], use: Use) -> None:
-        """See `Eviction`."""
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
+        """See `EvictionOrder`."""
         order = self._order
         for unit in reversed(units):
             if unit not in order:
                 order[unit] = None
 
-    def ended(self, use: Use, time: float, why: str) -> None:
-        """See `Eviction`; nothing is made of it."""
+    def ended(self, use: PromptUse, time: float, why: str) -> None:
+        """See `EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `Eviction`."""
+        """See `EvictionOrder`."""
         return _oldest(self._order, count, busy)
 
 
@@ -114,8 +114,8 @@ class _Ranked:
         self._heap: list[tuple[float, int, int]] = []
         self._turn = 0
 
-    def used(self, units: Sequence[int], use: Use) -> None:
-        """See `Eviction`."""
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
+        """See `EvictionOrder`."""
         rank, heap, turn = self._rank, self._heap, self._turn
         for unit in reversed(units):
             old = rank.get(unit)
@@ -128,11 +128,11 @@ class _Ranked:
             self._heap = list(rank.values())
             heapify(self._heap)
 
-    def ended(self, use: Use, time: float, why: str) -> None:
-        """See `Eviction`; nothing is made of it."""
+    def ended(self, use: PromptUse, time: float, why: str) -> None:
+        """See `EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `Eviction`."""
+        """See `EvictionOrder`."""
         chosen: list[int] = []
         kept: list[tuple[float, int, int]] = []
         while len(chosen) < count and self._heap:
@@ -157,7 +157,7 @@ class _Ranked:
         """A unit of this rank was evicted."""
 
 
-class Lfu(_Ranked):
+class LfuOrder(_Ranked):
     """Least frequently used first, counted while it is resident."""
 
     def _worth(self, old: float | None) -> float:
@@ -175,8 +175,8 @@ class GreedyDual(_Ranked):
         self._age = 0.0
         self._uses: dict[int, int] = {}
 
-    def used(self, units: Sequence[int], use: Use) -> None:
-        """See `Eviction`."""
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
+        """See `EvictionOrder`."""
         rank, heap, age, uses, turn = self._rank, self._heap, self._age, self._uses, self._turn
         for unit in reversed(units):
             uses[unit] = count = uses.get(unit, 0) + 1
@@ -189,7 +189,7 @@ class GreedyDual(_Ranked):
             heapify(self._heap)
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `Eviction`."""
+        """See `EvictionOrder`."""
         chosen = super().evict(count, busy)
         for unit in chosen:
             del self._uses[unit]
@@ -218,8 +218,8 @@ class S3Fifo:
         self._main: OrderedDict[int, int] = OrderedDict()
         self._ghosts: OrderedDict[int, None] = OrderedDict()
 
-    def used(self, units: Sequence[int], use: Use) -> None:
-        """See `Eviction`."""
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
+        """See `EvictionOrder`."""
         small, main, ghosts = self._small, self._main, self._ghosts
         for unit in reversed(units):
             if unit in small:
@@ -232,11 +232,11 @@ class S3Fifo:
             else:
                 small[unit] = 0
 
-    def ended(self, use: Use, time: float, why: str) -> None:
-        """See `Eviction`; nothing is made of it."""
+    def ended(self, use: PromptUse, time: float, why: str) -> None:
+        """See `EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
-        """See `Eviction`."""
+        """See `EvictionOrder`."""
         chosen: list[int] = []
         aside: dict[int, tuple[OrderedDict[int, int], int]] = {}
         while len(chosen) < count and (self._small or self._main):
@@ -261,11 +261,11 @@ class S3Fifo:
         return chosen
 
 
-ORDERS: dict[str, Callable[[int], Eviction]] = {
-    "fifo": lambda _: Fifo(),
-    "lru": lambda _: Lru(),
-    "lru head first": lambda _: Lru(head=True),
-    "lfu": lambda _: Lfu(),
+ORDERS: dict[str, Callable[[int], EvictionOrder]] = {
+    "fifo": lambda _: FifoOrder(),
+    "lru": lambda _: LruOrder(),
+    "lru head first": lambda _: LruOrder(head=True),
+    "lfu": lambda _: LfuOrder(),
     "gdsf": lambda _: GreedyDual(),
     "s3-fifo": S3Fifo,
 }

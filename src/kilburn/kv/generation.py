@@ -6,13 +6,12 @@ templates: it starts from whatever the sequences hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from kilburn.errors import KVError, MissingExtra
 from kilburn.kv.engine import Engine
 from kilburn.kv.sampling import GREEDY, Sampling
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 
 try:
     import torch
@@ -21,13 +20,13 @@ except ModuleNotFoundError as error:  # pragma: no cover - the tests install the
 
 __all__ = ["generate", "stream"]
 
-Between = Callable[[Sequence], None]
+Between = Callable[[CachedSequence], None]
 """What is done with a sequence after each of its tokens: a press, a memento driver."""
 
 
 def generate(
     engine: Engine,
-    sequences: Ordered[Sequence],
+    sequences: Sequence[CachedSequence],
     limit: int,
     sampling: Sampling = GREEDY,
     *,
@@ -71,7 +70,7 @@ def generate(
 
 def stream(
     engine: Engine,
-    sequence: Sequence,
+    sequence: CachedSequence,
     limit: int,
     sampling: Sampling = GREEDY,
     *,

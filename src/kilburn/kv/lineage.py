@@ -12,7 +12,7 @@ from array import array
 
 import msgspec
 
-from kilburn.kv.image import Part
+from kilburn.kv.spill_file import PageHeader
 from kilburn.kv.table import Eviction, Table
 
 __all__ = ["context", "difference"]
@@ -24,7 +24,7 @@ def context(tokens: array[int], evictions: tuple[Eviction, ...]) -> str:
     return hashlib.sha256(msgspec.json.encode((tokens.tolist(), early))).hexdigest()
 
 
-def difference(part: Part, table: Table, start: int) -> str:
+def difference(part: PageHeader, table: Table, start: int) -> str:
     """Why a page that is put there would not be what it would be, had it never left; empty where it would."""
     if start != part.start:
         return f"its keys were rotated by {start - part.start} positions, and it attended to what was before it there"

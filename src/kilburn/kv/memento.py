@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["OFF", "Block", "Drop", "Markers", "Memento", "Reader", "Turn", "Where"]
+__all__ = ["OFF", "BlockReader", "DroppedRange", "Instruction", "Markers", "MementoRules", "Place", "ThoughtBlock"]
 
 OFF = -1
 """`keep_last_n_blocks` of a run in which nothing leaves."""
@@ -22,7 +22,7 @@ OFF = -1
 Range = tuple[int, int]
 
 
-class Where(StrEnum):
+class Place(StrEnum):
     """What the next token belongs to."""
 
     OUTSIDE = "outside"
@@ -82,7 +82,7 @@ class Markers:
 
 
 @dataclass(frozen=True)
-class Memento:
+class MementoRules:
     """How a run treats its blocks.
 
     Args:
@@ -115,13 +115,13 @@ class Memento:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}; give 0 for no bound, or a number")
 
-    def reader(self, start: int = 0) -> Reader:
+    def reader(self, start: int = 0) -> BlockReader:
         """A reader of one generation that begins at this logical position."""
-        return Reader(self, start)
+        return BlockReader(self, start)
 
 
 @dataclass(frozen=True)
-class Block:
+class ThoughtBlock:
     """A block whose memento is complete, in tokens counted from the start of the generation.
 
     Args:
@@ -139,7 +139,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Drop:
+class DroppedRange:
     """Generated tokens `start` to `stop` left when `at` tokens had been generated."""
 
     at: int
@@ -148,7 +148,7 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Instruction:
     """What is to be done now, in this order; `NOTHING` most of the time.
 
     Args:
@@ -167,10 +167,10 @@ class Turn:
         return bool(self.evict) or self.restart is not None
 
 
-NOTHING = Turn()
+NOTHING = Instruction()
 
 
-class Reader:
+class BlockReader:
     """Reads one generation, token by token: `begin` first, then `feed` with each token, forced ones too.
 
     A marker out of place (nested blocks, a memento without a block) is a fault: it is taken as plain tokens and
@@ -184,16 +184,16 @@ class Reader:
         tokens: all that were generated, those that left included.
     """
 
-    def __init__(self, memento: Memento, start: int = 0) -> None:
+    def __init__(self, memento: MementoRules, start: int = 0) -> None:
         self.memento = memento
-        self.where = Where.OUTSIDE
-        self.blocks: list[Block] = []
-        self.drops: list[Drop] = []
+        self.where = Place.OUTSIDE
+        self.blocks: list[ThoughtBlock] = []
+        self.drops: list[DroppedRange] = []
         self.faults: list[tuple[str, int]] = []
         self.tokens: list[int] = []
         self._start = start
         # Blocks that are complete and whole, oldest first.
-        self._whole: list[Block] = []
+        self._whole: list[ThoughtBlock] = []
         # Behind the marker that opened what is open, and behind the last marker of any kind: a token is part of one only.
         self._opened = self._read = 0
         self._began = 0
@@ -205,14 +205,14 @@ class Reader:
         markers = memento.markers
         self._marks = [(name, found, len(found)) for name in _NAMES if (found := getattr(markers, name))]
 
-    def begin(self) -> Turn:
+    def begin(self) -> Instruction:
         """What is to be done before the first token."""
         return self._open() if not self.tokens else NOTHING
 
-    def feed(self, token: int) -> Turn:
+    def feed(self, token: int) -> Instruction:
         """Take the next token that was cached; returns what is to be done before the one after it."""
         self.tokens.append(token)
-        if self.where is Where.ANSWER:
+        if self.where is Place.ANSWER:
             return NOTHING
         if self._pending:
             # What was forced is known to be a marker, even where it and the tokens before it could be read otherwise.
@@ -229,34 +229,34 @@ class Reader:
                 return self._turn(name)
         return self._cap()
 
-    def _turn(self, name: str, forced: bool = False) -> Turn:
+    def _turn(self, name: str, forced: bool = False) -> Instruction:
         """A marker has ended: the way to the next place, or a fault."""
         end = len(self.tokens)
         at = end - len(getattr(self.memento.markers, name))
         before, opened, self._read = self.where, self._opened, end
-        if name == "block_start" and before is Where.OUTSIDE:
-            self.where, self._began, self._opened = Where.BLOCK, at, end
+        if name == "block_start" and before is Place.OUTSIDE:
+            self.where, self._began, self._opened = Place.BLOCK, at, end
             return self._drop(self.memento.keep_last_n_blocks)
-        if name == "block_end" and before is Where.BLOCK:
-            self.where, self._content, self._forced_end = Where.BETWEEN, (opened, at), forced
+        if name == "block_end" and before is Place.BLOCK:
+            self.where, self._content, self._forced_end = Place.BETWEEN, (opened, at), forced
             return self._force("summary_start")
-        if name == "summary_start" and before is Where.BETWEEN:
-            self.where, self._opened = Where.MEMENTO, end
+        if name == "summary_start" and before is Place.BETWEEN:
+            self.where, self._opened = Place.MEMENTO, end
             return NOTHING
-        if name == "summary_end" and before is Where.MEMENTO:
+        if name == "summary_end" and before is Place.MEMENTO:
             return self._close((opened, at), forced)
         if name == "think_end":
-            self.where = Where.ANSWER
-            if before is Where.OUTSIDE:
+            self.where = Place.ANSWER
+            if before is Place.OUTSIDE:
                 return NOTHING
         self._fault(name.replace("_", " ") + _PLACES[before], at)
         return self._cap()
 
-    def _close(self, words: Range, forced: bool) -> Turn:
+    def _close(self, words: Range, forced: bool) -> Instruction:
         """A memento is complete."""
         memento = self.memento
-        block = Block(self._content, words, self._began, len(self.tokens), self._forced_end, forced)
-        self.where = Where.OUTSIDE
+        block = ThoughtBlock(self._content, words, self._began, len(self.tokens), self._forced_end, forced)
+        self.where = Place.OUTSIDE
         self.blocks.append(block)
         if words[0] == words[1]:
             self._fault("an empty memento", words[0])
@@ -264,22 +264,22 @@ class Reader:
             self._whole.append(block)
         keep = memento.keep_last_n_blocks
         done = self._drop(max(keep, 1) if memento.keep_last_block_for_answer and keep != OFF else keep)
-        return Turn(done.evict, done.restart, self._open().force)
+        return Instruction(done.evict, done.restart, self._open().force)
 
-    def _open(self) -> Turn:
+    def _open(self) -> Instruction:
         return self._force("block_start") if self.memento.force_start else NOTHING
 
-    def _force(self, name: str, done: int = 0) -> Turn:
+    def _force(self, name: str, done: int = 0) -> Instruction:
         """Ask for a marker, of which so many tokens are there."""
         self._forcing, self._done = name, 0
         self._pending = getattr(self.memento.markers, name)[done:]
-        return Turn(force=self._pending)
+        return Instruction(force=self._pending)
 
-    def _cap(self) -> Turn:
+    def _cap(self) -> Instruction:
         """Close what is too long; where its end has begun already, only the rest of it is asked for."""
-        if self.where is Where.BLOCK:
+        if self.where is Place.BLOCK:
             name, most = "block_end", self.memento.max_block_tokens
-        elif self.where is Where.MEMENTO:
+        elif self.where is Place.MEMENTO:
             name, most = "summary_end", self.memento.max_summary_tokens
         else:
             return NOTHING
@@ -290,7 +290,7 @@ class Reader:
         done = next((count for count in range(room, 0, -1) if tuple(self.tokens[-count:]) == mark[:count]), 0)
         return self._force(name, done)
 
-    def _drop(self, keep: int) -> Turn:
+    def _drop(self, keep: int) -> Instruction:
         """What leaves where so many blocks stay whole."""
         if keep == OFF or len(self._whole) <= keep:
             return NOTHING
@@ -303,10 +303,10 @@ class Reader:
         ]
         if not ranges:
             return NOTHING
-        self.drops += [Drop(len(self.tokens), start, stop) for start, stop in ranges]
+        self.drops += [DroppedRange(len(self.tokens), start, stop) for start, stop in ranges]
         if not self.memento.restart_mode:
-            return Turn(evict=tuple((self._start + start, self._start + stop) for start, stop in ranges))
-        return Turn(restart=tuple(self.left))
+            return Instruction(evict=tuple((self._start + start, self._start + stop) for start, stop in ranges))
+        return Instruction(restart=tuple(self.left))
 
     @property
     def left(self) -> list[int]:
@@ -321,10 +321,10 @@ class Reader:
 _NAMES = ("block_start", "block_end", "summary_start", "summary_end", "think_end")
 
 _PLACES = {
-    Where.OUTSIDE: " outside of a block",
-    Where.BLOCK: " inside a block",
-    Where.BETWEEN: " before a memento",
-    Where.MEMENTO: " inside a memento",
+    Place.OUTSIDE: " outside of a block",
+    Place.BLOCK: " inside a block",
+    Place.BETWEEN: " before a memento",
+    Place.MEMENTO: " inside a memento",
 }
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Observation", "Piece", "Press", "Selection"]
+__all__ = ["CachedPage", "Observation", "Press", "Selection"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class CachedPage:
     """A page's tokens in the cache, and what the hierarchy knows about it.
 
     Args:
@@ -64,7 +64,7 @@ class Observation:
     attention: Tensor | None = None
     queries: Tensor | None = None
     recent: Tensor | None = None
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[CachedPage, ...] = ()
     shifts: Tensor | None = None
 
     @property

@@ -6,7 +6,7 @@ put back. It refuses to hold blocks.
 
 from __future__ import annotations
 
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 
 __all__ = ["Past"]
 
@@ -14,18 +14,18 @@ __all__ = ["Past"]
 class Past:
     """What a sequence was, so that it can be that again: all but its cached tokens."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: CachedSequence) -> None:
         watch = sequence.watch
         self.said, self.shifts = sequence.table.said(), dict(sequence.shifts)
         self.watched = watch.state() if watch is not None else None
 
-    def restore(self, sequence: Sequence) -> None:
+    def restore(self, sequence: CachedSequence) -> None:
         """The same positions are cached again."""
         sequence.table.restore(self.said)
         sequence.shifts = dict(self.shifts)
         self.unwatch(sequence)
 
-    def unwatch(self, sequence: Sequence) -> None:
+    def unwatch(self, sequence: CachedSequence) -> None:
         """Forget what was noted since."""
         if sequence.watch is not None and self.watched is not None:
             sequence.watch.restore(self.watched)

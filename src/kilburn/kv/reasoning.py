@@ -7,8 +7,7 @@ write mementos: that is the model's part.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
-from collections.abc import Sequence as Ordered
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,16 +15,16 @@ from typing import NamedTuple
 from kilburn.errors import MissingExtra, OutOfBlocks
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import Between
-from kilburn.kv.memento import Block, Drop, Memento, Reader, Turn, Where
+from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, MementoRules, Place, ThoughtBlock
 from kilburn.kv.sampling import GREEDY, Sampling
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 
 try:
     import torch
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["Point", "Reasoning", "reason", "replay", "stream"]
+__all__ = ["Point", "ReasoningRun", "reason", "replay", "stream"]
 
 
 class Point(NamedTuple):
@@ -43,7 +42,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reasoning:
+class ReasoningRun:
     """How one sequence went on.
 
     Args:
@@ -58,10 +57,10 @@ class Reasoning:
     """
 
     tokens: list[int]
-    blocks: list[Block]
-    drops: list[Drop]
+    blocks: list[ThoughtBlock]
+    drops: list[DroppedRange]
     faults: list[tuple[str, int]]
-    where: Where
+    where: Place
     finish: str
     trace: list[Point] = field(repr=False)
     unit: int
@@ -80,10 +79,10 @@ class Reasoning:
 class _Run:
     """One sequence on its way."""
 
-    def __init__(self, engine: Engine, sequence: Sequence, memento: Memento, compact: bool) -> None:
+    def __init__(self, engine: Engine, sequence: CachedSequence, memento: MementoRules, compact: bool) -> None:
         self.engine, self.sequence, self.compact = engine, sequence, compact
         self.start = sequence.end
-        self.reader: Reader = memento.reader(self.start)
+        self.reader: BlockReader = memento.reader(self.start)
         self.force: tuple[int, ...] = self.reader.begin().force
         self.finish = "length"
         self.trace: list[Point] = []
@@ -93,16 +92,16 @@ class _Run:
         table = self.sequence.table
         self.trace.append(Point(len(self.reader.tokens), len(table), len(table.blocks) * self.engine.pool.size))
 
-    def read(self, tokens: Ordered[int]) -> None:
+    def read(self, tokens: Sequence[int]) -> None:
         """Take in what was cached; only the last of these tokens may call for anything."""
-        turn = Turn()
+        turn = Instruction()
         for token in tokens:
             turn = self.reader.feed(token)
         self.note()
         self.force = turn.force
         self.follow(turn)
 
-    def follow(self, turn: Turn) -> None:
+    def follow(self, turn: Instruction) -> None:
         """Evict, or start again."""
         if not turn.drops:
             return
@@ -117,23 +116,25 @@ class _Run:
                 self.sequence.table.compact()
         self.note()
 
-    def result(self) -> Reasoning:
+    def result(self) -> ReasoningRun:
         reader, weights = self.reader, self.engine.weights
         unit = weights.shape.bytes(weights.dtype)
-        return Reasoning(reader.tokens, reader.blocks, reader.drops, reader.faults, reader.where, self.finish, self.trace, unit)
+        return ReasoningRun(
+            reader.tokens, reader.blocks, reader.drops, reader.faults, reader.where, self.finish, self.trace, unit
+        )
 
 
 def reason(
     engine: Engine,
-    sequences: Ordered[Sequence],
+    sequences: Sequence[CachedSequence],
     limit: int,
-    memento: Memento,
+    memento: MementoRules,
     sampling: Sampling = GREEDY,
     *,
     stops: Collection[int] | None = None,
     between: Between | None = None,
     compact: bool = True,
-) -> list[Reasoning]:
+) -> list[ReasoningRun]:
     """Let sequences go on in one batch, at most `limit` tokens each, forced ones included.
 
     The token behind a memento is still chosen with the block in sight: what closes the memento is the last to see it.
@@ -156,14 +157,14 @@ def reason(
 
 def stream(
     engine: Engine,
-    sequence: Sequence,
+    sequence: CachedSequence,
     limit: int,
-    memento: Memento,
+    memento: MementoRules,
     sampling: Sampling = GREEDY,
     *,
     stops: Collection[int] | None = None,
     compact: bool = True,
-) -> Generator[tuple[int, ...], None, Reasoning]:
+) -> Generator[tuple[int, ...], None, ReasoningRun]:
     """The same for one sequence: its tokens as soon as they are cached, several where they were forced; returns the end."""
     run = _Run(engine, sequence, memento, compact)
     told = 0
@@ -195,7 +196,9 @@ def _steps(engine: Engine, runs: list[_Run], limit: int, sampling: Sampling, sto
         going = [run for run in going if run.finish != "stop" and len(run.reader.tokens) < limit]
 
 
-def replay(engine: Engine, sequence: Sequence, tokens: Ordered[int], memento: Memento, *, compact: bool = True) -> Reasoning:
+def replay(
+    engine: Engine, sequence: CachedSequence, tokens: Sequence[int], memento: MementoRules, *, compact: bool = True
+) -> ReasoningRun:
     """Take given tokens instead of choosing them: what another setting would have made of the same words.
 
     They are taken as they are, whatever would have been forced.

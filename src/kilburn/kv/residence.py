@@ -16,15 +16,15 @@ import msgspec
 from kilburn.errors import BudgetTooSmall, OutOfBlocks, SpecError
 from kilburn.event import Act
 from kilburn.kernel.process import Process
+from kilburn.kv.boundary import Boundary
+from kilburn.kv.edits import HOW, EditPlan, PlacedLine, Price, plan_edits
 from kilburn.kv.engine import Engine
-from kilburn.kv.following import HOW, Following, Placed, Price, planned
 from kilburn.kv.generation import stream
-from kilburn.kv.observation import Piece
-from kilburn.kv.pressure import Pressure
+from kilburn.kv.observation import CachedPage
 from kilburn.kv.sampling import GREEDY, Sampling
-from kilburn.kv.script import Line, Template
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.spill import owner_of
+from kilburn.kv.template import Template, WindowLine
 from kilburn.policy import Cause
 
 __all__ = ["Followed", "Residence"]
@@ -82,12 +82,12 @@ class Residence:
         if how not in HOW:
             raise SpecError(f"how={how!r} is none of {', '.join(HOW)}")
         self.engine, self.process = engine, process
-        self.pressure = Pressure(held if budget is None else budget, policy)
+        self.pressure = Boundary(held if budget is None else budget, policy)
         self.price, self.how, self.channel = price or Price(), how, channel
         self._template = Template(engine.weights)
         self.sequence = self._opened()
         self.prefilled = 0
-        self._placed: list[Placed] = []
+        self._placed: list[PlacedLine] = []
         self._evicted = 0
 
     def follow(self) -> Followed:
@@ -105,18 +105,18 @@ class Residence:
         before, self._evicted = self.prefilled, 0
         purged = self._purge()
         self._miss()
-        plan = planned(self._placed, wanted, self.price, self.how)
+        plan = plan_edits(self._placed, wanted, self.price, self.how)
         if plan.how in ("edit", "prefill") and "compressed" in self.sequence.table.altered:
             # What each head chose stands for no line any more: nothing of it could be told apart.
             self._cut(0)
-            purged, plan = True, planned(self._placed, wanted, self.price, self.how)
+            purged, plan = True, plan_edits(self._placed, wanted, self.price, self.how)
         adopted = self._adopt(plan)
         if plan.how == "edit":
             try:
                 self._edit(plan)
             except OutOfBlocks:
                 # A gap may take a block more than the end does.
-                plan = planned(self._placed, wanted, self.price, "prefill")
+                plan = plan_edits(self._placed, wanted, self.price, "prefill")
         if plan.cut is not None:
             self._cut(plan.cut)
         self._append(list(plan.append)[adopted:])
@@ -169,7 +169,7 @@ class Residence:
         finally:
             made.close()
 
-    def facts(self) -> Mapping[int, Piece]:
+    def facts(self) -> Mapping[int, CachedPage]:
         """What the hierarchy knows of each cached page, for the page-aware press."""
         view = self.process.view()
         cached = self.sequence.table.pages.items()
@@ -184,7 +184,7 @@ class Residence:
             use = view.uses.get(page.id)
             # What was read lately is read again soon: the distance to its last use stands for the one to its next.
             distance = float(view.turn - use.turn) if use is not None else None
-            made[page.id] = Piece(page.id, 0, 0, page.id in view.pins, page.id in folded, stale, distance)
+            made[page.id] = CachedPage(page.id, 0, 0, page.id in view.pins, page.id in folded, stale, distance)
         return made
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Residence:
             self.sequence = self._opened()
             self._placed = []
 
-    def _opened(self) -> Sequence:
+    def _opened(self) -> CachedSequence:
         made = self.engine.open()
         made.owners = frozenset((owner_of(self.process),))
         return made
@@ -220,7 +220,7 @@ class Residence:
         table, pins = self.sequence.table, self.process.window.pins
         self._placed = [one for one in self._placed if one.line.page not in pins or table.count(one.start, one.stop)]
 
-    def _adopt(self, plan: Following) -> int:
+    def _adopt(self, plan: EditPlan) -> int:
         """Whole lines that the model generated itself and the window now shows: they are cached already."""
         table = self.sequence.table
         known = self._placed[-1].stop if self._placed else 0
@@ -250,12 +250,12 @@ class Residence:
         self.engine.truncate(self.sequence, known)
         return count
 
-    def _edit(self, plan: Following) -> None:
+    def _edit(self, plan: EditPlan) -> None:
         """Put folds into the gaps in sight of what they stand for, then let that go, then put in all else."""
         sources = {one.line.page for one in plan.evict}
         pages = self.process.window.pages
-        seeing: list[tuple[Line, int]] = []
-        blind: list[tuple[Line, int]] = []
+        seeing: list[tuple[WindowLine, int]] = []
+        blind: list[tuple[WindowLine, int]] = []
         for line, position in plan.insert:
             page = pages.get(line.page)
             sees = self.channel and page is not None and bool(page.depth) and not sources.isdisjoint(page.sources)
@@ -280,7 +280,7 @@ class Residence:
         for line, position in sorted(blind):
             self._insert(line, position)
 
-    def _insert(self, line: Line, position: int) -> None:
+    def _insert(self, line: WindowLine, position: int) -> None:
         stop = position + len(line.tokens)
         self._evicted += self.engine.evict(self.sequence, position, stop)
         self._room(len(line.tokens))
@@ -292,7 +292,7 @@ class Residence:
         self._placed = [one for one in self._placed if one.start < position]
         self._evicted += self.engine.truncate(self.sequence, position)
 
-    def _append(self, lines: list[Line]) -> None:
+    def _append(self, lines: list[WindowLine]) -> None:
         for line in lines:
             self._room(len(line.tokens))
             start = self.sequence.end
@@ -303,7 +303,7 @@ class Residence:
         self.engine.prefill(self.sequence, tokens)
         self.prefilled += len(tokens)
 
-    def _place(self, line: Line, start: int) -> None:
+    def _place(self, line: WindowLine, start: int) -> None:
         stop = start + len(line.tokens)
         # The handle of a result quotes it; that of a stretch that is out says numbers only.
         if line.key[2] in self.process.window.stubs and not line.page:
@@ -316,7 +316,7 @@ class Residence:
             if line.page in pages:
                 pages.remove(line.page)
             self.sequence.table.label(line.page, start, stop)
-        self._placed.append(Placed(line, start, stop))
+        self._placed.append(PlacedLine(line, start, stop))
         self._placed.sort(key=lambda one: one.start)
 
     def _room(self, need: int) -> None:

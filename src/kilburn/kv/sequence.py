@@ -14,12 +14,12 @@ from kilburn.kv.table import Table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kilburn.kv.watch import Watch
+    from kilburn.kv.watch import AttentionWatch
 
-__all__ = ["Sequence"]
+__all__ = ["CachedSequence"]
 
 
-class Sequence:
+class CachedSequence:
     """What `Engine.open` and `Engine.fork` return.
 
     Attributes:
@@ -34,7 +34,7 @@ class Sequence:
         record: what it is computed from again, while its blocks are another's (preemption).
     """
 
-    def __init__(self, table: Table, watch: Watch | None = None) -> None:
+    def __init__(self, table: Table, watch: AttentionWatch | None = None) -> None:
         self._table: Table | None = table
         self.number = table.number
         self.logits: Tensor | None = None

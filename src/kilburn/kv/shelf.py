@@ -15,8 +15,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kilburn.errors import SpillFailed
-from kilburn.kv.image import SUFFIX, Draft, Miss, Part, Whole, discard, header_of, read, size_of, write
 from kilburn.kv.prefixes import Key
+from kilburn.kv.spill_file import (
+    SUFFIX,
+    Draft,
+    Miss,
+    PageHeader,
+    SequenceHeader,
+    header_of,
+    read,
+    remove_leftovers,
+    size_of,
+    write,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +53,7 @@ class Shelf:
         self._pins: dict[str, tuple[int, int]] = {}
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            discard(self.folder)
+            remove_leftovers(self.folder)
         except OSError as error:
             raise SpillFailed(f"{self.folder} cannot be spilled to: {error}", advice="name another folder") from error
 
@@ -60,7 +71,7 @@ class Shelf:
         """Bytes of all its files."""
         return sum(size for _, size, _ in self._files())
 
-    def put(self, header: Whole | Part, drafts: Sequence[Draft], *, pin: bool = False) -> tuple[str, int]:
+    def put(self, header: SequenceHeader | PageHeader, drafts: Sequence[Draft], *, pin: bool = False) -> tuple[str, int]:
         """Write a file; returns its address and its bytes.
 
         Raises:
@@ -76,7 +87,7 @@ class Shelf:
             self.pin(address)
         return address, size
 
-    def get(self, address: str, key: Key) -> tuple[Whole | Part, Mapping[str, Tensor]] | Miss:
+    def get(self, address: str, key: Key) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
         """What a file holds, every byte checked."""
         found = read(self.folder, address, key)
         if not isinstance(found, Miss):
@@ -134,7 +145,7 @@ class Shelf:
         for _, _, path in list(self._files()):
             found = header_of(path)
             if not isinstance(found, Miss) and found.owners is not None:
-                held = {*found.stood, *(found.pages if isinstance(found, Whole) else (found.page,))}
+                held = {*found.stood, *(found.pages if isinstance(found, SequenceHeader) else (found.page,))}
                 if owner not in found.owners or held.isdisjoint(pages):
                     continue
             address = path.name.removesuffix(SUFFIX)

@@ -18,15 +18,15 @@ from kilburn.errors import InvalidRange, KVError, MissingExtra, OutOfBlocks
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kv.engine import Engine
-from kilburn.kv.image import Draft, Miss, Part, Whole
 from kilburn.kv.lineage import context, difference
 from kilburn.kv.preemption import Preempted, preempted
 from kilburn.kv.prefixes import Key
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.shelf import Shelf
+from kilburn.kv.spill_file import Draft, Miss, PageHeader, SequenceHeader
 from kilburn.kv.storage import Span, span_of
 from kilburn.kv.table import Table
-from kilburn.kv.watch import Watch
+from kilburn.kv.watch import AttentionWatch
 
 try:
     import torch
@@ -34,7 +34,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["Miss", "Returned", "Spill", "Spilled", "owner_of", "preempt", "resume"]
+__all__ = ["Miss", "RestoredPage", "Spill", "Spilled", "owner_of", "preempt", "resume"]
 
 
 class Spilled(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class Spilled(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Returned(msgspec.Struct, frozen=True):
+class RestoredPage(msgspec.Struct, frozen=True):
     """A page that is cached again.
 
     Args:
@@ -110,7 +110,7 @@ class Spill:
         forgotten = _forgotten(process)
         return self.shelf.forget(owner, forgotten) if forgotten else []
 
-    def save(self, engine: Engine, sequence: Sequence, *, pin: bool = False) -> Spilled:
+    def save(self, engine: Engine, sequence: CachedSequence, *, pin: bool = False) -> Spilled:
         """Write a sequence to disk; it stays in the cache as it is.
 
         Raises:
@@ -121,7 +121,7 @@ class Spill:
         self._check(sequence, table.end)
         slots = table.slots()
         first = dict(sorted(each for each in sequence.first.items() if each[0] in sequence.shifts))
-        header = Whole(
+        header = SequenceHeader(
             key=_key(engine),
             tokens=table.tokens.tolist(),
             cached=_runs(slots.logical),
@@ -142,7 +142,7 @@ class Spill:
             drafts += [_draft("received", watch.received), _draft("queries", watch.queries), _draft("recent", watch.recent)]
         return self._put(header, drafts, len(slots.logical), pin)
 
-    def restore(self, engine: Engine, spilled: Spilled | str) -> Sequence | Miss:
+    def restore(self, engine: Engine, spilled: Spilled | str) -> CachedSequence | Miss:
         """A new sequence that is what the saved one was, logits included; in any engine of the same weights.
 
         Every byte is checked before a block is taken. Where blocks are missing, others are preempted.
@@ -154,14 +154,14 @@ class Spill:
         if isinstance(found, Miss):
             return found
         header, tensors = found
-        if not isinstance(header, Whole):
+        if not isinstance(header, SequenceHeader):
             return Miss("absent", "there is a page at this address, and no sequence")
-        made = Sequence(_adopted(engine, header, tensors, 0))
+        made = CachedSequence(_adopted(engine, header, tensors, 0))
         _equip(engine, made, header, tensors)
         engine.sequences[made.number] = made
         return made
 
-    def save_page(self, engine: Engine, sequence: Sequence, page: int, *, pin: bool = False) -> Spilled:
+    def save_page(self, engine: Engine, sequence: CachedSequence, page: int, *, pin: bool = False) -> Spilled:
         """Write the keys and values of a page's positions to disk; they stay in the cache as they are.
 
         Raises:
@@ -175,7 +175,7 @@ class Spill:
             raise InvalidRange(f"{stop - start - last + first} positions of page {page} were evicted", advice="save it before")
         firsts = dict(sorted(each for each in sequence.first.items() if start <= each[0] < stop and each[0] in sequence.shifts))
         told = all(since >= stop for why, since in table.altered.items() if why != "evicted")
-        header = Part(
+        header = PageHeader(
             key=_key(engine),
             tokens=table.tokens[start:stop].tolist(),
             page=page,
@@ -193,8 +193,8 @@ class Spill:
         return self._put(header, drafts, stop - start, pin)
 
     def restore_page(
-        self, engine: Engine, sequence: Sequence, spilled: Spilled | str, position: int | None = None
-    ) -> Returned | Miss:
+        self, engine: Engine, sequence: CachedSequence, spilled: Spilled | str, position: int | None = None
+    ) -> RestoredPage | Miss:
         """Put a page's keys and values back, into a gap of a sequence or at its end; nothing is computed.
 
         At its own position they are what they were, bit for bit. At another the keys are rotated there, and the page
@@ -215,7 +215,7 @@ class Spill:
         if isinstance(found, Miss):
             return found
         part, tensors = found
-        if not isinstance(part, Part):
+        if not isinstance(part, PageHeader):
             return Miss("absent", "there is a sequence at this address, and no page")
         start = part.start if position is None else position
         stop = start + len(part.tokens)
@@ -246,9 +246,9 @@ class Spill:
         for page in part.stood:
             table.stood[page] = min(start, table.stood.get(page, start))
         sequence.owners |= frozenset(part.owners or ())
-        return Returned(part.page, start, stop, not why, why)
+        return RestoredPage(part.page, start, stop, not why, why)
 
-    def _check(self, sequence: Sequence, stop: int) -> None:
+    def _check(self, sequence: CachedSequence, stop: int) -> None:
         """What was forgotten is not to come to disk: the sequence may still hold it."""
         for owner in sequence.owners & self._windows.keys():
             forgotten = _forgotten(self._windows[owner])
@@ -259,20 +259,20 @@ class Spill:
                     advice="let its residence follow the window first",
                 )
 
-    def _put(self, header: Whole | Part, drafts: list[Draft], tokens: int, pin: bool) -> Spilled:
+    def _put(self, header: SequenceHeader | PageHeader, drafts: list[Draft], tokens: int, pin: bool) -> Spilled:
         # What storage reads into may have been made by a step, and can be written only as a step does.
         with torch.inference_mode():
             address, size = self.shelf.put(header, drafts, pin=pin)
         return Spilled(address, size, tokens)
 
-    def _found(self, engine: Engine, spilled: Spilled | str) -> tuple[Whole | Part, Mapping[str, Tensor]] | Miss:
+    def _found(self, engine: Engine, spilled: Spilled | str) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
         address = spilled.address if isinstance(spilled, Spilled) else spilled
         found = self.shelf.get(address, _key(engine))
         if isinstance(found, Miss):
             return found
         header, tensors = found
         shape, kv = engine.weights.shape, tensors.get("kv")
-        count = sum(stop - start for start, stop in header.cached) if isinstance(header, Whole) else len(header.tokens)
+        count = sum(stop - start for start, stop in header.cached) if isinstance(header, SequenceHeader) else len(header.tokens)
         if kv is None or kv.shape != (shape.layers, 2, shape.heads, count, shape.dim) or kv.dtype != engine.weights.dtype:
             return Miss("corrupt", f"{address} does not hold the keys and values that it says")
         keys = tensors.get("first")
@@ -281,7 +281,7 @@ class Spill:
         return found
 
 
-def preempt(engine: Engine, sequence: Sequence, spill: Spill) -> Spilled | None:
+def preempt(engine: Engine, sequence: CachedSequence, spill: Spill) -> Spilled | None:
     """Take a sequence's blocks away, whatever was done to it; `resume` brings it back.
 
     Returns what was spilled (pinned until then), or None where the sequence can be computed again instead.
@@ -301,7 +301,7 @@ def preempt(engine: Engine, sequence: Sequence, spill: Spill) -> Spilled | None:
     return spilled
 
 
-def resume(engine: Engine, sequence: Sequence, spill: Spill, spilled: Spilled | None) -> Miss | None:
+def resume(engine: Engine, sequence: CachedSequence, spill: Spill, spilled: Spilled | None) -> Miss | None:
     """Bring back what `preempt` took, under the same handle; a file that nobody else waits for is removed then.
 
     Returns a miss where the file is not what was written: the sequence stays preempted, and can only be freed.
@@ -317,7 +317,11 @@ def resume(engine: Engine, sequence: Sequence, spill: Spill, spilled: Spilled | 
     if isinstance(found, Miss):
         return found
     header, tensors = found
-    if not isinstance(header, Whole) or header.tokens != record.tokens.tolist() or tuple(header.evictions) != record.evictions:
+    if (
+        not isinstance(header, SequenceHeader)
+        or header.tokens != record.tokens.tolist()
+        or tuple(header.evictions) != record.evictions
+    ):
         raise KVError(f"{spilled.address} is not of sequence {sequence.number}", advice="give what preempt returned for it")
     sequence.settle(_adopted(engine, header, tensors, record.number))
     _equip(engine, sequence, header, tensors)
@@ -341,8 +345,8 @@ def _firsts(first: Mapping[int, tuple[int, Tensor]]) -> list[Draft]:
     return [_draft("first", torch.stack([key for _, key in first.values()], dim=2))] if first else []
 
 
-def _first(engine: Engine, header: Whole | Part, tensors: Mapping[str, Tensor]) -> dict[int, tuple[int, Tensor]]:
-    """`Sequence.first` again, from a file."""
+def _first(engine: Engine, header: SequenceHeader | PageHeader, tensors: Mapping[str, Tensor]) -> dict[int, tuple[int, Tensor]]:
+    """`CachedSequence.first` again, from a file."""
     if not header.first:
         return {}
     keys = tensors["first"].to(engine.weights.device)
@@ -390,7 +394,7 @@ def _write(engine: Engine, span: Span, kv: Tensor, turn: Tensor | None = None) -
         storage.write(layer, span, keys if turn is None else weights.rotate(keys, turn), values)
 
 
-def _adopted(engine: Engine, header: Whole, tensors: Mapping[str, Tensor], number: int) -> Table:
+def _adopted(engine: Engine, header: SequenceHeader, tensors: Mapping[str, Tensor], number: int) -> Table:
     """A table with what a file holds, in blocks of its own."""
     positions = array("q")
     for start, stop in header.cached:
@@ -411,7 +415,7 @@ def _adopted(engine: Engine, header: Whole, tensors: Mapping[str, Tensor], numbe
     return table
 
 
-def _equip(engine: Engine, sequence: Sequence, header: Whole, tensors: Mapping[str, Tensor]) -> None:
+def _equip(engine: Engine, sequence: CachedSequence, header: SequenceHeader, tensors: Mapping[str, Tensor]) -> None:
     """What a sequence has beside its table."""
     weights = engine.weights
     logits = tensors.get("logits")
@@ -422,13 +426,13 @@ def _equip(engine: Engine, sequence: Sequence, header: Whole, tensors: Mapping[s
     sequence.watch = None
     if header.watch is not None:
         sums, rows = header.watch
-        watch = sequence.watch = Watch(weights.shape, weights.device, sums=sums, rows=rows)
+        watch = sequence.watch = AttentionWatch(weights.shape, weights.device, sums=sums, rows=rows)
         watch.restore(
             (tensors["received"].to(weights.device), tensors["queries"].to(weights.device), tensors["recent"].to(weights.device))
         )
 
 
-def _placed(engine: Engine, sequence: Sequence, start: int, tokens: list[int]) -> array[int]:
+def _placed(engine: Engine, sequence: CachedSequence, start: int, tokens: list[int]) -> array[int]:
     """Slots for tokens in a gap, or at the end."""
     table = sequence.table
     try:
@@ -438,7 +442,9 @@ def _placed(engine: Engine, sequence: Sequence, start: int, tokens: list[int]) -
     return table.append(tokens) if start == table.end else table.insert(start, tokens)
 
 
-def _fill(engine: Engine, sequence: Sequence, part: Part, tensors: Mapping[str, Tensor], slots: array[int], start: int) -> None:
+def _fill(
+    engine: Engine, sequence: CachedSequence, part: PageHeader, tensors: Mapping[str, Tensor], slots: array[int], start: int
+) -> None:
     """Write a page to slots that were taken for it, and note what the sequence has beside its table."""
     device = engine.weights.device
     count = len(part.tokens)
@@ -457,7 +463,7 @@ def _fill(engine: Engine, sequence: Sequence, part: Part, tensors: Mapping[str, 
         _note(sequence, sequence.watch, tensors, sequence.table.count(0, start), count)
 
 
-def _note(sequence: Sequence, watch: Watch, tensors: Mapping[str, Tensor], at: int, count: int) -> None:
+def _note(sequence: CachedSequence, watch: AttentionWatch, tensors: Mapping[str, Tensor], at: int, count: int) -> None:
     """Make room for tokens that nobody runs: with the attention that they had received, or none."""
     layers, heads = watch.received.shape[:2]
     device = watch.received.device

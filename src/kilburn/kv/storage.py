@@ -19,14 +19,14 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["Shape", "Span", "Storage", "length_of", "numbers_of", "part_of", "span_of"]
+__all__ = ["CacheShape", "Span", "Storage", "length_of", "numbers_of", "part_of", "span_of"]
 
 Span = slice | Tensor
 """Slots: a run of neighbours, or their numbers."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class CacheShape:
     """What one cached token is made of.
 
     Args:
@@ -85,7 +85,7 @@ class Storage:
         SpecError: there is not so much memory.
     """
 
-    def __init__(self, shape: Shape, slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.slots, self.dtype, self.device = shape, slots, dtype, device
         size = (shape.layers, shape.heads, slots, shape.dim)
         try:

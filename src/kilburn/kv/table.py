@@ -20,13 +20,13 @@ from kilburn.kv.insertion import put
 from kilburn.kv.prefixes import Key, chained, root_of
 from kilburn.kv.ranges import Ranges
 
-__all__ = ["Alteration", "Eviction", "Said", "Slots", "Table"]
+__all__ = ["Alteration", "CachedSlots", "Eviction", "Said", "Table"]
 
 Alteration = Literal["evicted", "folded", "blended", "compressed"]
 """Why the KV of a sequence is not what its tokens alone would give; all but "evicted" need more than a replay."""
 
 
-class Slots(NamedTuple):
+class CachedSlots(NamedTuple):
     """The cached tokens of a sequence in order: `cache[physical]` gathers them, `logical` rotates them."""
 
     physical: array[int]
@@ -203,10 +203,10 @@ class Table:
         self.alter("folded", position)
         return placed
 
-    def slots(self, start: int = 0) -> Slots:
+    def slots(self, start: int = 0) -> CachedSlots:
         """Where the cached tokens lie, from the `start`-th of them on: copies, good until the next change."""
         self._alive()
-        return Slots(self._slots[start:], self._positions[start:])
+        return CachedSlots(self._slots[start:], self._positions[start:])
 
     def label(self, page: int, start: int, stop: int) -> None:
         """Say that these positions (half-open) are a page's; `evict(*table.pages[page])` drops them.

@@ -7,7 +7,7 @@ float32. It refuses to keep whole attention maps: only sums, and the rows of the
 from __future__ import annotations
 
 from kilburn.errors import MissingExtra
-from kilburn.kv.storage import Shape
+from kilburn.kv.storage import CacheShape
 
 try:
     import torch
@@ -15,10 +15,10 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["Watch"]
+__all__ = ["AttentionWatch"]
 
 
-class Watch:
+class AttentionWatch:
     """Attention received by `n` cached tokens, kept up by the engine.
 
     Attributes:
@@ -27,7 +27,7 @@ class Watch:
         recent: the last `rows` queries' attention, shape [layers, heads, up to rows, n].
     """
 
-    def __init__(self, shape: Shape, device: torch.device, *, sums: bool, rows: int) -> None:
+    def __init__(self, shape: CacheShape, device: torch.device, *, sums: bool, rows: int) -> None:
         self.rows, self.sums = rows, sums
         self._shape, self._device = shape, device
         self.received = torch.zeros((shape.layers, shape.heads, 0), device=device)
@@ -85,8 +85,8 @@ class Watch:
         # Each head keeps tokens of its own: the count is then an average.
         self.queries = self.queries[keep].to(torch.float32).mean(dim=(0, 1)).round().to(torch.int64)
 
-    def copy(self) -> Watch:
+    def copy(self) -> AttentionWatch:
         """The same, to go on apart."""
-        made = Watch(self._shape, self._device, sums=self.sums, rows=self.rows)
+        made = AttentionWatch(self._shape, self._device, sums=self.sums, rows=self.rows)
         made.received, made.queries, made.recent = self.received.clone(), self.queries.clone(), self.recent.clone()
         return made

@@ -18,7 +18,7 @@ from kilburn.errors import MissingExtra, SpecError, Unavailable
 from kilburn.kv.decoder import Decoder, proven
 from kilburn.kv.prefixes import Key
 from kilburn.kv.rotation import rotate
-from kilburn.kv.storage import Shape
+from kilburn.kv.storage import CacheShape
 
 try:
     import torch
@@ -50,7 +50,7 @@ class Weights:
     model: Any
     tokenizer: Any
     digest: str
-    shape: Shape
+    shape: CacheShape
     inv_freq: torch.Tensor = field(repr=False)
     decoder: Decoder = field(repr=False)
     fixed: str = ""
@@ -214,7 +214,7 @@ def _rotation(model: Any, decoder: Decoder) -> torch.Tensor:
     return found
 
 
-def _shape(model: Any, decoder: Decoder) -> Shape:
+def _shape(model: Any, decoder: Decoder) -> CacheShape:
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_attention_heads", None) or 0
     shared = getattr(config, "num_key_value_heads", None) or heads
@@ -222,7 +222,7 @@ def _shape(model: Any, decoder: Decoder) -> Shape:
     told = (getattr(config, "num_hidden_layers", None), heads, shared, dim)
     if not all(isinstance(each, int) and each > 0 for each in told) or heads % shared:
         raise decoder.refusal(f"its config tells no shape of keys and values (layers, heads, heads of keys, entries: {told})")
-    return Shape(config.num_hidden_layers, shared, heads // shared, dim)
+    return CacheShape(config.num_hidden_layers, shared, heads // shared, dim)
 
 
 def _digest(where: Path) -> str:

@@ -15,7 +15,7 @@ from kilburn.errors import MissingExtra, ModelError, Refused, Unavailable
 from kilburn.model import Delta, Reply, Request
 from kilburn.models.assembly import Assembly, arguments
 from kilburn.models.deadline import Deadline
-from kilburn.models.faults import fault
+from kilburn.models.provider_errors import error_of
 from kilburn.models.retry import Retry
 
 __all__ = ["Chat"]
@@ -132,7 +132,7 @@ class Chat:
             reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
             return Unavailable(f"{self.name}: {reason}", advice=f"is anything listening at {self._client.base_url}?")
         headers = error.response.headers if isinstance(error, self._sdk.APIStatusError) else None
-        return fault(self.name, getattr(error, "status_code", None), error.body, str(error), headers)
+        return error_of(self.name, getattr(error, "status_code", None), error.body, str(error), headers)
 
     def _late(self) -> Unavailable:
         return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")

@@ -22,7 +22,7 @@ from types import TracebackType
 from kilburn.errors import Unavailable
 from kilburn.file import written
 
-__all__ = ["Download", "Progress", "digest", "disk", "folder", "own", "recorded"]
+__all__ = ["Download", "Progress", "digest", "disk_errors", "folder", "open_own", "recorded_digest"]
 
 Progress = Callable[[str, int, int], None]
 """Called with a name, the bytes done and the bytes in all (0 where nobody said how many)."""
@@ -50,11 +50,11 @@ def folder() -> Path:
 
 def digest(path: Path) -> str:
     """The sha256 of a file, in hex."""
-    with disk(path), path.open("rb") as file:
+    with disk_errors(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def recorded(path: Path) -> tuple[str, int] | None:
+def recorded_digest(path: Path) -> tuple[str, int] | None:
     """The sha256 and size in bytes that were recorded beside a file when it came, or None."""
     try:
         lines = _beside(path, ".sha256").read_text("ascii").splitlines()
@@ -66,7 +66,7 @@ def recorded(path: Path) -> tuple[str, int] | None:
 
 
 @contextmanager
-def disk(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Turn what the operating system says about a disk into `Unavailable` with an advice."""
     try:
         yield
@@ -80,7 +80,7 @@ def disk(path: Path) -> Iterator[None]:
         raise Unavailable(f"{path}: {what}", advice=advice) from error
 
 
-def own(path: Path, flags: int) -> int:
+def open_own(path: Path, flags: int) -> int:
     """A descriptor of a file that only this name leads to; made where there is none and `flags` say so.
 
     What lies beside a target has names that anybody can foresee, since a later pull goes on with it. So no
@@ -115,12 +115,12 @@ class Download:
 
     def __enter__(self) -> Download:
         try:
-            with disk(self.target.parent):
+            with disk_errors(self.target.parent):
                 self.target.parent.mkdir(parents=True, exist_ok=True)
                 # The system drops the lock when this process ends, however it ends. The file stays: with
                 # it removed, a third process could lock a new file while a second holds the old one.
                 name = _beside(self.target, ".lock")
-                lock = self._closing.enter_context(open(own(name, os.O_WRONLY | os.O_CREAT), "ab"))
+                lock = self._closing.enter_context(open(open_own(name, os.O_WRONLY | os.O_CREAT), "ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 self._sweep()
                 self.scratch.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ class Download:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with self._closing, disk(self.scratch):
+        with self._closing, disk_errors(self.scratch):
             self._sweep()
             if not self.journal():
                 self.discard()
@@ -141,7 +141,7 @@ class Download:
 
     def room(self, size: int) -> None:
         """Refuse early where `size` more bytes cannot fit the disk."""
-        with disk(self.target.parent):
+        with disk_errors(self.target.parent):
             free = shutil.disk_usage(self.target.parent).free
         if free < size:
             raise Unavailable(
@@ -162,14 +162,14 @@ class Download:
     def note(self, line: str) -> None:
         """Vouch for bytes of the partial file that have reached the disk."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        with disk(self._journal), open(own(self._journal, flags), "a", encoding="utf-8") as file:
+        with disk_errors(self._journal), open(open_own(self._journal, flags), "a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def discard(self) -> None:
         """Remove the partial file and its journal; the next download starts at zero."""
-        with disk(self.partial):
+        with disk_errors(self.partial):
             self.partial.unlink(missing_ok=True)
             self._journal.unlink(missing_ok=True)
 
@@ -179,7 +179,7 @@ class Download:
         An empty `sha256` is taken from the bytes and recorded. Raises `Unavailable`, and removes the
         partial file, where anything differs.
         """
-        with disk(self.partial):
+        with disk_errors(self.partial):
             found = self.partial.stat().st_size
             with self.partial.open("rb") as file:
                 magic = file.read(4)
@@ -195,8 +195,8 @@ class Download:
             self.discard()
             raise Unavailable(f"{self.target.name}: {wrong}", advice="the bad file was removed; pull again, or get it elsewhere")
         self.record(actual, found)
-        with disk(self.target):
-            with open(own(self.partial, os.O_RDWR), "rb+") as file:
+        with disk_errors(self.target):
+            with open(open_own(self.partial, os.O_RDWR), "rb+") as file:
                 os.fsync(file.fileno())
             self.partial.replace(self.target)
             self._journal.unlink(missing_ok=True)
@@ -210,5 +210,5 @@ class Download:
     def record(self, sha256: str, size: int) -> None:
         """Write `<file>.sha256`; `sha256sum -c` reads it, and skips the line with the size."""
         beside = _beside(self.target, ".sha256")
-        with disk(beside), written(beside, force=True, mode=0o644) as file:
+        with disk_errors(beside), written(beside, force=True, mode=0o644) as file:
             file.write(f"{sha256}  {self.target.name}\n# bytes {size}\n".encode("ascii"))

@@ -20,7 +20,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 import msgspec
 
 from kilburn.errors import ModelError, RateLimited, Refused, SpecError, Unavailable
-from kilburn.models.download import Download, Progress, disk, own
+from kilburn.models.download import Download, Progress, disk_errors, open_own
 
 __all__ = ["HubFile", "fetch", "parse"]
 
@@ -119,8 +119,8 @@ def _receive(
     download: Download, response: HTTPResponse, start: int, size: int | None, line: str, name: str, progress: Progress | None
 ) -> int:
     download.room((size or 0) - start)
-    with disk(download.partial):
-        file = os.fdopen(own(download.partial, os.O_RDWR | os.O_CREAT), "rb+")
+    with disk_errors(download.partial):
+        file = os.fdopen(open_own(download.partial, os.O_RDWR | os.O_CREAT), "rb+")
     done = start
     with file:
         if line and not start:
@@ -137,7 +137,7 @@ def _receive(
                 raise _Broken(str(error) or type(error).__name__) from error
             if not chunk or (size is not None and done >= size):
                 break
-            with disk(download.partial):
+            with disk_errors(download.partial):
                 file.write(chunk)
                 file.flush()
             done += len(chunk)

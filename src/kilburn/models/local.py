@@ -16,7 +16,7 @@ from typing import Any
 from kilburn.errors import Refused, Unavailable
 from kilburn.model import Delta, Reply, Request, ToolSpec
 from kilburn.models.assembly import Assembly, arguments
-from kilburn.models.llama import Engine, engine
+from kilburn.models.llama_server import LlamaServer, load
 from kilburn.models.weights import find
 from kilburn.wire import chat
 
@@ -39,9 +39,9 @@ class Vocabulary:
 
     exact = True
 
-    def __init__(self, name: str, loaded: Engine) -> None:
+    def __init__(self, name: str, loaded: LlamaServer) -> None:
         self.name = f"local:{name}"
-        self._engine: Engine | None = loaded
+        self._engine: LlamaServer | None = loaded
         one, three = self._measure(loaded, 1), self._measure(loaded, 3)
         self.envelope = -(-(three - one) // 2)
         self.overhead = max(one - self.envelope, 0)
@@ -64,7 +64,7 @@ class Vocabulary:
         """Let go of the model; counting then raises."""
         self._engine = None
 
-    def _measure(self, loaded: Engine, turns: int) -> int:
+    def _measure(self, loaded: LlamaServer, turns: int) -> int:
         """Tokens of a prompt of so many turns, less their texts. Templates want users and assistants in turn."""
         said = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(turns)]
         return prompt_tokens(loaded, said, ()) - turns * self.count("a")
@@ -98,8 +98,8 @@ class Local:
     ) -> None:
         path = find(str(model))
         self.name = path.stem if path == Path(model) else str(model)
-        loaded = engine(path, context or _CONTEXT, threads or os.cpu_count() or 1)
-        self._engine: Engine | None = loaded
+        loaded = load(path, context or _CONTEXT, threads or os.cpu_count() or 1)
+        self._engine: LlamaServer | None = loaded
         self._timeout = timeout
         self.context: int | None = loaded.context
         self.tokenizer: Any = Vocabulary(self.name, loaded)
@@ -166,12 +166,12 @@ class Local:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _loaded(self) -> Engine:
+    def _loaded(self) -> LlamaServer:
         if self._engine is None:
             raise Unavailable(f"{self.name} was closed", advice="make a new one")
         return self._engine
 
-    def _check(self, request: Request) -> Engine:
+    def _check(self, request: Request) -> LlamaServer:
         if not request.messages:
             raise Refused("a request without messages", advice="send at least one message")
         if request.tools and not self.takes_tools:
@@ -189,7 +189,7 @@ class Local:
             link.unlink()
 
 
-def prompt_tokens(loaded: Engine, messages: Sequence[dict[str, Any]], tools: tuple[ToolSpec, ...]) -> int:
+def prompt_tokens(loaded: LlamaServer, messages: Sequence[dict[str, Any]], tools: tuple[ToolSpec, ...]) -> int:
     """Tokens of a whole prompt, as llama.cpp will read it."""
     body: dict[str, Any] = {"messages": list(messages)}
     if tools:

@@ -21,7 +21,7 @@ from kilburn.message import Kind, Message
 from kilburn.model import Delta, Reply, Request, Tokens, is_count
 from kilburn.models.assembly import Halves
 from kilburn.models.deadline import Deadline
-from kilburn.models.faults import fault
+from kilburn.models.provider_errors import error_of
 from kilburn.models.retry import Retry
 from kilburn.wire import messages as wire
 from kilburn.wire.compaction import betas_of, read_block, read_report, recorded
@@ -151,7 +151,7 @@ class Messages:
         status = getattr(error, "status_code", None)
         headers = error.response.headers if isinstance(error, self._sdk.APIStatusError) else None
         # An error inside a stream carries the stream's own status, which says nothing.
-        return fault(self.name, None if status == 200 else status, error.body, str(error), headers)
+        return error_of(self.name, None if status == 200 else status, error.body, str(error), headers)
 
     def _late(self) -> Unavailable:
         return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")

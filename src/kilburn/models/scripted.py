@@ -13,9 +13,9 @@ from kilburn.errors import Refused, Unavailable
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
 
-__all__ = ["Answer", "Scripted"]
+__all__ = ["ScriptEntry", "Scripted"]
 
-Answer = str | Reply | Message | Exception | Callable[[Request], Any]
+ScriptEntry = str | Reply | Message | Exception | Callable[[Request], Any]
 """One entry of a script: a text, a message, a whole reply, an error to raise, or a function of the
 request that gives one of these."""
 
@@ -36,7 +36,7 @@ class Scripted:
 
     def __init__(
         self,
-        replies: Iterable[Answer] = (),
+        replies: Iterable[ScriptEntry] = (),
         *,
         name: str = "scripted",
         form: str = "chat",
@@ -52,9 +52,9 @@ class Scripted:
         self.tokenizer = tokenizer
         self.requests: list[Request] = []
         self._piece = piece
-        self._script: deque[Answer] = deque([replies] if isinstance(replies, str) else replies)
+        self._script: deque[ScriptEntry] = deque([replies] if isinstance(replies, str) else replies)
 
-    def enqueue(self, *replies: Answer) -> None:
+    def enqueue(self, *replies: ScriptEntry) -> None:
         """Append to the script."""
         self._script.extend(replies)
 

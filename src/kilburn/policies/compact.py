@@ -140,7 +140,7 @@ class Compact:
             return False
         if not view.wanted:
             return bool(view.excess)
-        if view.cause is Cause.FAULT or (view.cause is Cause.PRESSURE and not view.open):
+        if view.cause is Cause.ADVICE or (view.cause is Cause.PRESSURE and not view.open):
             return False
         fresh = _fresh(view)
         step = max(1, border // SPACING)

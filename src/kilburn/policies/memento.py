@@ -73,7 +73,7 @@ class Memento:
         if self.keep_last_n_blocks < 0:
             return []
         moves: list[Move] = []
-        if view.cause is not Cause.FAULT:
+        if view.cause is not Cause.ADVICE:
             moves += yield from self._tagged(view)
             if self.pairs:
                 moves += yield from self._pairs(view)

@@ -1,6 +1,6 @@
 """Sequences in one context of llama.cpp: the moves of `kilburn.kv.engine`, on an engine that serves.
 
-What llama.cpp does not do exactly, `Sequence.exact` says. What it would end the process for, or would
+What llama.cpp does not do exactly, `LlamaSequence.exact` says. What it would end the process for, or would
 quietly do to another sequence too, is refused before it is asked. It refuses to sample and to schedule:
 `prefill` gives the logits of what follows, one sequence at a time.
 """
@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 from array import array
-from collections.abc import Sequence as Ordered
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -20,8 +20,8 @@ import msgspec
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError, SpillFailed, Unavailable
 from kilburn.kv.llama.cells import Cells
 from kilburn.kv.llama.context import Context
-from kilburn.kv.llama.sequence import Move, Sequence
-from kilburn.kv.llama.states import Saved, States
+from kilburn.kv.llama.sequence import Change, LlamaSequence
+from kilburn.kv.llama.states import SavedState, States
 from kilburn.kv.prefixes import Key
 
 __all__ = ["Llama"]
@@ -39,7 +39,7 @@ class _About(msgspec.Struct, frozen=True):
 
     positions: list[int]
     taken: list[int]
-    moves: list[Move]
+    moves: list[Change]
     exact: bool
     logits: int
 
@@ -84,7 +84,7 @@ class Llama:
         # Room for the one token of `_settle`, so that a full context can still shift.
         self._context = Context(self._path, tokens + 1, sequences + 1, batch, threads)
         self._cells = Cells(self._context.cells - 1)
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int, LlamaSequence] = {}
         self._lock = threading.RLock()
         self._most, self._batch = sequences, batch
         self._folder, self._tenant = None if folder is None else Path(folder), tenant
@@ -118,7 +118,7 @@ class Llama:
             self._check()
             return self._context.tokenize(text, special=special)
 
-    def open(self, prompt: Ordered[int] = ()) -> Sequence:
+    def open(self, prompt: Sequence[int] = ()) -> LlamaSequence:
         """A new sequence, prefilled with a prompt.
 
         Raises:
@@ -126,7 +126,7 @@ class Llama:
         """
         with self._lock:
             self._check()
-            made = Sequence(self._number())
+            made = LlamaSequence(self._number())
             self._sequences[made.number] = made
             try:
                 self.prefill(made, prompt)
@@ -135,7 +135,7 @@ class Llama:
                 raise
             return made
 
-    def fork(self, sequence: Sequence) -> Sequence:
+    def fork(self, sequence: LlamaSequence) -> LlamaSequence:
         """A new sequence with the same past, in the same cells: nothing is copied, and nothing ever has to be.
 
         Raises:
@@ -149,7 +149,7 @@ class Llama:
             self._sequences[made.number] = made
             return made
 
-    def free(self, sequence: Sequence) -> None:
+    def free(self, sequence: LlamaSequence) -> None:
         """Give back the cells that no fork has.
 
         Raises:
@@ -162,7 +162,7 @@ class Llama:
             sequence.is_live, sequence.logits = False, None
             del self._sequences[sequence.number]
 
-    def prefill(self, sequence: Sequence, tokens: Ordered[int]) -> None:
+    def prefill(self, sequence: LlamaSequence, tokens: Sequence[int]) -> None:
         """Take tokens at the end; `sequence.logits` is then of what follows.
 
         Raises:
@@ -179,7 +179,7 @@ class Llama:
             sequence.take(wanted, self._cells.take(len(wanted)))
             sequence.logits = self._context.logits()
 
-    def evict(self, sequence: Sequence, start: int, stop: int) -> int:
+    def evict(self, sequence: LlamaSequence, start: int, stop: int) -> int:
         """Drop the keys and values of positions (half-open); all others keep theirs, and nothing is computed.
 
         Forks keep what they share. Returns how many were cached.
@@ -195,7 +195,7 @@ class Llama:
                 sequence.drop(part, ("evict", len(sequence.taken), start, stop, 0))
             return len(part)
 
-    def truncate(self, sequence: Sequence, position: int) -> int:
+    def truncate(self, sequence: LlamaSequence, position: int) -> int:
         """Go back to a branch point: all from this position on is dropped; returns how many were cached.
 
         Raises:
@@ -209,7 +209,7 @@ class Llama:
             sequence.back(part, position)
             return len(part)
 
-    def shift(self, sequence: Sequence, start: int, stop: int, delta: int) -> int:
+    def shift(self, sequence: LlamaSequence, start: int, stop: int, delta: int) -> int:
         """Move cached tokens to other positions, their keys rotated anew; returns how many.
 
         Not exact: keys are rounded to 16 bits again, and were computed where they were. Moving back does not undo it.
@@ -235,7 +235,7 @@ class Llama:
             self._settle()
             return len(part)
 
-    def save(self, sequence: Sequence) -> Saved:
+    def save(self, sequence: LlamaSequence) -> SavedState:
         """Write a sequence to the folder; `restore` takes the name. Equal histories have equal names.
 
         Raises:
@@ -261,12 +261,12 @@ class Llama:
                 )
                 return states.commit(place, name, sequence.tokens, about)
 
-    def restore(self, name: str) -> Sequence | None:
+    def restore(self, name: str) -> LlamaSequence | None:
         """A new sequence of what `save` wrote under this name, or None: not there, not whole, not of this model or tenant.
 
         The keys and values are those that were saved, bit for bit, and so are the next logits. What follows is computed with
-        the same bits only where the sequence was exact, and is: see `Sequence.exact`. An evicted one is not, because llama.cpp
-        closes its gaps.
+        the same bits only where the sequence was exact, and is: see `LlamaSequence.exact`. An evicted one is not, because
+        llama.cpp closes its gaps.
 
         Raises:
             OutOfBlocks: no room; nothing changed. SpecError: no folder was named.
@@ -290,7 +290,7 @@ class Llama:
             if not self._context.restore(number, state):
                 self._context.remove(number, -1, -1)
                 return None
-            made = Sequence(number)
+            made = LlamaSequence(number)
             made.settle(record.tokens, about.positions, self._cells.take(len(record.tokens)), exact=about.exact)
             made.taken, made.moves = array("i", about.taken), about.moves
             made.logits = logits or None
@@ -311,7 +311,7 @@ class Llama:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _run(self, sequence: Sequence, tokens: array[int]) -> None:
+    def _run(self, sequence: LlamaSequence, tokens: array[int]) -> None:
         """Let llama.cpp take tokens, or leave it as it was."""
         end, done = sequence.end, 0
         try:
@@ -335,7 +335,7 @@ class Llama:
         if status:
             raise Unavailable(f"llama.cpp could not shift: status {status}", advice="free the sequence")
 
-    def _drop(self, sequence: Sequence, part: range, start: int, stop: int) -> None:
+    def _drop(self, sequence: LlamaSequence, part: range, start: int, stop: int) -> None:
         self._context.remove(sequence.number, start, stop)
         self._cells.drop(sequence.cells[part.start : part.stop])
 
@@ -345,7 +345,7 @@ class Llama:
                 return number
         raise OutOfBlocks(f"all {self._most} sequences are in use", needed=1, advice="free one, or open the engine with more")
 
-    def _known(self, tokens: Ordered[int]) -> Ordered[int]:
+    def _known(self, tokens: Sequence[int]) -> Sequence[int]:
         size = self._context.vocabulary
         if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
             raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
@@ -358,7 +358,7 @@ class Llama:
             advice="evict, free or save a sequence, or open the engine with more tokens",
         )
 
-    def _check(self, sequence: Sequence | None = None) -> None:
+    def _check(self, sequence: LlamaSequence | None = None) -> None:
         if not self._context.is_open:
             raise Unavailable("this llama.cpp was closed", advice="open it anew")
         if sequence is not None and self._sequences.get(sequence.number) is not sequence:

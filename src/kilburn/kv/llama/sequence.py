@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence as Ordered
+from collections.abc import Sequence
 
 from kilburn.errors import FreedSequence, InvalidRange
 from kilburn.kv.llama.cells import ALIGNED
 
-__all__ = ["Move", "Sequence"]
+__all__ = ["Change", "LlamaSequence"]
 
-Move = tuple[str, int, int, int, int]
+Change = tuple[str, int, int, int, int]
 """What was done ("evict", "truncate", "shift"), after how many tokens were taken, from, to, by how much."""
 
 
-class Sequence:
+class LlamaSequence:
     """What `Llama.open`, `fork` and `restore` return.
 
     Attributes:
@@ -35,7 +35,7 @@ class Sequence:
         self.number = number
         self.logits: array[float] | None = None
         self.tokens, self.positions, self.taken = array("i"), array("i"), array("i")
-        self.moves: list[Move] = []
+        self.moves: list[Change] = []
         self.cells = array("q")
         self.pure = 0
         self.is_live = True
@@ -62,15 +62,15 @@ class Sequence:
         """
         return self.pure == len(self)
 
-    def copy(self, number: int) -> Sequence:
+    def copy(self, number: int) -> LlamaSequence:
         """The same past under another number. For the engine."""
-        made = Sequence(number)
+        made = LlamaSequence(number)
         made.logits = self.logits
         made.tokens, made.positions, made.taken = self.tokens[:], self.positions[:], self.taken[:]
         made.moves, made.cells, made.pure, made._end = self.moves[:], self.cells[:], self.pure, self.end
         return made
 
-    def take(self, tokens: Ordered[int], cells: array[int]) -> None:
+    def take(self, tokens: Sequence[int], cells: array[int]) -> None:
         """Tokens ran behind the last one, and went to these cells. For the engine."""
         if self.exact and len(cells):
             begins = not self.end and cells[0] % ALIGNED == 0
@@ -81,7 +81,7 @@ class Sequence:
         self.taken.extend(tokens)
         self.cells.extend(cells)
 
-    def settle(self, tokens: Ordered[int], positions: Ordered[int], cells: array[int], *, exact: bool) -> None:
+    def settle(self, tokens: Sequence[int], positions: Sequence[int], cells: array[int], *, exact: bool) -> None:
         """What was saved is back, in these cells. For the engine."""
         if exact:
             self.take(tokens, cells)
@@ -142,7 +142,7 @@ class Sequence:
             raise InvalidRange(f"{start} to {stop} moved by {delta} would not lie between {floor} and {roof}")
         return part
 
-    def drop(self, part: range, move: Move | None) -> None:
+    def drop(self, part: range, move: Change | None) -> None:
         """These cached tokens went, by a move or by going back. For the engine."""
         end = self.end
         start, stop = part.start, part.stop
@@ -163,7 +163,7 @@ class Sequence:
         self.drop(part, None)
         self._end = position
 
-    def move(self, part: range, move: Move) -> None:
+    def move(self, part: range, move: Change) -> None:
         """These cached tokens have other positions now. For the engine."""
         for index in part:
             self.positions[index] += move[4]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Iterator
-from collections.abc import Sequence as Ordered
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,17 +17,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kilburn.errors import InvalidRange, KVError, MissingExtra, Refused, SpillFailed, Unavailable
-from kilburn.kv.llama.states import Saved, States
+from kilburn.kv.llama.states import SavedState, States
 from kilburn.kv.prefixes import Key
 
-__all__ = ["Read", "Server", "Slots"]
+__all__ = ["Prefilled", "Server", "Slots"]
 
 _HEADER = 256
 """Bytes before the tokens in a slot file, at most."""
 
 
 class Server(Protocol):
-    """llama.cpp's server in this process, as `kilburn.models.llama.engine` gives it."""
+    """llama.cpp's server in this process, as `kilburn.models.llama_server.load` gives it."""
 
     context: int
 
@@ -41,7 +40,7 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True)
-class Read:
+class Prefilled:
     """How a prompt was read.
 
     Args:
@@ -86,7 +85,7 @@ class Slots:
         found: list[int] = self._server.ask("POST", "/tokenize", body)["tokens"]
         return found
 
-    def prefill(self, tokens: Ordered[int]) -> Read:
+    def prefill(self, tokens: Sequence[int]) -> Prefilled:
         """Let the slot hold exactly these tokens; what it has of them already is not computed again.
 
         Raises:
@@ -96,9 +95,9 @@ class Slots:
             raise InvalidRange("a slot of no tokens", advice="give at least one")
         body = {"prompt": list(tokens), "n_predict": 0, "cache_prompt": True, "id_slot": 0}
         times = self._server.ask("POST", "/completion", body)["timings"]
-        return Read(times["prompt_n"], times["cache_n"], times["prompt_ms"] / 1000)
+        return Prefilled(times["prompt_n"], times["cache_n"], times["prompt_ms"] / 1000)
 
-    def save(self, tokens: Ordered[int]) -> Saved:
+    def save(self, tokens: Sequence[int]) -> SavedState:
         """Write the slot to disk, holding exactly these tokens: what it has not computed of them it does now.
 
         Raises:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
-from collections.abc import Sequence as Ordered
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,13 @@ import msgspec
 from kilburn.errors import SpillFailed
 from kilburn.kv.prefixes import Key
 
-__all__ = ["Record", "Saved", "States"]
+__all__ = ["SavedState", "StateRecord", "States"]
 
 _VERSION = 1
 _STATE, _RECORD = ".kv", ".json"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a saved state is.
 
     Args:
@@ -53,7 +52,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedState:
     """A state that is on disk.
 
     Args:
@@ -79,7 +78,7 @@ class States:
     def __init__(self, folder: Path, key: Key, form: str) -> None:
         self.folder, self.key, self.form = folder, key, form
 
-    def name(self, tokens: Ordered[int], moves: Ordered[tuple[str, int, int, int, int]] = ()) -> str:
+    def name(self, tokens: Sequence[int], moves: Sequence[tuple[str, int, int, int, int]] = ()) -> str:
         """What the state of these tokens, changed by these moves, is called: the same in every process."""
         told = msgspec.json.encode(("kilburn.kv.llama", _VERSION, self.form, self.key, list(tokens), list(moves)))
         return hashlib.sha256(told).hexdigest()[:40]
@@ -105,12 +104,12 @@ class States:
                 with suppress(OSError):
                     left.unlink()
 
-    def commit(self, place: Path, name: str, tokens: Ordered[int], about: object = None) -> Saved:
+    def commit(self, place: Path, name: str, tokens: Sequence[int], about: object = None) -> SavedState:
         """Put what was written into place, under its name."""
         os.chmod(place, 0o600)
         with place.open("rb") as file:
             size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-        record = Record(
+        record = StateRecord(
             form=self.form,
             key=self.key,
             name=name,
@@ -124,10 +123,10 @@ class States:
             file.write(msgspec.json.encode(record))
         os.replace(place, self.folder / (name + _STATE))
         os.replace(beside, self.folder / (name + _RECORD))
-        return Saved(name, len(tokens), size)
+        return SavedState(name, len(tokens), size)
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[tuple[Record, int] | None]:
+    def reading(self, name: str) -> Iterator[tuple[StateRecord, int] | None]:
         """The record of a state, and its open file, whose bytes are those that were written; None is a miss."""
         record = self._record(name)
         if record is None:
@@ -147,19 +146,19 @@ class States:
             for end in (_RECORD, _STATE):
                 (self.folder / (name + end)).unlink(missing_ok=True)
 
-    def _record(self, name: str) -> Record | None:
+    def _record(self, name: str) -> StateRecord | None:
         # A name is hexadecimal, so that none leads out of the folder.
         if not name.isalnum():
             return None
         try:
-            record = msgspec.json.decode((self.folder / (name + _RECORD)).read_bytes(), type=Record)
+            record = msgspec.json.decode((self.folder / (name + _RECORD)).read_bytes(), type=StateRecord)
         except (OSError, msgspec.DecodeError):
             return None
         ours = (_VERSION, self.form, self.key, name)
         return record if (record.version, record.form, record.key, record.name) == ours else None
 
 
-def _is_whole(state: int, record: Record) -> bool:
+def _is_whole(state: int, record: StateRecord) -> bool:
     digest = hashlib.sha256()
     try:
         if os.fstat(state).st_size != record.bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kilburn.errors import InvalidRange, MissingExtra
-from kilburn.kv.observation import Piece, Selection
+from kilburn.kv.observation import CachedPage, Selection
 from kilburn.kv.presses.choice import afford, given, integer, number, oneof, smoothed, sound
 
 try:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Pages"]
 
 
-Ranged = tuple[Piece, int, int]
+Ranged = tuple[CachedPage, int, int]
 """A page that may go, and the range of it that may."""
 
 
@@ -168,13 +168,13 @@ class Pages:
             if not room:
                 return
 
-    def _units(self, count: int) -> tuple[Piece, ...]:
+    def _units(self, count: int) -> tuple[CachedPage, ...]:
         """Stretches that stand for pages where nobody says what the pages are."""
         return tuple(
-            Piece(number, start, min(count, start + self.unit)) for number, start in enumerate(range(0, count, self.unit), 1)
+            CachedPage(number, start, min(count, start + self.unit)) for number, start in enumerate(range(0, count, self.unit), 1)
         )
 
-    def _free(self, pieces: tuple[Piece, ...], count: int) -> Iterator[Ranged]:
+    def _free(self, pieces: tuple[CachedPage, ...], count: int) -> Iterator[Ranged]:
         """The pages that may go, each with the range of it that is neither sink nor window."""
         behind = 0
         for piece in pieces:
@@ -244,7 +244,7 @@ class Pages:
     def _weighed(self, own: float, page: float) -> float:
         return (1 - self.weight) * own + self.weight * page
 
-    def _likely(self, piece: Piece) -> float:
+    def _likely(self, piece: CachedPage) -> float:
         """What the hierarchy says of a page: 1 where it knows nothing against it."""
         likely = 1.0
         if piece.folded:

@@ -15,10 +15,10 @@ from kilburn.kv.weights import Weights
 from kilburn.message import Kind, Role
 from kilburn.page import Page
 
-__all__ = ["Line", "Template"]
+__all__ = ["Template", "WindowLine"]
 
 
-class Line(NamedTuple):
+class WindowLine(NamedTuple):
     """One line of the window.
 
     Args:
@@ -73,7 +73,7 @@ class Template:
         """The tokens of a line."""
         return (*self.opening(role), *self._plain(text), *self.closing())
 
-    def lines(self, process: Process) -> list[Line]:
+    def lines(self, process: Process) -> list[WindowLine]:
         """All that stands in a process's window."""
         with process.lock:
             shown = process.shown()
@@ -85,11 +85,11 @@ class Template:
                 if page is None or instead:
                     if page is None or page.kind is Kind.RESULT:
                         role = Role.USER if page is None else page.role
-                        made.append(Line(key, 0, self.line(role, instead)))
+                        made.append(WindowLine(key, 0, self.line(role, instead)))
                     continue
                 name = _name(page)
                 kept[name] = self._kept.get(name) or self.line(page.role, self._text(page, process.text(page.id)))
-                made.append(Line(key, page.id, kept[name]))
+                made.append(WindowLine(key, page.id, kept[name]))
             self._kept = kept
         return made
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kilburn.errors import SpecError
-from kilburn.kv.script import Line
+from kilburn.kv.template import WindowLine
 
-__all__ = ["HOW", "Following", "Placed", "Price", "planned"]
+__all__ = ["HOW", "EditPlan", "PlacedLine", "Price", "plan_edits"]
 
 HOW = ("auto", "edit", "prefill")
 
 
-class Placed(NamedTuple):
+class PlacedLine(NamedTuple):
     """A line that the sequence has positions for, `start` to `stop`; its keys and values may have left."""
 
-    line: Line
+    line: WindowLine
     start: int
     stop: int
 
@@ -50,7 +50,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Following:
+class EditPlan:
     """What to do, in this order.
 
     Args:
@@ -63,23 +63,23 @@ class Following:
     """
 
     how: str
-    evict: tuple[Placed, ...] = ()
-    insert: tuple[tuple[Line, int], ...] = ()
+    evict: tuple[PlacedLine, ...] = ()
+    insert: tuple[tuple[WindowLine, int], ...] = ()
     cut: int | None = None
-    append: tuple[Line, ...] = ()
+    append: tuple[WindowLine, ...] = ()
     edited: float = 0.0
     anew: float = 0.0
 
 
 class _Edit(NamedTuple):
-    evict: list[Placed]
-    insert: list[tuple[Line, int]]
+    evict: list[PlacedLine]
+    insert: list[tuple[WindowLine, int]]
     cut: int | None
-    append: list[Line]
+    append: list[WindowLine]
     cost: float
 
 
-def planned(placed: Sequence[Placed], wanted: Sequence[Line], price: Price, how: str = "auto") -> Following:
+def plan_edits(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price, how: str = "auto") -> EditPlan:
     """The way from what is placed to what is wanted.
 
     Raises:
@@ -93,19 +93,19 @@ def planned(placed: Sequence[Placed], wanted: Sequence[Line], price: Price, how:
     fresh = wanted[same:]
     if same == len(placed):
         size = float(sum(len(line.tokens) for line in fresh))
-        return Following("append" if fresh else "same", append=tuple(fresh), edited=size, anew=size)
+        return EditPlan("append" if fresh else "same", append=tuple(fresh), edited=size, anew=size)
     anew = float(sum(len(line.tokens) for line in fresh))
     edit = _edited(placed, wanted, price)
     if how == "prefill" or (how == "auto" and anew <= edit.cost):
-        return Following("prefill", cut=placed[same].start, append=tuple(fresh), edited=edit.cost, anew=anew)
-    return Following("edit", tuple(edit.evict), tuple(edit.insert), edit.cut, tuple(edit.append), edit.cost, anew)
+        return EditPlan("prefill", cut=placed[same].start, append=tuple(fresh), edited=edit.cost, anew=anew)
+    return EditPlan("edit", tuple(edit.evict), tuple(edit.insert), edit.cut, tuple(edit.append), edit.cost, anew)
 
 
-def _edited(placed: Sequence[Placed], wanted: Sequence[Line], price: Price) -> _Edit:
+def _edited(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price) -> _Edit:
     """Keep every line that is wanted still; where a new one does not fit its gap, compute anew from there."""
     kept = _kept(placed, wanted)
-    insert: list[tuple[Line, int]] = []
-    waiting: list[Line] = []
+    insert: list[tuple[WindowLine, int]] = []
+    waiting: list[WindowLine] = []
     cut: int | None = None
     edges = 0
     before, last = 0, -1
@@ -140,7 +140,7 @@ def _edited(placed: Sequence[Placed], wanted: Sequence[Line], price: Price) -> _
     return _Edit(evict, insert, cut, append, computed + price.edit * edges + price.stale * behind)
 
 
-def _kept(placed: Sequence[Placed], wanted: Sequence[Line]) -> dict[int, int]:
+def _kept(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine]) -> dict[int, int]:
     """Index in `wanted` -> index in `placed` of the same line; both ascend, because keys do."""
     known = {one.line.key: index for index, one in enumerate(placed)}
     found: dict[int, int] = {}

@@ -31,7 +31,20 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["SUFFIX", "Draft", "Header", "Miss", "Part", "Section", "Whole", "discard", "header_of", "read", "size_of", "write"]
+__all__ = [
+    "SUFFIX",
+    "Draft",
+    "Header",
+    "Miss",
+    "PageHeader",
+    "SequenceHeader",
+    "TensorEntry",
+    "header_of",
+    "read",
+    "remove_leftovers",
+    "size_of",
+    "write",
+]
 
 MAGIC = b"kilbnKV\x01"
 """Its last byte is the version; what has another is a miss."""
@@ -55,7 +68,7 @@ class Miss(msgspec.Struct, frozen=True):
     what: str
 
 
-class Section(msgspec.Struct, frozen=True):
+class TensorEntry(msgspec.Struct, frozen=True):
     """One tensor of a file: its name, its dtype as torch names it, its shape and the SHA-256 of its bytes, hex."""
 
     name: str
@@ -89,14 +102,14 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     key: Key
     tokens: list[int]
     order: str = sys.byteorder
-    sections: list[Section] = []
+    sections: list[TensorEntry] = []
     shifts: dict[int, int] = {}
     first: dict[int, int] = {}
     owners: list[str] | None = None
     stood: dict[int, int] = {}
 
 
-class Whole(Header, frozen=True, kw_only=True, tag="sequence"):
+class SequenceHeader(Header, frozen=True, kw_only=True, tag="sequence"):
     """A sequence.
 
     Args:
@@ -116,7 +129,7 @@ class Whole(Header, frozen=True, kw_only=True, tag="sequence"):
     watch: tuple[bool, int] | None = None
 
 
-class Part(Header, frozen=True, kw_only=True, tag="page"):
+class PageHeader(Header, frozen=True, kw_only=True, tag="page"):
     """A page of a sequence.
 
     Args:
@@ -140,19 +153,19 @@ class Draft:
     shape: tuple[int, ...]
     pieces: Iterable[Tensor] = field(repr=False)
 
-    def section(self, digest: str) -> Section:
+    def section(self, digest: str) -> TensorEntry:
         """What the header will say of it."""
-        return Section(self.name, str(self.dtype).removeprefix("torch."), self.shape, digest)
+        return TensorEntry(self.name, str(self.dtype).removeprefix("torch."), self.shape, digest)
 
 
-def size_of(header: Whole | Part, drafts: Iterable[Draft]) -> int:
+def size_of(header: SequenceHeader | PageHeader, drafts: Iterable[Draft]) -> int:
     """Bytes that the file will have."""
     sections = [draft.section("0" * 64) for draft in drafts]
     text = msgspec.json.encode(msgspec.structs.replace(header, sections=sections))
     return len(MAGIC) + sum(section.bytes for section in sections) + len(text) + 8
 
 
-def write(folder: Path, header: Whole | Part, drafts: Iterable[Draft]) -> tuple[str, int]:
+def write(folder: Path, header: SequenceHeader | PageHeader, drafts: Iterable[Draft]) -> tuple[str, int]:
     """Write a file; returns its address (the SHA-256 of its header) and its bytes.
 
     It is on the disk when this returns: the file and its name are synced.
@@ -184,7 +197,7 @@ def write(folder: Path, header: Whole | Part, drafts: Iterable[Draft]) -> tuple[
     return address, size
 
 
-def _written(file: BinaryIO, header: Whole | Part, drafts: Iterable[Draft]) -> str:
+def _written(file: BinaryIO, header: SequenceHeader | PageHeader, drafts: Iterable[Draft]) -> str:
     file.write(MAGIC)
     sections = []
     for draft in drafts:
@@ -200,7 +213,7 @@ def _written(file: BinaryIO, header: Whole | Part, drafts: Iterable[Draft]) -> s
     return hashlib.sha256(text).hexdigest()
 
 
-def read(folder: Path, address: str, key: Key) -> tuple[Whole | Part, Mapping[str, Tensor]] | Miss:
+def read(folder: Path, address: str, key: Key) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
     """A file's header and tensors, every byte checked; on the CPU, in memory of their own."""
     if len(address) != 64 or not address.isalnum():
         return Miss("absent", f"{address!r} is no address")
@@ -214,7 +227,7 @@ def read(folder: Path, address: str, key: Key) -> tuple[Whole | Part, Mapping[st
         return Miss("unreadable", f"{path}: {error}")
 
 
-def header_of(path: Path) -> Whole | Part | Miss:
+def header_of(path: Path) -> SequenceHeader | PageHeader | Miss:
     """What a file says of itself, without its tensors: whose it is, and what it was made of."""
     try:
         with path.open("rb") as file:
@@ -226,7 +239,7 @@ def header_of(path: Path) -> Whole | Part | Miss:
     return found if isinstance(found, Miss) else found[0]
 
 
-def _header(file: BinaryIO, address: str) -> tuple[Whole | Part, int] | Miss:
+def _header(file: BinaryIO, address: str) -> tuple[SequenceHeader | PageHeader, int] | Miss:
     """The header, and the bytes before it that are tensors."""
     size = os.fstat(file.fileno()).st_size
     magic = file.read(len(MAGIC))
@@ -244,12 +257,12 @@ def _header(file: BinaryIO, address: str) -> tuple[Whole | Part, int] | Miss:
     if hashlib.sha256(text).hexdigest() != address:
         return Miss("corrupt", f"{address} was cut, or its header changed")
     try:
-        return msgspec.json.decode(text, type=Whole | Part), room
+        return msgspec.json.decode(text, type=SequenceHeader | PageHeader), room
     except msgspec.DecodeError as error:
         return Miss("corrupt", f"{address} has a header that is none: {error}")
 
 
-def _read(file: BinaryIO, address: str, key: Key) -> tuple[Whole | Part, Mapping[str, Tensor]] | Miss:
+def _read(file: BinaryIO, address: str, key: Key) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
     told = _header(file, address)
     if isinstance(told, Miss):
         return told
@@ -281,7 +294,7 @@ def _sync(folder: Path) -> None:
         os.close(entry)
 
 
-def discard(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what writers that are no more left behind."""
     for path in folder.glob(".*.part"):
         # Gone meanwhile: whoever wrote it has finished.

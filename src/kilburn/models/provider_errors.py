@@ -14,7 +14,7 @@ from typing import Any
 from kilburn.errors import ModelError, Overlong, RateLimited, Refused, Unavailable
 from kilburn.models.retry import seconds_to_wait
 
-__all__ = ["MESSAGE_LETTERS", "fault"]
+__all__ = ["MESSAGE_LETTERS", "error_of"]
 
 MESSAGE_LETTERS = 400
 """Letters of a provider's words that an error quotes."""
@@ -50,7 +50,7 @@ _PASSING = {408, 409, 423, 425}
 """Client errors that a later try may not meet."""
 
 
-def fault(who: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None) -> ModelError:
+def error_of(who: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None) -> ModelError:
     """The error to raise for what a provider answered.
 
     Args:

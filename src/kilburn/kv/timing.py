@@ -9,15 +9,15 @@ import time
 
 from kilburn.errors import OutOfBlocks, SpecError
 from kilburn.kv.engine import Engine
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.sequence import CachedSequence
 from kilburn.prices import Prices
 
-__all__ = ["measured"]
+__all__ = ["measure_prices"]
 
 STEPS = 8
 
 
-def measured(engine: Engine, tokens: int = 512, reply: int = 100) -> Prices:
+def measure_prices(engine: Engine, tokens: int = 512, reply: int = 100) -> Prices:
     """Prices in seconds per million tokens, for `cost(prices=...)` and others.
 
     A cached token is not free: each token of a reply looks at it. `cached` is that for a reply of
@@ -55,7 +55,7 @@ def measured(engine: Engine, tokens: int = 512, reply: int = 100) -> Prices:
     return Prices(input=fresh * 1e6, written=fresh * 1e6, cached=min(look, fresh) * 1e6, output=short * 1e6)
 
 
-def _decoded(engine: Engine, sequence: Sequence) -> float:
+def _decoded(engine: Engine, sequence: CachedSequence) -> float:
     """Seconds for one token."""
     engine.step([(sequence, [4])])
     times = []

@@ -14,9 +14,9 @@ from bisect import bisect_right
 from collections.abc import Container, Sequence
 
 from kilburn.errors import SpecError
-from kilburn.kv.eviction import Use
+from kilburn.kv.eviction import PromptUse
 
-__all__ = ["Returning"]
+__all__ = ["ReturnOdds"]
 
 Group = tuple[bool, int]
 """Whether it is a sub-agent's, and the session's pace against that of all: 0 as they, 1 about e times as slow."""
@@ -129,7 +129,7 @@ class _Wait:
         self.open = True
 
 
-class Returning:
+class ReturnOdds:
     """First what the sessions' latest prompts no longer hold; then by the index of the session, tail first.
 
     A unit belongs to the prompt that used it last. Rates are counted by stop reason and by the session's
@@ -147,7 +147,7 @@ class Returning:
         self._now = 0.0
         self._news = _FRESH
 
-    def used(self, units: Sequence[int], use: Use) -> None:
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
         """See `Eviction`. A request has a number of its own, and a prompt each unit once.
 
         Raises:
@@ -173,7 +173,7 @@ class Returning:
                 last, run = before, 1
         self._lose(last, run)
 
-    def _come_back(self, use: Use) -> None:
+    def _come_back(self, use: PromptUse) -> None:
         before = self._latest.get(use.session)
         if before is None:
             return
@@ -191,7 +191,7 @@ class Returning:
         self._pace.add(wait)
         self._lose(before, 0)
 
-    def _whose(self, use: Use) -> Group:
+    def _whose(self, use: PromptUse) -> Group:
         pace = self._paces.get(use.session)
         slow = 0 if pace is None else round(pace.value)
         return use.sub, max(_QUICKEST, min(_SLOWEST, slow))
@@ -210,7 +210,7 @@ class Returning:
             count = self._counts[kind] = _Count()
         return count
 
-    def ended(self, use: Use, time: float, why: str) -> None:
+    def ended(self, use: PromptUse, time: float, why: str) -> None:
         """See `Eviction`."""
         prompt = self._prompts.get(use.request)
         if prompt is not None and prompt.open:

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from kilburn.errors import KilburnError, MissingExtra, Unavailable
-from kilburn.models.faults import fault
+from kilburn.models.provider_errors import error_of
 
-__all__ = ["Engine", "engine"]
+__all__ = ["LlamaServer", "load"]
 
 _PROMPT_CACHE_MIB = 512
 """Memory for prompts of other conversations, kept so that going back to one does not read it again."""
@@ -36,11 +36,11 @@ _PROMPT_CACHE_MIB = 512
 _SPINS = "2000"
 """Turns that a thread of llama.cpp spins at a barrier before it sleeps."""
 
-_loaded: weakref.WeakValueDictionary[tuple[Path, int, int], Engine] = weakref.WeakValueDictionary()
+_loaded: weakref.WeakValueDictionary[tuple[Path, int, int], LlamaServer] = weakref.WeakValueDictionary()
 _loading = threading.Lock()
 
 
-def engine(path: Path, context: int, threads: int) -> Engine:
+def load(path: Path, context: int, threads: int) -> LlamaServer:
     """The loaded model at `path`; one that is loaded already, with the same window and threads, is shared.
 
     Raises:
@@ -51,11 +51,11 @@ def engine(path: Path, context: int, threads: int) -> Engine:
     with _loading:
         found = _loaded.get(key)
         if found is None:
-            found = _loaded[key] = Engine(*key)
+            found = _loaded[key] = LlamaServer(*key)
         return found
 
 
-class Engine:
+class LlamaServer:
     """One loaded model. Freed when nobody holds it any more.
 
     Attributes:
@@ -130,7 +130,7 @@ class Engine:
                 if line.startswith((b"data: ", b"error: ")):
                     chunk = json.loads(line.split(b" ", 1)[1])
                     if line.startswith(b"error") or "error" in chunk:
-                        raise fault(self._who, None, chunk, line.decode("utf-8", "replace"))
+                        raise error_of(self._who, None, chunk, line.decode("utf-8", "replace"))
                     yield chunk
                 elif not line and response.isclosed():
                     return
@@ -154,7 +154,7 @@ class Engine:
         response = connection.getresponse()
         if response.status != 200:
             said = response.read()
-            raise fault(self._who, response.status, _decoded(said), said.decode("utf-8", "replace"))
+            raise error_of(self._who, response.status, _decoded(said), said.decode("utf-8", "replace"))
         return response
 
     def _lost(self, error: Exception) -> KilburnError:

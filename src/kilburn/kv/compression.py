@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from kilburn.errors import KVError, MissingExtra, OutOfBlocks, SpecError
 from kilburn.kv.engine import Engine
-from kilburn.kv.observation import Observation, Piece, Press, Selection
-from kilburn.kv.sequence import Sequence
+from kilburn.kv.observation import CachedPage, Observation, Press, Selection
+from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.storage import numbers_of, span_of
 
 try:
@@ -23,12 +23,12 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
     raise MissingExtra("torch", "kv") from error
 
-__all__ = ["compress", "held", "observe"]
+__all__ = ["compress", "keep_within", "observe"]
 
-NOTHING: Mapping[int, Piece] = {}
+NOTHING: Mapping[int, CachedPage] = {}
 
 
-def observe(engine: Engine, sequence: Sequence, press: Press, facts: Mapping[int, Piece] = NOTHING) -> Observation:
+def observe(engine: Engine, sequence: CachedSequence, press: Press, facts: Mapping[int, CachedPage] = NOTHING) -> Observation:
     """What a press is shown of a sequence; `facts` says by page what is known beyond its range.
 
     Raises:
@@ -56,7 +56,7 @@ def observe(engine: Engine, sequence: Sequence, press: Press, facts: Mapping[int
     pieces = []
     for page, (start, stop) in table.pages.items().items():
         first, last = table.count(0, start), table.count(0, stop)
-        pieces.append(replace(facts.get(page, Piece(page, 0, 0)), start=first, stop=last))
+        pieces.append(replace(facts.get(page, CachedPage(page, 0, 0)), start=first, stop=last))
     return Observation(
         positions=positions,
         end=table.end,
@@ -69,7 +69,9 @@ def observe(engine: Engine, sequence: Sequence, press: Press, facts: Mapping[int
     )
 
 
-def compress(engine: Engine, sequence: Sequence, press: Press, budget: int, facts: Mapping[int, Piece] = NOTHING) -> int:
+def compress(
+    engine: Engine, sequence: CachedSequence, press: Press, budget: int, facts: Mapping[int, CachedPage] = NOTHING
+) -> int:
     """Keep at most `budget` tokens of a sequence, by a press; returns how many left. Exact where there are no more.
 
     Raises:
@@ -90,19 +92,19 @@ def compress(engine: Engine, sequence: Sequence, press: Press, budget: int, fact
     return before - len(sequence)
 
 
-def held(
-    engine: Engine, press: Press, budget: int, slack: int = 0, facts: Mapping[int, Piece] = NOTHING
-) -> Callable[[Sequence], None]:
+def keep_within(
+    engine: Engine, press: Press, budget: int, slack: int = 0, facts: Mapping[int, CachedPage] = NOTHING
+) -> Callable[[CachedSequence], None]:
     """For `generate(between=...)`: whenever a sequence is more than `slack` tokens over the budget, it is compressed."""
 
-    def hold(sequence: Sequence) -> None:
+    def hold(sequence: CachedSequence) -> None:
         if len(sequence) > budget + slack:
             compress(engine, sequence, press, budget, facts)
 
     return hold
 
 
-def _check(engine: Engine, sequence: Sequence, seen: Observation, chosen: Selection, press: Press) -> None:
+def _check(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: Selection, press: Press) -> None:
     """Presses may be anybody's: a selection that is none would drop other tokens than it says."""
     keep, shift, shape = chosen.keep, chosen.shift, engine.weights.shape
     sound = keep.dtype == torch.int64 and (keep.dim() == 1 or tuple(keep.shape[:-1]) == (shape.layers, shape.heads))
@@ -123,7 +125,7 @@ def _check(engine: Engine, sequence: Sequence, seen: Observation, chosen: Select
         )
 
 
-def _drop(engine: Engine, sequence: Sequence, seen: Observation, chosen: Selection) -> None:
+def _drop(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: Selection) -> None:
     turn = chosen.turn(seen)
     turned: list[tuple[int, int]] = []
     if turn is not None and chosen.shift is not None:
@@ -131,8 +133,10 @@ def _drop(engine: Engine, sequence: Sequence, seen: Observation, chosen: Selecti
         turned = [(place, by) for place, by in zip(places, turn.tolist(), strict=True) if by]
     if turned:
         # What others own too is rotated in slots of its own: what that takes has to be there before anything leaves.
-        held, references = _slots(sequence, turned, engine.weights.device), engine.pool.references
-        engine.reserve(sum(references[block] > 1 for block in {slot // engine.pool.size for slot in held.tolist()}), [sequence])
+        keep_within, references = _slots(sequence, turned, engine.weights.device), engine.pool.references
+        engine.reserve(
+            sum(references[block] > 1 for block in {slot // engine.pool.size for slot in keep_within.tolist()}), [sequence]
+        )
     _evict_all_but(sequence, chosen.keep)
     if turned and chosen.shift is not None:
         _turn(engine, sequence, turned)
@@ -146,7 +150,7 @@ def _drop(engine: Engine, sequence: Sequence, seen: Observation, chosen: Selecti
         return
 
 
-def _evict_all_but(sequence: Sequence, keep: Tensor) -> None:
+def _evict_all_but(sequence: CachedSequence, keep: Tensor) -> None:
     table = sequence.table
     places = table.slots().logical
     # Runs of what goes, the last first: the indices before it stay good.
@@ -158,7 +162,7 @@ def _evict_all_but(sequence: Sequence, keep: Tensor) -> None:
         sequence.watch.select(keep)
 
 
-def _turn(engine: Engine, sequence: Sequence, turns: list[tuple[int, int]]) -> None:
+def _turn(engine: Engine, sequence: CachedSequence, turns: list[tuple[int, int]]) -> None:
     """Rotate the keys at logical positions on by so many; whoever shares them keeps them as they were."""
     table, storage, device = sequence.table, engine.storage, engine.weights.device
     storage.perform(engine.tables.copies)
@@ -175,12 +179,12 @@ def _turn(engine: Engine, sequence: Sequence, turns: list[tuple[int, int]]) -> N
     storage.scatter(span_of(slots, device), engine.weights.rotate(keys, by), values)
 
 
-def _slots(sequence: Sequence, turns: list[tuple[int, int]], device: torch.device) -> Tensor:
+def _slots(sequence: CachedSequence, turns: list[tuple[int, int]], device: torch.device) -> Tensor:
     physical = sequence.table.slots().physical
     return torch.tensor([physical[sequence.table.count(0, place)] for place, _ in turns], device=device)
 
 
-def _squeeze(engine: Engine, sequence: Sequence, keep: Tensor) -> None:
+def _squeeze(engine: Engine, sequence: CachedSequence, keep: Tensor) -> None:
     storage, table = engine.storage, sequence.table
     storage.perform(engine.tables.copies)
     keys, values = storage.gather(span_of(table.slots().physical, engine.weights.device))

@@ -22,7 +22,7 @@ from kilburn.kv.table import Table
 from kilburn.move import Evict, Move
 from kilburn.policy import Cause, Policy, View
 
-__all__ = ["Pressure", "Relief"]
+__all__ = ["Boundary", "Relief"]
 
 ROUNDS = 4
 """Times a policy is asked for one shortage, at most."""
@@ -40,7 +40,7 @@ class Relief(msgspec.Struct, frozen=True):
     refused: str = ""
 
 
-class Pressure:
+class Boundary:
     """A policy at the kv boundary of one process.
 
     Args:
