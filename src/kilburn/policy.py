@@ -1,8 +1,8 @@
 """What a policy is, and all that it may see.
 
-A policy is a pure plan over a frozen view: no I/O, no clock, no data of its own. It returns moves,
-or is a generator that yields effects (`Ask`, `Find`), receives answers, and returns moves. The same
-view gives the same plan; whatever it needs to know about the past is in the view.
+A policy is a pure plan over a frozen view: no I/O, no clock, no data of its own. It returns moves, or is a generator
+that yields effects (`Ask`, `Find`), receives answers, and returns moves. The same view gives the same plan.
+Everything that it needs to know about the past is in the view.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Cause(StrEnum):
     ADVICE = "advice"
     """Somebody said what pages (`wanted`) are worth: they were pinned, unpinned or marked as important."""
     IDLE = "idle"
-    """Nothing happens; a good moment for work that may wait."""
+    """The caller has time: a good moment for work that may wait."""
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -62,21 +62,22 @@ class View:
         turn: number of the last admitted message; `now` is the kernel's time in seconds.
         pins: ids that no move may touch: pinned pages, the user's latest message (it stays until the next one),
             and the pages that excerpts and summaries among these stand for.
-        open: what stands for calls whose results may still come: they cannot leave. An abandoned call, one that
-            eight messages of the user and the assistant came after, is not among them.
+        open: pages of calls whose results may still come: they cannot leave. A call after which eight messages of the
+            user and the assistant came is abandoned, and is not among them.
         stubs: results that stand as a handle in place.
         marks: explicit importance ("remember this"), 0 to 1, by page id.
         uses: how pages were used, by page id; a page never recalled has its admission only.
-        page: the page of an id, whatever its level.
-        text: the exact text of a page, whatever its level.
-        group: all pages that must move with a page, itself included, whatever their level.
+        page: the page of an id, on any level.
+        text: the exact text of a page, on any level.
+        group: all pages that must move with a page, itself included, on any level.
         count: tokens of a text, by the process's counter.
         handle: what a handle costs at most, in tokens.
-        task: the text of the user's latest message, or ""; of several parts the last.
-        seen: tokens of all originals that were ever admitted, `wanted` included where they just came.
+        task: the text of the request, that is, the user's latest message; its last part if it has several; "" if
+            there is none.
+        seen: tokens of all originals that were ever admitted, including those that were just appended.
         deferred: the question in the background (`Later`), with its answer the first time it is there.
         gone: whether a page is retired or forgotten: no fold may cite it.
-        task_page: the id of that page, or 0; it is among the pins while it stands.
+        task_page: the id of the page of `task`, or 0; it is among the pins while it is resident.
     """
 
     cause: Cause
@@ -111,9 +112,9 @@ class View:
     def free(self, candidates: Iterable[Page], tokens: int) -> tuple[int, ...]:
         """Whole groups from `candidates`, in that order, until `tokens` would be freed.
 
-        Pinned pages and their groups are passed over. Of a group that holds an open call or a page of
-        the latest message, only results leave: their calls stay, a handle takes their place. Returns
-        the ids of resident pages; they may free less than asked where the candidates run out.
+        Pinned pages and their groups are left out. Of a group with an open call or a page of the latest message only
+        results leave: their calls stay, and a handle takes their place. Returns the ids of resident pages. They may
+        free less than asked if there are too few candidates.
         """
         resident = {page.id: page for page in self.pages}
         chosen: dict[int, None] = {}
@@ -145,23 +146,23 @@ class View:
         )
 
     def latest(self) -> list[Page]:
-        """The resident pages of the message that was admitted last, in order: looked for at the window's end only."""
+        """The resident pages of the message that was admitted last, in order. Only the end of the window is searched."""
         end = takewhile(lambda page: page.id < 0 or page.message == self.turn, reversed(self.pages))
         return [page for page in end if page.message == self.turn][::-1]
 
     def held(self) -> set[int]:
-        """Ids of all that stays for now: pins, open calls and the latest message, each with its group.
+        """Ids of all pages that stay for now: pins, open calls and the latest message, each with its group.
 
-        For a page that is not of the latest message, `page.id in view.held()` is `not view.is_movable(page)`,
-        at a small part of the cost where many are asked about.
+        For a page that is not of the latest message, `page.id in view.held()` equals `not view.is_movable(page)`, and
+        is much faster for many pages.
         """
         latest = [page.id for page in self.latest()]
         latest += [stub for stub in self.stubs if self.page(stub).message == self.turn]
         return {member for page in (*latest, *self.pins, *self.open) for member in self.group(page)}
 
     def originals(self, page: Page) -> tuple[int, ...]:
-        """What a fold must cite to stand for this page: itself, or the originals of a derived page (law 4),
-        and the results of its group that stand as handles already."""
+        """The pages that a fold must cite to stand for this page: the page itself, or the originals of a derived page
+        (law 4), and the results of its group that are stubs already."""
         stubs = [member for member in self.group(page.id) if member in self.stubs and member != page.id]
         own = page.sources if page.depth else (page.id,)
         return (*own, *(stub for stub in stubs if stub not in own))
@@ -178,8 +179,8 @@ Plan = Sequence[Move] | Generator[Effect, Answer, Sequence[Move]]
 class Policy(Protocol):
     """Decides at one boundary. Implementations are dataclasses: comparable, made from a spec string.
 
-    It is asked again after its moves while the window is over capacity and its moves made progress;
-    what it leaves undone the kernel does by evicting the oldest pages.
+    It is asked again as long as the window is over its capacity and its moves make progress. If it does not free
+    enough, the kernel evicts the oldest pages.
     """
 
     def plan(self, view: View) -> Plan:

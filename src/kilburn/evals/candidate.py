@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import kilburn
+from kilburn.effect import Outcome
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.future import future_of
 from kilburn.evals.references import Reference, names
@@ -82,7 +83,7 @@ class KilburnCandidate:
 
     def acts(self) -> int:
         """Times that the policy's moves were carried out."""
-        return sum(event.act is Act.COMPACT and event.data.get("outcome") == "done" for event in self._process.events())
+        return sum(event.act is Act.COMPACT and event.data.get("outcome") == Outcome.DONE for event in self._process.events())
 
     def close(self) -> None:
         """Close the store."""
