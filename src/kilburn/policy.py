@@ -17,10 +17,10 @@ import msgspec
 
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Deferred, Effect
-from kilburn.move import Move
-from kilburn.page import Page
+from kilburn.move import Evict, Fold, Move
+from kilburn.page import Page, Parts
 
-__all__ = ["Cause", "Plan", "Policy", "Use", "View"]
+__all__ = ["Cause", "Plan", "Policy", "Stretch", "Use", "View"]
 
 
 class Cause(StrEnum):
@@ -44,6 +44,42 @@ class Use(msgspec.Struct, frozen=True):
     count: int
     turn: int
     time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one fold may stand for (see `View.stretch`).
+
+    Args:
+        sources: the originals that it cites, in order.
+        pages: the resident pages of the stretch, in the order of the prompt; all of them leave.
+        torn: ids of those of which a part stays, or is not cited: they are evicted before the fold is made. Where that
+            is all of them, the fold would take the place of nothing.
+    """
+
+    sources: tuple[int, ...]
+    pages: tuple[Page, ...]
+    torn: Set[int]
+
+    @property
+    def leaving(self) -> list[Page]:
+        """The pages that the fold takes the place of."""
+        return [page for page in self.pages if page.id not in self.torn]
+
+    @property
+    def freed(self) -> int:
+        """Tokens of the pages that the fold takes the place of."""
+        return sum([page.tokens for page in self.pages if page.id not in self.torn])
+
+    def fold(self, why: str, *, text: str | None = None, parts: Parts = (), torn: str) -> list[Move]:
+        """The moves that put a summary or an excerpt in the place of the stretch.
+
+        Args:
+            torn: why torn pages leave.
+        """
+        fold = Fold(pages=self.sources, text=text, parts=parts, why=why)
+        stale = tuple([page.id for page in self.pages if page.id in self.torn])
+        return [Evict(pages=stale, why=torn), fold] if stale else [fold]
 
 
 def _never(page: int) -> bool:
@@ -160,12 +196,72 @@ class View:
         latest += [stub for stub in self.stubs if self.page(stub).message == self.turn]
         return {member for page in (*latest, *self.pins, *self.open) for member in self.group(page)}
 
-    def originals(self, page: Page) -> tuple[int, ...]:
-        """The pages that a fold must cite to stand for this page: the page itself, or the originals of a derived page
-        (law 4), and the results of its group that are stubs already."""
-        stubs = [member for member in self.group(page.id) if member in self.stubs and member != page.id]
-        own = page.sources if page.depth else (page.id,)
-        return (*own, *(stub for stub in stubs if stub not in own))
+    def front(self, tail: int) -> Sequence[Page]:
+        """The resident pages in front of the newest ones that take `tail` tokens together at most."""
+        first = len(self.pages)
+        while first and tail >= self.pages[first - 1].tokens:
+            first -= 1
+            tail -= self.pages[first].tokens
+        return self.pages[:first]
+
+    def movable(self, pages: Iterable[Page]) -> list[Page]:
+        """Of some resident pages those that may leave together: whole groups, and nothing that is held."""
+        held = self.held()
+        free = [page for page in pages if page.id not in held]
+        chosen = {page.id for page in free}
+        tied = {page.group for page in self.pages if page.group and page.id not in chosen}
+        return [page for page in free if page.group not in tied]
+
+    def stretch(self, pages: Iterable[int], within: Set[int] | None = None) -> Stretch:
+        """What a fold in the place of some pages cites, so that it breaks no law, and what leaves with it.
+
+        A fold cites the originals behind derived pages, and the stubs of its groups. It
+        cites nothing that stays in the window, nothing of which another page that stays tells, and no part of a group.
+        A derived page that it can so not replace whole is torn, and so is an original that came back beside such a page.
+
+        Args:
+            pages: ids of resident pages; those that may not leave are passed over. Ids of originals that are out
+                already: the fold cites them too.
+            within: the originals that it may cite; None for all.
+        """
+        named = set(pages)
+        going = {page.id: page for page in self.movable([page for page in self.pages if page.id in named])}
+        plain = {number for number in going if number > 0}
+        behind = {number: self.originals(page) for number, page in going.items() if number < 0}
+        stubs = {stub for stub in self.stubs if any(member in going for member in self.group(stub))}
+        resident = {page.id for page in self.pages}
+        out = {number for number in named - resident if number > 0 and not self.gone(number)}
+        sources = plain.union(stubs, out, *behind.values())
+        if out or min(resident, default=0) < 0:
+            sources -= self._apart(sources, going)
+        legal = sources if within is None else sources & within
+        torn = self._torn(going, behind, stubs, legal)
+        # What leaves ahead of the fold is not the fold's to stand for, and that may tear another page.
+        while less := {member for number in torn for member in self.group(number) if member in legal and member in plain | stubs}:
+            legal = legal - less
+            torn = self._torn(going, behind, stubs, legal)
+        return Stretch(tuple(sorted(legal)), tuple(going.values()), torn)
+
+    def originals(self, page: Page) -> set[int]:
+        """The originals behind a page, however deep."""
+        if page.id > 0:
+            return {page.id}
+        return {found for source in page.sources for found in ((source,) if source > 0 else self.originals(self.page(source)))}
+
+    def _apart(self, sources: Set[int], going: Mapping[int, Page]) -> set[int]:
+        """Of some originals those that are shown by what stays, or are of the group of such a one."""
+        shown: set[int] = set()
+        for page in self.pages:
+            if page.id not in going:
+                shown.update(self.group(page.id), self.originals(page))
+        shown.update(stub for stub in self.stubs if not any(member in going for member in self.group(stub)))
+        return {member for number in shown & sources for member in self.group(number)}
+
+    def _torn(self, going: Mapping[int, Page], behind: Mapping[int, Set[int]], stubs: Set[int], legal: Set[int]) -> set[int]:
+        """Of the pages that are going those of which not all may be cited, each with its group."""
+        torn = {number for number in going if number > 0 and number not in legal}
+        torn.update(number for number, originals in behind.items() if not originals <= legal)
+        return {member for number in torn | (stubs - legal) for member in self.group(number) if member in going}
 
     def is_latest(self, page: Page) -> bool:
         """Whether the page belongs to the message that was admitted last."""
