@@ -16,11 +16,12 @@ import msgspec
 import typer
 
 from kilburn.cli.access import model_of
-from kilburn.cli.sawtooth import check_picture, draw
+from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import table
 from kilburn.cli.shell import Force, Json, app
 from kilburn.demo.job import Outcome, Plan, Told, perform
 from kilburn.errors import MissingExtra, ModelError
+from kilburn.evals.picture import check_picture
 from kilburn.terminal import console, emit, line, plain, say
 
 __all__ = ["demo"]
@@ -76,7 +77,7 @@ def demo(
         kilburn demo --model none --plot window.html
     """
     if plot is not None:
-        check_picture(plot, force=force)
+        check_picture(plot, force=force, formats=FORMATS)
     plan = Plan(
         db=str(db or Path(tempfile.mkdtemp(prefix="kilburn-demo-")) / "library.db"),
         library=str(library or ""),
