@@ -7,8 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from kilburn.cli.shell import Force, Json, app
 from kilburn.demo.job import Outcome, Plan, Told, perform
 from kilburn.errors import MissingExtra, ModelError
 from kilburn.evals.picture import check_picture
-from kilburn.terminal import console, emit, line, plain, say
+from kilburn.terminal import console, emit, line, say
 
 __all__ = ["demo"]
 
@@ -35,8 +34,8 @@ PHASES = {
     "rivals": "truncation and summarisation",
     "model": "the model's part",
 }
-EVERY = 10.0
-"""Seconds between lines where standard error is no terminal."""
+EVERY = 5.0
+"""Seconds between two lines of progress in a phase."""
 
 FEW, MANY = 40, 200
 WIDTH, HEIGHT = 72, 7
@@ -92,54 +91,46 @@ def demo(
     )
     speaker: Any = None
     missing = ""
-    with _progress() as told:
-        try:
-            speaker = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
-        except (ModelError, MissingExtra) as error:
-            missing = str(error)
-        try:
-            outcome = perform(plan, speaker, told)
-        finally:
-            if hasattr(speaker, "close"):
-                speaker.close()
+    told = _progress()
+    try:
+        speaker = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
+    except (ModelError, MissingExtra) as error:
+        missing = str(error)
+    try:
+        outcome = perform(plan, speaker, told)
+    finally:
+        if hasattr(speaker, "close"):
+            speaker.close()
     if json:
         figures: dict[str, Any] = msgspec.to_builtins(outcome)
+        figures["capacity"] = outcome.stats.window
         figures = figures.pop("stats") | figures.pop("plan") | figures
-        verdict = {"ok": outcome.ok, "questions": len(outcome.asked), "exact": outcome.exact}
-        emit(verdict | figures | verdict | {"model_missing": missing})
+        verdict = {"questions": len(outcome.asked), "exact": outcome.exact, "model_missing": missing}
+        emit({"ok": outcome.ok} | figures | verdict)
     else:
         _show(outcome, missing)
     if plot is not None:
         title = f"Python {outcome.python}'s library through {window:,} tokens, {policy}"
-        draw(plot, outcome.curve, window=outcome.capacity, title=title, force=force)
+        draw(plot, outcome.curve, window=outcome.stats.window, title=title, force=force)
         say(f"drawn: {plot}")
     if not outcome.ok:
         raise typer.Exit(1)
 
 
-@contextmanager
-def _progress() -> Iterator[Told]:
-    """Progress on standard error: a bar on a terminal, else a line a phase and one every ten seconds."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TimeElapsedColumn())
-    shown = console(stderr=True)
+def _progress() -> Told:
+    """Progress on standard error: a line a phase, and one every few seconds."""
     began = time.monotonic()
     current, spoken = "", 0.0
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bars:
-        task = bars.add_task("")
 
-        def told(phase: str, done: int, total: int | None, words: str) -> None:
-            nonlocal current, spoken
-            now = time.monotonic()
-            if shown.is_terminal:
-                bars.update(task, description=plain(f"{PHASES[phase]} {words}")[:60], completed=done, total=total)
-            elif phase != current or now - spoken >= EVERY:
-                share = f" {done:,} of {total:,}" if total else ""
-                say(f"{now - began:6.1f} s  " + (PHASES[phase] if phase != current else f"  ...{share} {words}"))
-                current, spoken = phase, now
+    def told(phase: str, done: int, total: int | None, words: str) -> None:
+        nonlocal current, spoken
+        now = time.monotonic()
+        if phase != current or now - spoken >= EVERY:
+            share = f"  ... {done:,} of {total:,} {words}" if total else f"  ... {words}"
+            say(f"{now - began:6.1f} s  {PHASES[phase] if phase != current else share}")
+            current, spoken = phase, now
 
-        yield told
+    return told
 
 
 def _show(outcome: Outcome, missing: str) -> None:
@@ -163,8 +154,9 @@ def _show(outcome: Outcome, missing: str) -> None:
     _print()
     samples = {asked.kind: asked for asked in reversed(outcome.asked)}.values()
     table(("for example", "answer, from memory", "page"), ((it.question, _short(it.answer), it.address) for it in samples))
-    _show_window(outcome)
-    _print()
+    _draw_window(outcome.curve, stats.window)
+    room = f"{stats.window:,} is what {plan.window:,} leave beside the tools' schemas"
+    _print(f"{room}; the fullest prompt had {stats.peak:,}.\n")
     ledger = (
         ("prompts", stats.prompts, "pages", stats.pages),
         ("prompts over the window", stats.overflow, "evictions", stats.evictions),
@@ -180,34 +172,16 @@ def _show(outcome: Outcome, missing: str) -> None:
     _show_end(outcome)
 
 
-def _show_window(outcome: Outcome) -> None:
-    """The window over time: the whole run, and some prompts of it one by one."""
-    used, top = [tokens for _, tokens in outcome.curve], outcome.capacity
-    middle = max(0, (len(used) - WIDTH) // 2)
-    near = used[middle : middle + WIDTH]
-    bottom = min(near, default=0) // 1000 * 1000
-    _print(f"\ntokens in the window, all {len(used):,} prompts (░ between least and most)", "bold")
-    _draw(used, 0, top)
-    _print(f"\n{len(near)} prompts from the middle, one by one, from {bottom:,} tokens up", "bold")
-    _draw(near, bottom, top)
-    room = f"{top:,} is what {outcome.plan.window:,} leave beside the tools' schemas"
-    _print(f"{room}; the fullest prompt had {outcome.stats.peak:,}.")
-
-
-def _draw(values: Sequence[int], bottom: int, top: int) -> None:
-    """Values as columns of letters; where a column stands for several, full up to their least and shaded up to their most."""
-    width = min(WIDTH, len(values))
-    stretches = [values[at * len(values) // width : (at + 1) * len(values) // width] for at in range(width)]
+def _draw_window(curve: Sequence[tuple[int, int]], top: int) -> None:
+    """The window at work, in letters: a column a prompt, as many as fit, from the middle of the run."""
+    middle = max(0, (len(curve) - WIDTH) // 2)
+    used = [tokens for _, tokens in curve[middle : middle + WIDTH]]
+    bottom = min(used, default=0) // 1000 * 1000
+    _print(f"\ntokens in the window: {len(used)} of {len(curve):,} prompts, from the middle, from {bottom:,} tokens up", "bold")
     for row in reversed(range(HEIGHT)):
-        cells = ""
-        for stretch in stretches:
-            low, high = (
-                min(8, max(0, round(8 * ((end - bottom) / max(top - bottom, 1) * HEIGHT - row))))
-                for end in (min(stretch), max(stretch))
-            )
-            cells += " ▁▂▃▄▅▆▇█"[low] if low == high or low >= 4 else "░" if high >= 4 else " "
+        levels = ((tokens - bottom) / max(top - bottom, 1) * HEIGHT - row for tokens in used)
         label = f"{top:,}" if row == HEIGHT - 1 else "" if row else f"{bottom:,}"
-        _print(f"{label:>7} {'┤' if label else '│'}{cells}")
+        _print(f"{label:>7} {'┤' if label else '│'}{''.join(' ▁▂▃▄▅▆▇█'[max(0, min(8, round(8 * level)))] for level in levels)}")
 
 
 def _show_model(outcome: Outcome, missing: str) -> None:

@@ -7,7 +7,7 @@ the names of folders and files, and no text: what it read is in the process or n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import msgspec
@@ -31,20 +31,15 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Explorer:
-    """Lists a whole tree, searches it for definitions, and reads it; `files` has the lines of each file that it knows of.
-
-    Args:
-        record: called with all that it says: its calls' arguments, and its last words.
-    """
+    """Lists a whole tree, searches it for definitions, and reads it; `files` has the lines of each file that it knows of."""
 
     name = "explorer"
     form = "chat"
     context: int | None = None
     tokenizer: Any = "auto"
 
-    def __init__(self, *, record: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self) -> None:
         self.files: dict[str, int] = {}
-        self._record = record
         self._work = self._explore()
         self._calls = 0
 
@@ -59,7 +54,6 @@ class Explorer:
             self._calls += 1
             text = msgspec.json.encode(arguments).decode()
             part, finish = Part(kind=Kind.CALL, call=f"e{self._calls}", name=name, text=text), "calls"
-        self._record(part.text)
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(part,)), finish=finish)
 
     def _explore(self) -> Generator[Call, str | None, None]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 import kilburn
-from kilburn.agents.loop import Agent, Limits, Returned
+from kilburn.agents.loop import Agent, Called, Limits, Returned, Stopped
 from kilburn.demo.answers import answer
 from kilburn.demo.explorer import TASK, Explorer
 from kilburn.demo.library import Library
@@ -96,7 +96,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     plan: Plan
     python: str = sys.version.split()[0]
     session: str = SESSION
-    capacity: int = 0
     files: int = 0
     lines: int = 0
     calls: int = 0
@@ -162,7 +161,7 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
         with phase("answers"):
             _answer(process, asked, outcome, told)
         with phase("rivals"):
-            _compare(process, asked, outcome, told)
+            _compare(process, given, asked, outcome, told)
         if model is not None:
             with phase("model"):
                 _speak(model, process, outcome, told)
@@ -171,24 +170,21 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
 
 
 def _work(process: Process, root: Path, given: list[str], outcome: Outcome, told: Told) -> dict[str, int]:
-    """Let the explorer work; `given` gets every text that goes into the process. Returns the last line read of each file."""
-    plan = outcome.plan
-
-    def record(output: str) -> None:
-        given.append(output)
-        outcome.output_tokens += process.counter.count(output)
-
-    library, explorer = Library(root, whole=plan.whole, record=record), Explorer(record=given.append)
+    """Let the explorer work; `given` gets every text that it and its tools say. Returns the last line read of each file."""
+    plan, library, explorer = outcome.plan, Library(root, whole=outcome.plan.whole), Explorer()
     agent = Agent(explorer, library.tools(), process, limits=Limits(steps=None, reply=0), system=SYSTEM)
-    outcome.capacity = process.capacity
     began = time.monotonic()
     for event in agent.stream(TASK):
+        if isinstance(event, Called):
+            given.append(event.arguments)
+        elif isinstance(event, Stopped):
+            given.append(event.outcome.text)
         if not isinstance(event, Returned):
             continue
+        given.append(event.text)
         outcome.calls += 1
-        if event.failed:
-            given.append(event.text)
-            outcome.failed += 1
+        outcome.failed += event.failed
+        outcome.output_tokens += process.counter.count(event.text)
         if plan.seconds is not None and time.monotonic() - began > plan.seconds and outcome.output_tokens >= plan.enough:
             outcome.stopped = sum(library.covered.get(path, 0) < lines for path, lines in explorer.files.items())
             break
@@ -225,18 +221,17 @@ def _answer(process: Process, asked: Sequence[Question], outcome: Outcome, told:
     outcome.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
 
 
-def _compare(process: Process, asked: Sequence[Question], outcome: Outcome, told: Told) -> None:
+def _compare(process: Process, given: Sequence[str], asked: Sequence[Question], outcome: Outcome, told: Told) -> None:
     """The same questions to those who keep only their window: each searches and recalls what it kept."""
-    count, last = process.counter.count, outcome.stats.pages
-    recalled = process.recall(f"p1-p{last}")
-    transcript = list(zip(recalled.pages, recalled.parts, strict=True))
+    count, capacity = process.counter.count, process.capacity
+    transcript = [(page, text) for (page, _), text in zip(process.pages(), given, strict=False)]
 
     def summarising(page: int) -> None:
-        told("rivals", page, last, "summarising")
+        told("rivals", page, len(given), "pages summarised")
 
     for name, kept in (
-        ("truncation", truncated(transcript, outcome.capacity, count)),
-        ("summarisation", summarised(transcript, outcome.capacity, count, summarising)),
+        ("truncation", truncated(transcript, capacity, count)),
+        ("summarisation", summarised(transcript, capacity, count, summarising)),
     ):
         with kilburn.open(":memory:", window=WIDE, policy="fifo", tokenizer=process.counter) as store:
             memory = store.process(name)
