@@ -453,7 +453,7 @@ def notices(mutant: Mutant, folder: Path) -> str:
     target.write_text(whole.replace(mutant.old, mutant.new), encoding="utf-8")
     tests = [f"tests/{name}" for name in mutant.tests.split()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
     try:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
