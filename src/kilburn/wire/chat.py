@@ -1,7 +1,6 @@
 """OpenAI's chat-completions form: read a dict, rebuild it exactly, render for the API.
 
-What `read` cannot put into parts it keeps as templates in `extra`: the original object with its texts
-taken out.
+Whatever `read` cannot put into parts is kept as a template in `extra`: the original object with its texts taken out.
 """
 
 from __future__ import annotations
@@ -195,7 +194,7 @@ def _result_content(result: Part, attached: Sequence[Part]) -> str | list[dict[s
 
 
 def _fill_asides(turn: Turn, out: dict[str, Any]) -> tuple[list[Part], list[Part]]:
-    """Put the parts that stand beside the content back under their keys; give content parts and calls."""
+    """Put the parts that stand beside the content back under their keys; return the content parts and the calls."""
     content: list[Part] = []
     calls: list[Part] = []
     for part in turn.parts:
@@ -234,9 +233,9 @@ def _write_call(part: Part) -> dict[str, Any]:
 def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """What OpenAI's chat API accepts for these messages, whatever form they came in.
 
-    Parts of a message may be missing. Blocks and reasoning of another provider are left out; images
-    in tool results follow the results in a user message that names the call. A message of which
-    nothing can be rendered is left out. The same messages give the same bytes.
+    Parts of a message may be missing. Blocks and reasoning of another provider are left out. Images in tool results
+    follow the results, in a user message that names the call. A message without anything that can be rendered is left
+    out. The same messages give the same bytes.
     """
     out: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
@@ -256,7 +255,7 @@ def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _template(turn: Turn, role: Role) -> dict[str, Any]:
-    """The message's own template, unless it would let the message speak in another role than it has."""
+    """The message's own template, unless it has another role than the message."""
     template: dict[str, Any] | None = turn.extra.get("dict") if turn.form == "chat" else None
     if template is not None and ROLES.get(template["role"]) is turn.role:
         return template

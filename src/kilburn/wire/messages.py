@@ -1,7 +1,7 @@
 """Anthropic's messages form: read a dict, rebuild it exactly, render for the API.
 
-One dict of this form may be several messages, since tool results travel in user messages. What `read` cannot
-put into parts it keeps as templates in `extra`: the original block with its texts taken out.
+One dict of this form may become several messages, because tool results travel in user messages. What
+`read` cannot put into parts is kept as a template in `extra`: the original block with its texts taken out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
 
 def read(source: dict[str, Any], where: str = "message") -> list[Message]:
-    """The messages that a dict of this form is, in order: tool results apart from what stands around
-    them. `source` is plain data (see `kilburn.wire.plain`).
+    """The messages in a dict of this form, in order. Tool results are separated from what stands around them. `source`
+    is plain data (see `kilburn.wire.plain`).
 
     Raises:
         InvalidMessage: unknown role, content or a block of the wrong type, a call or result without id.
@@ -82,7 +82,7 @@ def _check_place(part: Part, role: Role, seen: set[str | None], where: str) -> N
 
 
 def _read_block(block: Any, where: str) -> list[Part]:
-    """The part of a block; a tool result's attached parts behind it."""
+    """The part of a block, followed by the attached parts of a tool result."""
     return _read_result(block, where) if kind_at(block, where) == "tool_result" else [_read_leaf(block, where)]
 
 
@@ -189,7 +189,7 @@ def _write_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
 def _write_result(part: Part, attached: Sequence[Part]) -> dict[str, Any]:
     """The tool_result block of a RESULT of this form and the parts attached to it.
 
-    Where its text was replaced or attached parts are missing, it is one text and what is left.
+    If its text was replaced, or attached parts are missing, the block has one text and the parts that are left.
     """
     extra = unpack(part.extra)
     block: dict[str, Any] = extra.get("block") or {"type": "tool_result", "tool_use_id": None, "content": None}
@@ -206,7 +206,7 @@ def _write_result(part: Part, attached: Sequence[Part]) -> dict[str, Any]:
 
 
 def _write_block(part: Part) -> dict[str, Any]:
-    """The block of a part of this form, a tool result excepted."""
+    """The block of a part of this form; for a tool result see `_write_result`."""
     if part.kind is Kind.OPAQUE:
         return unpack(part.text)
     block = template_of(part)
@@ -223,7 +223,7 @@ def _write_block(part: Part) -> dict[str, Any]:
 
 
 def _call_input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; what is no JSON object goes whole under `_raw`."""
+    """A call's arguments as an object. Arguments that are not a JSON object are put under the key `_raw`, as text."""
     if not arguments.strip():
         return {}
     given = load_object(arguments)
@@ -337,7 +337,7 @@ def _image(part: Part, own: bool) -> dict[str, Any]:
 
 
 def _answered(turn: Turn) -> Blocks:
-    """A tool_result block, and behind it what the API does not take inside of it."""
+    """A tool_result block, followed by what the API does not accept inside it."""
     result, attached = turn.parts[0], turn.parts[1:]
     own = turn.form == "messages"
     if own:
@@ -364,7 +364,7 @@ def _answered(turn: Turn) -> Blocks:
 
 
 def _merged(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
-    """Neighbours of one role as one message; what is empty is left out."""
+    """Neighbouring messages of one role, joined; empty messages are left out."""
     merged: list[tuple[str, str | Blocks]] = []
     for role, content in spoken:
         if not content:
@@ -377,7 +377,8 @@ def _merged(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str |
 
 
 def _joined(before: Blocks, blocks: Blocks) -> Blocks:
-    """Two messages of one role as one. Thinking that the second began with begins both, for calls must follow theirs."""
+    """Two messages of one role, joined. If the second begins with thinking, this is moved to the beginning, because
+    calls must follow their thinking."""
     lead = next((at for at, block in enumerate(blocks) if block["type"] not in THOUGHTS), len(blocks))
     if any(block["type"] in THOUGHTS for block in before):
         lead = 0
@@ -390,7 +391,7 @@ def as_blocks(content: str | Blocks) -> Blocks:
 
 
 def _in_order(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
-    """Results first, without halves of server-side calls, and without thinking that nothing follows."""
+    """Results first, without halves of server-side calls, and without thinking at the end."""
     said = [block for role, content in groups if role == "assistant" and isinstance(content, list) for block in content]
     started = {block.get("id") for block in said if block["type"] in SERVED}
     ended = {block.get("tool_use_id") for block in said if _is_served_result(block)}
@@ -400,7 +401,7 @@ def _in_order(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str
             ordered.append((role, content))
             continue
         if role != "assistant":
-            # What had to leave one result must not stand before the next one.
+            # What was moved out of one result must not stand before the next one.
             ordered.append((role, sorted(content, key=lambda block: block["type"] != "tool_result")))
             continue
         if index == len(groups) - 1:

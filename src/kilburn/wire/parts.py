@@ -1,6 +1,6 @@
 """What both wire forms have in common: roles, call ids, texts, and the blocks of a tool result.
 
-Of a tool result the text blocks become one text, other blocks become parts that hang on the result's call.
+Of a tool result the text blocks become one text, other blocks become parts that are attached to the result's call.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def template_of(part: Part, key: str = "block") -> dict[str, Any] | None:
 
 
 Layout = list[Any]
-"""How a result's content was cut: a length for a plain text block, {"n": length, "block": template}
-for one that carries more, "+" for the next attached part."""
+"""How a result's content is split: a length for a plain text block, {"n": length, "block": template} for one that
+carries more, "+" for the next attached part."""
 
 _JOINT = "\n"
 
@@ -87,7 +87,7 @@ _JOINT = "\n"
 def read_blocks(
     content: list[Any], call: str, where: str, read_block: Callable[[Any, str], Part]
 ) -> tuple[str, Layout, tuple[Part, ...]]:
-    """The text of a result's blocks (joined by a line break), how it was cut, and the other blocks."""
+    """The text of a result's blocks (joined by a line break), the lengths to split it again, and the other blocks."""
     texts: list[str] = []
     layout: Layout = []
     attached: list[Part] = []
@@ -108,7 +108,7 @@ def read_blocks(
 def write_blocks(
     text: str, layout: Layout, attached: Sequence[Part], write_block: Callable[[Part], dict[str, Any]]
 ) -> list[dict[str, Any]] | None:
-    """The blocks that `read_blocks` saw, or None where text or attached parts are no longer those."""
+    """The blocks that `read_blocks` read, or None if the text or the attached parts have changed since."""
     sizes = [item if isinstance(item, int) else item["n"] for item in layout if item != "+"]
     whole = sum(sizes) + len(_JOINT) * max(0, len(sizes) - 1)
     if len(text) != whole or len(attached) != sum(item == "+" for item in layout):
