@@ -14,7 +14,7 @@ import typer
 
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, reading, session, writing
-from kilburn.cli.archive import Clock, Saved, gather, rebuild, write
+from kilburn.cli.archive import ArchivedSession, Clock, gather, rebuild, write
 from kilburn.cli.screen import Sink, many, progress, sink
 from kilburn.cli.shell import Db, Force, Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy, StoreCorrupt, StoreReadOnly, WireError
@@ -158,7 +158,7 @@ def bring(
         tell(f"{line(made)}: {many(pages, 'page')}, {many(tokens, 'token')}")
 
 
-def _rehearse(saved: list[Saved], tokenizer: str) -> None:
+def _rehearse(saved: list[ArchivedSession], tokenizer: str) -> None:
     """Do it all in memory first, and read it back as a store is read: what does not fit leaves no half of it in the store.
 
     Raises:
