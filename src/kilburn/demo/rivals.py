@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kilburn.message import Kind, Role
 from kilburn.page import Page, address_of
-from kilburn.policies.text.extract import Piece, extract
+from kilburn.text.extract import Piece, extract
 
 __all__ = ["Kept", "summarised", "truncated"]
 
