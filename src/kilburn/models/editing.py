@@ -1,8 +1,8 @@
 """A messages endpoint that manages the context itself: every request carries the same edits.
 
-`Editing(Messages("..."), edits_of(policy))` lets the provider do what the policy does here. Where it
-compacts, its block comes back in the reply and is sent first from then on. It refuses to let go of what
-the block stands for: that is the process's policy, `compact(provider=True)`.
+`Editing(Messages("..."), edits_of(policy))` lets the provider do what the policy does here. If it compacts, its block
+comes back in the reply, and is sent first from then on. The pages that the block stands for stay in the window until
+the process's policy, `compact(provider=True)`, evicts them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Editing:
         model: a model of the "messages" form.
         edits: the `context_management` of every request (see `kilburn.wire.editing.edits_of`), or {} for
             none: compaction blocks are then sent as below, and none is asked for.
-        carry: what a prompt holds before its last compaction block comes behind it, where the provider
-            reads it: pins, and handles. False leaves it out.
+        carry: whether pins and handles that stand before the last compaction block are moved after it, where the
+            provider reads them. False leaves them out.
 
     Raises:
         SpecError: another form, or edits that the provider would refuse.
