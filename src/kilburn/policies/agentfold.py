@@ -1,12 +1,13 @@
-"""AgentFold: at every step the agent says how to fold what lies behind it.
+"""AgentFold: at every step the agent says how its earlier steps are to be folded.
 
-Its reply holds `<compress>{"compress_range": [a, b], "compress_text": "..."}</compress>`, where b is the
-latest step behind it and a the beginning of an item: that step alone (granular condensation), or with
-earlier items in one (deep consolidation). The items, folds and raw steps, always partition the steps
-behind; a directive that would break that is rejected and changes nothing. Where the agent gives none,
-a model is asked for one; where there is no model, steps are folded by rule: like the digits of a binary
-counter, so that t steps make about log2(t) items. Folds are made of originals only, and every raw step
-stays readable by its address. Source: AgentFold, arXiv 2510.24699.
+A step is one reply of the agent with what came back. An item is a raw step, or a fold of several steps in a row.
+The reply holds `<compress>{"compress_range": [a, b], "compress_text": "..."}</compress>`: b is the latest finished
+step, and a is the first step of an item. Where a is b, that step alone is folded (granular condensation); else
+all items from a on become one (deep consolidation). A directive with another range is rejected and changes nothing.
+
+Where the agent gives no directive, a model is asked for one. Where there is no model, steps are folded by rule,
+like the digits of a binary counter, so that t steps make about log2(t) items. Folds are made from originals only,
+and every raw step can be recalled by its address. Source: AgentFold, arXiv 2510.24699.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ RECENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The items that the steps 1 to `behind` are in.
+    """The finished steps, 1 to `behind`, as items: raw steps, and folds of several steps in a row.
 
     Args:
         view: the boundary that it was read from.
         starts: the first page of each step; the last one's is the current step's.
-        folds: first and last step of each folded item, in order, apart from each other.
-        task: digest of the latest user message where it is a task, which no fold takes: of an agent that
-            calls tools. Of one that acts in plain text, user messages are what came back; then "".
+        folds: first and last step of each folded item, in order; no two overlap.
+        task: digest of the latest user message, which no fold takes, if the agent calls tools. An agent that acts
+            in plain text gets its observations as user messages; then "".
     """
 
     view: View

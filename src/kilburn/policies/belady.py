@@ -1,10 +1,10 @@
-"""The offline optimum: it knows what will be needed and when, and is the bound for all that cannot know.
+"""The offline optimum: it knows what will be needed and when, so no policy without that knowledge can do much better.
 
 After Belady's MIN (IBM Systems Journal 5:2, 1966): what is needed furthest in the future leaves first. Here
-the unit is a span of a page: of what leaves, the spans that will be needed stay, those needed soonest
+the unit is a span of a page. Of the pages that leave, the spans that will be needed stay, those needed soonest
 first. Where each span is needed once and all are of one size, no choice shows more of them (the greedy
 rule for intervals on k machines); for spans of mixed sizes it is a close bound. Excerpts that are there are left
-alone while they fit, so it edits little. It is for measuring: nobody has a future.
+alone while they fit, so it edits little. It is for measuring on recorded runs only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Old thinking leaves: Anthropic's `clear_thinking_20251015`, done here.
 
 It has no trigger: thinking of all but the last assistant turns goes as soon as a new turn has some. In a
-chain it stands first, as the provider wants it. What goes stays below, by address.
+chain it stands first, as the provider requires. The thinking can be recalled by its address.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The provider's placeholder is our handle in place, with the address under which the result can be
 recalled. What was cleared stays cleared, so one clearing breaks the cached prefix once; the provider is
-sent the whole history each time and clears it again. Clearing every result at a moment that costs much
-and frees little is what `clear_at_least` is for.
+sent the whole history each time and clears it again. `clear_at_least` keeps it from breaking the prefix for
+a few tokens.
 """
 
 from __future__ import annotations

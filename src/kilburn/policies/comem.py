@@ -1,9 +1,9 @@
 """CoMem: a second, smaller model keeps the memory, from all raw steps, while the agent works on.
 
 After CoMem (arXiv 2605.30842). Every few steps a snapshot of the whole transcript is summarised in the
-background; when the words are there, exactly the pages of the snapshot are swapped for them, and what came
-meanwhile stays raw. The memory is always remade from the originals, never from a memory. This module
-refuses to let a failure cost anything: without an acceptable summary the window stays as it was.
+background. When the summary is there, it replaces exactly the pages of the snapshot; what came meanwhile stays
+raw. The memory is always remade from the originals, never from a memory. Without an acceptable summary the
+window stays as it was.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Comem:
             raise ValueError(f"every={self.every}, show={self.show}, to={self.to} and timeout={self.timeout} must be above 0")
 
     def plan(self, view: View) -> Sequence[Move] | Generator[Effect, Answer, Sequence[Move]]:
-        """A swap where the words are there, a question where a snapshot is due, room where it is needed."""
+        """Replace the snapshot by its memory where that was written; ask for a memory where one is due; else make room."""
         deferred = view.deferred
         if deferred is not None and deferred.key == repr(self) and deferred.answer is not None:
             return self._swap(view, deferred.pages, deferred.answer)

@@ -1,12 +1,12 @@
 """The whole window becomes one summary: Anthropic's `compact_20260112`, done here.
 
 One question to the model, one summary in place of all that may leave. It is made from originals, the
-earlier summary's included, and replaces the earlier summary: there is one at a time. Until it is there
-nothing changes, and where the model fails nothing has. Pins, the newest messages and the user's last
-words stay as they are; all else stays below, by address.
+earlier summary's included, and replaces the earlier summary: there is one at a time. Nothing
+changes until it is there, and nothing at all if the model fails. Pins, the newest messages and the user's last
+words stay as they are; all else can be recalled by its address.
 
 The provider does not judge a summary. Here one that is empty, refuses, runs in a loop, repeats the
-question or is no shorter than what it replaces counts as failed; whether it is true nobody checks.
+question or is no shorter than what it replaces counts as failed. Whether it is true is not checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policy import Cause, Stretch, View
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
-from kilburn.text.highlights import best, digest
+from kilburn.text.highlights import highlights, telling
 from kilburn.text.judgement import judge
 from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.compaction import block_in
@@ -177,7 +177,7 @@ def _prepare(view: View, border: int) -> None:
         for number in view.wanted:
             page = view.page(number)
             if page.kind is not Kind.IMAGE:
-                digest(page, view.text)
+                telling(page, view.text)
                 if border - READ // 8 < view.use:
                     read_ahead(str(page.role), str(page.kind), view.text(number))
 
@@ -232,7 +232,7 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
             stood |= mine
             kept.append(origins_of(view.text(fold.id), mine, view.text))
     fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]
-    spans = all_origins([*kept, best(fresh, READ // 4, view.text)])
+    spans = all_origins([*kept, highlights(fresh, READ // 4, view.text)])
     old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
     return [*old, *(piece_of(page, view.text(page.id)) for page in pages[first:])]
 

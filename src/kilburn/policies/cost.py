@@ -1,6 +1,6 @@
-"""Cache-aware excerpts: an edit throws away the cached prefix behind it, so it must pay.
+"""Cache-aware excerpts: an edit makes the cached prefix behind it void, so it must be worth that.
 
-What leaves the window leaves the lines that are worth their tokens, as an excerpt in its place. Excerpts
+An excerpt takes the place of what leaves: the lines that are worth their tokens. Excerpts
 are left alone: the next one is put behind them, so that all before it is read from the cache, until they
 hold so much of the window that they are remade as one. How much a line must tell to be kept follows from
 the prices: writing it to the cache once and reading it at each prompt until the next edit, against the

@@ -2,8 +2,8 @@
 
 After Free()LM (arXiv 2602.08030): a cleaner names stretches by their first and last words, those are
 deleted, and the text between them stays as it was. Here a deletion is an excerpt of the one page it lies
-in, so it is undone by a `Load` of that page. Who names the stretches is a `Cleaner`; this module refuses
-to carry out what its cleaner cannot name exactly.
+in, so it is undone by a `Load` of that page. A `Cleaner` names the stretches; a stretch that it does not name
+exactly is not deleted.
 """
 
 from __future__ import annotations

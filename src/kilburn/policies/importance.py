@@ -1,9 +1,9 @@
 """Importance-weighted eviction: what matters least leaves first.
 
 A page's score joins what was said about it ("remember this", its speaker), how recently and how
-often it was used, and how near it is to the task. Decay is a function of age, not a factor applied
-again at every pass; the newest page is never the victim of its own arrival; the context is really
-looked at (three defects of the usual snippet, see docs/explanation/policies.md).
+often it was used, and how near it is to the task. Recency is computed from a page's age, not by a factor that is
+applied again at every pass. A message never makes itself leave by its arrival. Nearness is computed from
+the texts. (The usual snippet has none of the three, see docs/explanation/policies.md.)
 """
 
 from __future__ import annotations

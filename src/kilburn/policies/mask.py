@@ -1,7 +1,7 @@
 """Observation masking: old tool outputs become handles, the calls and the talk stay.
 
 After Anthropic's `clear_tool_uses_20250919` and "The Complexity Trap" (arXiv 2508.21433), where plain
-masking matched summarising at half its cost. What was masked stays below, by address.
+masking matched summarising at half its cost. A masked output can be recalled by its address.
 """
 
 from __future__ import annotations

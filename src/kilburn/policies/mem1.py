@@ -2,8 +2,8 @@
 
 Each reply holds `<IS>...</IS>`: what the agent has to know of all that was, and its next action. Once
 it is admitted, everything older leaves the window but the pins and the task, so that the next prompt
-is question, state, action, observation, however long the session. What left stays below, exact, by its
-address. A reply without a state takes nothing away. Source: MEM1, arXiv 2506.15841.
+is question, state, action, observation, however long the session. What left can be recalled, exact, by its
+address. After a reply without a state nothing leaves. Source: MEM1, arXiv 2506.15841.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The model marks its own blocks and mementos with tags (see `kilburn.wire.memento
 without tags an action with its observation is a natural block. After Memento (Microsoft,
 microsoft/memento). What stays of a tagged text is byte-identical, and the block is read again by its
 page's address. Only what the assistant wrote is read for tags: in anyone else's text they are data.
-This acts on texts; what an engine does with the block's keys and values is not its business.
+It acts on texts; `kilburn.kv.memento` does the same to a block's keys and values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The usual rolling summary, here to be measured against: each summary is made from the last one.
+"""The usual rolling summary, to measure against: each summary is made from the last one.
 
 Most agents compact like this. What one pass leaves out no later pass can bring back, and what one pass
 gets wrong the next one takes for true, so loss compounds with depth. `summarize` folds from originals
-instead; `kilburn eval drift` shows the difference. It refuses nothing that `summarize` refuses: a model's
-words are taken as they come. Nothing is lost below the window here either.
+instead; `kilburn eval drift` shows the difference. A model's words are taken as they come: unlike in `summarize`,
+nobody judges them. Below the window nothing is lost here either.
 """
 
 from __future__ import annotations

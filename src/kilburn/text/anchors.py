@@ -1,8 +1,8 @@
 """Deletions named by what they begin and end with, found exactly or not at all.
 
 A directive `{"prefix", "suffix"}` names the stretch from its prefix to its suffix, both included. It
-counts only where it can mean one stretch alone; everything else is a counted no-op. The module refuses
-to guess: no case folding, no white space forgiven, no nearest match.
+counts only where it can mean one stretch alone; everything else is a counted no-op. Letters must match
+exactly, case and white space included.
 """
 
 from __future__ import annotations

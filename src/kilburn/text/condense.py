@@ -2,7 +2,7 @@
 
 Rules for the outputs of common tools: totals of a test run, names of failed tests, exceptions and
 their last frames, definitions in code, what the query names, head and tail; repeated log lines
-once. It refuses to write a word of its own beside the marks for gaps.
+once. Nothing is written but the marks for gaps.
 """
 
 from __future__ import annotations

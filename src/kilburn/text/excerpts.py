@@ -1,6 +1,6 @@
-"""What policies of excerpts share: which pages may leave, which originals an excerpt reaches, and its lines.
+"""Excerpts for a view: which pages they replace, which originals they cite, and which lines they keep.
 
-Functions of a view; they decide nothing about when, or how much.
+Policies decide when one is made, and how large it is.
 """
 
 from __future__ import annotations

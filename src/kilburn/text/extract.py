@@ -2,7 +2,7 @@
 
 Kept are decisions, paths, errors, numbers, test states, open tasks, and with a query what is
 relevant to it; near-duplicates once. Lines compete by what they tell for their tokens, each new
-line of a kind and of a page being worth a little less. It refuses to rephrase anything.
+line of a kind and of a page being worth a little less. Nothing is rephrased.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A small model repeats itself, copies its prompt or writes about something else; a large one may still
 lose the one path that matters. The judgement is deterministic and reads only strings: it compares
-the facts of the summary with the facts of the sources. It refuses to grade style, and it cannot see
+the facts of the summary with the facts of the sources. It does not grade style, and it cannot see
 a false sentence made of true names.
 """
 

@@ -1,7 +1,7 @@
 """Lines and spans of a text: where the units are that an excerpt keeps or leaves out.
 
-All functions work with half-open character ranges of the original, so that whatever is kept is
-byte-identical. This module refuses to know what a line means (see `signs`).
+All functions work with half-open ranges of characters of the original, so that whatever is kept is
+byte-identical. What a line means is found in `signs`.
 """
 
 from __future__ import annotations

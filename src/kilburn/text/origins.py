@@ -1,8 +1,8 @@
-"""What a summary holds, found again in the texts that it was made from.
+"""The places in its sources that a summary's lines come from.
 
-A summary that is made anew cannot read a long history once more. It need not: the one before it says what
-was worth keeping, and its sources have the words. So the new one is weighed from originals, and reads
-little of them. This module hands out places in originals only: never a word of a summary.
+A long history is too much to read again for each new summary. The summary before it tells which lines were worth
+keeping, and the sources have their exact words. So the new summary is made from originals, of which little is
+read. Only places in originals are returned, never a word of a summary.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> d
 
     An extract's lines stand under the address of their page, verbatim. Where a summary quotes nothing, a model
     wrote it: then the lines of the sources that hold its rarer names and numbers count, of the first `LOOKED`
-    characters. What is in no source, because a model made it up, has no place and is not found.
+    characters. What a model made up is in no source, and is not found.
 
     Args:
         sources: the originals that may be read, none of them of an image.

@@ -1,9 +1,8 @@
-"""Reads an agent's steps out of a view: where they begin, and what the agent has just said.
+"""An agent's steps in a view: where they begin, what is new, and what the agent has just said.
 
 A step is what the assistant says, its calls included, with all that comes back before it speaks
 again; steps are numbered from 1, what stands before the first is the head. Everything is derived from
 pages' roles and numbers, so the numbers stay what they are, whatever is folded, evicted or forgotten.
-It decides nothing.
 """
 
 from __future__ import annotations
