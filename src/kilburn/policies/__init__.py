@@ -1,4 +1,4 @@
-"""Policies, a file each. A policy decides which pages move. It uses no store, no model and no clock.
+"""Policies, one file each. They decide and do nothing else: there is no store, no model and no clock here.
 
 `kilburn.kernel.resolve` finds them by name: "lru" is class `Lru` of `kilburn.policies.lru`.
 """

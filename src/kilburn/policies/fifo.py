@@ -1,6 +1,6 @@
 """First in, first out: the oldest pages leave first, whole groups at a time.
 
-The baseline that every framework ships. It does not look at what a page says.
+The baseline that every framework ships. It knows nothing about meaning.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Least recently used: what was neither admitted nor recalled for longest leaves first.
 
-Recency is not importance. This is the classic to measure against; pin a constraint that matters.
+Recency is not importance: this is the classic for comparisons. Pin a constraint that must not leave.
 """
 
 from __future__ import annotations
