@@ -76,21 +76,21 @@ def test_the_explorer_goes_where_a_listing_leads() -> None:
     calls = [
         asked(explorer, "folder . entries 3-3 of 3\na file.py 7 lines"),
         asked(explorer, "folder json entries 1-0 of 0"),
-        asked(explorer, ". matches 1-1 of 1\nbisect.py 5: def bisect():"),
-        asked(explorer, "json matches 1-0 of 0"),
         asked(explorer, "bisect.py lines 1-120 of 200\n..."),
         asked(explorer, "..."),
+        asked(explorer, "a file.py lines 1-7 of 7\n..."),
+        asked(explorer, ". matches 1-1 of 1\nbisect.py 5: def bisect():"),
     ]
     assert [(name, arguments["path"]) for name, arguments in calls] == [
         ("list", "json"),
-        ("search", "."),
-        ("search", "json"),
         ("read", "bisect.py"),
         ("read", "bisect.py"),
         ("read", "a file.py"),
+        ("search", "."),
+        ("search", "json"),
     ]
     assert explorer.files == {"bisect.py": 200, "a file.py": 7}
-    assert complete(explorer, Request(messages=[{"role": "tool", "content": "x"}])).finish == "stop"
+    assert complete(explorer, Request(messages=[{"role": "tool", "content": "json matches 1-0 of 0"}])).finish == "stop"
 
 
 def test_a_listing_that_was_shown_in_parts_is_asked_for_again_in_smaller_ones() -> None:

@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         whole: tests and applications of the library too.
         folds, phrases: how much of it a model does, where there is one.
         tokenizer: who counts.
-        seconds: after which the agent stops once it has seen `enough` tokens of tool output; None for never.
+        seconds: after which the agent reads no more files once it has seen `enough` tokens of tool output; None for never.
     """
 
     db: str
@@ -171,9 +171,13 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
 
 def _work(process: Process, root: Path, given: list[str], results: Results, told: Told) -> dict[str, int]:
     """Let the explorer work; `given` gets every text that it and its tools say. Returns the last line read of each file."""
-    plan, library, explorer = results.plan, Library(root, whole=results.plan.whole), Explorer()
+    plan, began = results.plan, time.monotonic()
+
+    def enough() -> bool:
+        return plan.seconds is not None and time.monotonic() - began > plan.seconds and results.output_tokens >= plan.enough
+
+    library, explorer = Library(root, whole=plan.whole), Explorer(enough)
     agent = Agent(explorer, library.tools(), process, limits=Limits(steps=None, reply=0), system=SYSTEM)
-    began = time.monotonic()
     for event in agent.stream(TASK):
         if isinstance(event, Called):
             given.append(event.arguments)
@@ -185,10 +189,8 @@ def _work(process: Process, root: Path, given: list[str], results: Results, told
         results.calls += 1
         results.failed += event.failed
         results.output_tokens += process.counter.count(event.text)
-        if plan.seconds is not None and time.monotonic() - began > plan.seconds and results.output_tokens >= plan.enough:
-            results.stopped = sum(library.covered.get(path, 0) < lines for path, lines in explorer.files.items())
-            break
         told("work", len(library.covered), len(explorer.files), f"files, {results.output_tokens:,} tokens of tool output")
+    results.stopped = sum(lines > library.covered.get(path, 0) for path, lines in explorer.files.items())
     results.files, results.lines = len(library.covered), sum(library.covered.values())
     results.stats = process.stats()
     cost = {page.id: page.tokens for page, _ in process.pages()}
