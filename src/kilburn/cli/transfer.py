@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, reading, session, writing
+from kilburn.cli.access import WIDE, existing, reading, session, writing
 from kilburn.cli.archive import ArchivedSession, Clock, gather, rebuild, write
 from kilburn.cli.screen import Sink, many, progress, sink
 from kilburn.cli.shell import Db, Force, Json, Tenant, app
@@ -97,7 +97,7 @@ def _target(out: Path | None, force: bool) -> Iterator[Sink]:
 def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> None:
     """Remember in each session's ledger that a copy of it exists."""
     try:
-        with writing(db, tenant) as store:
+        with writing(existing(db), tenant) as store:
             for name in names:
                 process = session(store, name)
                 with process.batch() as kernel:
@@ -134,7 +134,7 @@ def bring(
         raise WireError(f"{source} is empty", advice="give an export, or one message a line")
     _rehearse(saved, tokenizer)
     clock = Clock(time.time())
-    with writing(db, tenant, clock=clock, tokenizer=tokenizer, create=True) as store:
+    with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
         taken = {info.name for info in store.processes() if info.pages} & {item.name for item in saved}
         if taken:
             raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another name with --session")
