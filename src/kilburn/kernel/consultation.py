@@ -118,7 +118,7 @@ class Consultation:
         except KernelError as error:
             self.kernel.undo(point)
             course.broke = "no progress" if isinstance(error, LawBroken) and error.law == 2 else "illegal"
-            self.kernel.note(Act.REFUSE, policy=self.name, cause=course.cause, why=str(error), moves=len(moves))
+            self.kernel.record(Act.REFUSE, policy=self.name, cause=course.cause, why=str(error), moves=len(moves))
 
     def _outcome(self, course: _Course, view: View, before: int) -> str:
         """How it went in one word, or "" where nothing happened at all."""
@@ -143,7 +143,7 @@ class Consultation:
         if course.asked:
             data["asked"] = course.asked
         why = "; ".join(reason for reason in [course.why, *(note.why for note in course.notes)] if reason)
-        self.kernel.note(Act.COMPACT, policy=self.name, cause=course.cause, why=why[:300], **data)
+        self.kernel.record(Act.COMPACT, policy=self.name, cause=course.cause, why=why[:300], **data)
 
     def _answers(
         self, plan: Generator[Effect, Answer, Sequence[Move]], course: _Course
@@ -179,7 +179,7 @@ class Consultation:
         if isinstance(effect, Note):
             course.notes.append(effect)
             return Answer(outcome="done")
-        if self._breaker.is_open(self.kernel.tier.turn):
+        if self._breaker.is_open(self.kernel.window.turn):
             return SPARED
         answer = self.background.start(effect)
         course.later = "" if answer.outcome == "none" else answer.outcome
@@ -193,7 +193,7 @@ class Consultation:
         kernel = self.kernel
         if not course.waits:
             return Answer(outcome="none")
-        if self._breaker.is_open(kernel.tier.turn):
+        if self._breaker.is_open(kernel.window.turn):
             course.asked.append("failed")
             return SPARED
         before, began = kernel.changes, time.monotonic()
@@ -216,7 +216,7 @@ class Consultation:
             course.overtaken = False
         else:
             kernel.give_up(batch)
-        self._breaker.note(answer.outcome, kernel.tier.turn)
+        self._breaker.note(answer.outcome, kernel.window.turn)
         self._note_answer(course, answer, ask.purpose)
         return answer
 
@@ -224,17 +224,19 @@ class Consultation:
         course.asked.append(answer.outcome)
         if answer.outcome == "none":
             return  # nobody is there to be asked
-        self.kernel.note(
+        self.kernel.record(
             Act.ASK, policy=self.name, cause=course.cause, why=purpose, outcome=answer.outcome, detail=answer.detail[:300]
         )
 
     def _find(self, find: Find) -> Answer:
-        kernel, tier = self.kernel, self.kernel.tier
+        kernel, window = self.kernel, self.kernel.window
         passages = kernel.store.search(find.query, process=kernel.info.number, limit=4 * find.limit)
         wanted = [
-            passage for passage in passages if passage.page in tier.pages and tier.at(passage.page) in ("out", "stub", "folded")
+            passage
+            for passage in passages
+            if passage.page in window.pages and window.at(passage.page) in ("out", "stub", "folded")
         ]
-        kernel.contents.fetch(tier.pages[passage.page].digest for passage in wanted[: find.limit])
+        kernel.contents.fetch(window.pages[passage.page].digest for passage in wanted[: find.limit])
         hits = tuple(
             Hit(page=passage.page, span=passage.span, text=kernel.text(passage.page)[slice(*passage.span)], score=passage.score)
             for passage in wanted[: find.limit]
