@@ -1,20 +1,21 @@
-"""Pages and their addresses: the immutable unit that all levels move.
+"""Pages, the immutable units that all levels move, and their addresses.
 
-A page knows what it is and what it costs, never where it is (that is the tier's business) and
-never its own text (that is the store's): ten thousand of them must fit in a few megabytes.
+A page says what it is and what it costs. Where it is, the window knows; its text is in the store. So ten thousand
+pages fit in a few megabytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from enum import StrEnum
 
 import msgspec
 
 from kilburn.errors import UnknownAddress
 from kilburn.message import Kind, Role, Trust
 
-__all__ = ["OMITTED", "Page", "Parts", "Span", "address_of", "digest_of", "parse_address", "span_of", "tombstone_of"]
+__all__ = ["OMITTED", "Page", "Parts", "Place", "Span", "address_of", "digest_of", "parse_address", "span_of", "tombstone_of"]
 
 Span = tuple[int, int]
 """Half-open range of characters of a page's text."""
@@ -24,28 +25,45 @@ Parts = tuple[tuple[int, tuple[Span, ...]], ...]
 """Kept spans of several pages: (page id, its spans), in order."""
 
 OMITTED = "…"
-"""Stands between kept spans, on a line of its own."""
+"""Stands where text was left out between kept spans, on a line of its own."""
+
+
+class Place(StrEnum):
+    """Where a page is."""
+
+    IN = "in"
+    """Resident: in the window, whole."""
+    STUB = "stub"
+    """Below; a handle stands in its place, because its call is in the window."""
+    OUT = "out"
+    """Below, behind the handle of a gap."""
+    FOLDED = "folded"
+    """Below; a fold that is in the window stands for it."""
+    RETIRED = "retired"
+    """Below and superseded: readable by address, not found by search."""
+    DROPPED = "dropped"
+    """Forgotten; only its number is left."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One immutable unit of context: one message part, or something derived from parts.
 
-    `id` counts originals up from 1 (address `p1`) and derived pages down from -1 (address `f1`),
-    so a range `p17-p42` is exactly a stretch of the transcript, whatever was folded meanwhile.
+    `id` counts originals up from 1 (address `p1`) and derived pages down from -1 (address `f1`), so a range `p17-p42`
+    is always a stretch of the transcript, whatever was folded since.
 
     Args:
         digest: SHA-256 of the text in UTF-8, hex.
         extra: SHA-256 of the wire form's leftovers (see `Part.extra`), or "".
         message: number of the message within its process, from 1; parts of one message share it.
-        answers: of a result, and of what is attached to it, the id of the call's page; else 0.
+        answers: for a result, and for what is attached to it, the id of the call's page; else 0.
         group: pages that move together share it (a call and its result); 0 for none.
-        tokens: what it costs when resident and whole, its share of the message's envelope included.
+        tokens: what it costs when it is resident and whole, with its share of the message's envelope.
         time: seconds since the epoch, from the kernel's clock.
         sources: ids of the pages that it was made from; empty for originals.
         spans: for an EXCERPT of one source, its kept spans.
-        parts: for an EXCERPT of several sources, the kept spans of each that has any.
+        parts: for an EXCERPT of several sources, the kept spans of each source that has any.
         depth: 0 for originals, 1 for what is made from originals, and so on.
-        place: where it stands in the window: (id of an original, rank). Originals are (id, 0).
+        order: where it stands in the window: (id of an original, rank). Originals are (id, 0). Stored as "place".
         label: one line on what it is, for handles; at most 80 characters.
     """
 
@@ -66,7 +84,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...] = ()
     parts: Parts = ()
     depth: int = 0
-    place: tuple[int, int] = (0, 0)
+    order: tuple[int, int] = msgspec.field(default=(0, 0), name="place")
     label: str = ""
 
     @property
@@ -74,10 +92,20 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         """`p17` for an original, `f3` for a derived page."""
         return address_of(self.id)
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether it is a text without a visible character; also of a forgotten page."""
+        return self.kind is Kind.TEXT and (self.label == BLANK if not self.digest else not self.label)
+
+
+BLANK = " "
+"""Label of a blank text that is forgotten; any other forgotten page has none."""
+
 
 def tombstone_of(page: Page) -> Page:
-    """What stays of a forgotten page: its number, place and cost, no word of it."""
-    return msgspec.structs.replace(page, digest="", extra="", call=None, name=None, label="", spans=(), parts=())
+    """What stays of a forgotten page: its number, place and cost, and whether it was blank; no word of it."""
+    label = BLANK if page.is_blank else ""
+    return msgspec.structs.replace(page, digest="", extra="", call=None, name=None, label=label, spans=(), parts=())
 
 
 def digest_of(text: str) -> str:

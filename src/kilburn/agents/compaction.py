@@ -1,9 +1,8 @@
-"""One compaction, now: what a client asks for when it wants room before the policy would make it.
+"""Compaction on demand, for a client that wants room before the policy would make it.
 
-Here (`compact`) a model writes the summary, and the kernel swaps it in; at the provider
-(`compact_at_provider`) the reply is one signed block, which is sent first from then on. Both are atomic:
-until the summary is there nothing changes, whatever failed. It refuses to run while a tool call waits
-for its result, as the provider does.
+With `compact`, a model writes the summary here, and the kernel puts it in place. With `compact_at_provider`, the
+provider replies with one signed block, which is sent first from then on. Both are atomic: nothing changes until the
+summary is there. Both raise while a tool call waits for its result, as the provider does.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kilburn.effect import Outcome
 from kilburn.errors import LawBroken, ModelError, Refused
 from kilburn.event import Act, Event
 from kilburn.kernel.process import Process
@@ -31,13 +31,13 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     """How it went.
 
     Args:
-        outcome: "done"; or why nothing changed: "empty", "failed", "refused", "rejected", "no progress", "truncated".
+        outcome: DONE; or why nothing changed.
         address: of the page that stands for the rest, or "".
         freed: tokens of the window that it freed.
         why: in words, or "".
     """
 
-    outcome: str
+    outcome: Outcome
     address: str = ""
     freed: int = 0
     why: str = ""
@@ -49,7 +49,7 @@ def compact(
     """Summarise the window of a process now, whatever its policy is.
 
     Args:
-        model: who writes the summary; None takes the most telling lines verbatim.
+        model: writes the summary; None takes the most informative lines verbatim.
         instructions: replace the question.
         keep: newest messages that stay as they are, at least the last.
         to: tokens of the summary (see `Compact`).
@@ -65,7 +65,7 @@ def _check_settled(process: Process) -> None:
     with process.lock:
         waiting = process.window.waiting()
     if waiting:
-        process.record(Act.COMPACT, policy=NAME, cause="user", outcome="rejected", why="a tool call has no result yet")
+        process.record(Act.COMPACT, policy=NAME, cause="user", outcome=Outcome.REJECTED, why="a tool call has no result yet")
         raise LawBroken(6, f"{address_of(waiting[0])} is a call without a result yet", advice="append its result, then compact")
 
 
@@ -76,8 +76,10 @@ def _outcome(events: Sequence[Event]) -> Compaction:
         if event.act is Act.FOLD and "fold" in event.data:
             address = address_of(event.data["fold"])
         if event.act is Act.COMPACT:
-            return Compaction(outcome=event.data["outcome"], address=address, freed=event.data.get("freed", 0), why=event.why)
-    return Compaction(outcome="no progress", why="nothing that may leave is worth a summary")
+            return Compaction(
+                outcome=Outcome(event.data["outcome"]), address=address, freed=event.data.get("freed", 0), why=event.why
+            )
+    return Compaction(outcome=Outcome.NO_PROGRESS, why="nothing that may leave is worth a summary")
 
 
 def compact_at_provider(
@@ -85,8 +87,9 @@ def compact_at_provider(
 ) -> Compaction:
     """Let the provider summarise the window of a process now (`compaction: {"type": "summarize"}`).
 
-    Its block is appended, and what it stands for leaves; send it with `kilburn.models.editing.Editing`, which
-    puts it first. What came while the provider spoke stays. The newest messages are summarised too and stay.
+    Its block is appended, and the pages that it stands for leave. Send the next prompt with
+    `kilburn.models.editing.Editing`, which puts the block first. Pages that came while the provider was working stay.
+    The newest messages are in the summary, and stay too.
 
     Args:
         model: of the "messages" form.
@@ -104,21 +107,21 @@ def compact_at_provider(
     try:
         reply = complete(model, request)
     except Refused as error:
-        return _noted(process, Compaction(outcome="refused", why=type(error).__name__))
+        return _noted(process, Compaction(outcome=Outcome.REFUSED, why=type(error).__name__))
     except ModelError as error:
-        return _noted(process, Compaction(outcome="failed", why=type(error).__name__))
+        return _noted(process, Compaction(outcome=Outcome.FAILED, why=type(error).__name__))
     block = block_of(reply.message)
     if block is None or len(reply.message.parts) != 1:
-        return _noted(process, Compaction(outcome="rejected", why="the reply is not exactly one compaction block"))
+        return _noted(process, Compaction(outcome=Outcome.REJECTED, why="the reply is not exactly one compaction block"))
     if not block.stands:
-        return _noted(process, Compaction(outcome="failed", why="the provider's compaction gave nothing"))
+        return _noted(process, Compaction(outcome=Outcome.FAILED, why="the provider's compaction gave nothing"))
     address = process.append(reply.message)
     before = process.use
     with process.lock:
         leaving = behind(process.view(), turn - keep)
         if leaving:
             process.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
-    return _noted(process, Compaction(outcome="done", address=address, freed=before - process.use))
+    return _noted(process, Compaction(outcome=Outcome.DONE, address=address, freed=before - process.use))
 
 
 def _noted(process: Process, compaction: Compaction) -> Compaction:

@@ -13,7 +13,7 @@ from kilburn.budget import Counter
 from kilburn.errors import DuplicateCall, InvalidMessage, LawBroken, OrphanResult
 from kilburn.kernel.window import Window
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
-from kilburn.page import Page, digest_of
+from kilburn.page import Page, Place, digest_of
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import beside, form_of, is_plain, is_sent, sent_name, sent_text
@@ -88,7 +88,7 @@ def pages_of(messages: Sequence[Message], window: Window, counter: Counter, now:
                 call=part.call,
                 name=part.name,
                 sources=message.sources,
-                place=(number, 0),
+                order=(number, 0),
                 label=_label(part),
             )
             if part.kind is Kind.CALL and part.call is not None:
@@ -141,7 +141,7 @@ def _check_call(part: Part, window: Window, calls: dict[str, Page], answered: se
                 f"no call with id {part.call!r} in this process", advice="append the assistant message with the call first"
             )
         known = window.calls.get(part.call or "")
-        if known is not None and window.at(known) == "dropped":
+        if known is not None and window.at(known) == Place.DROPPED:
             raise OrphanResult(f"call {part.call!r} was forgotten", advice="its result has no place; leave it out")
         if part.call in answered or (known is not None and known not in window.open):
             raise OrphanResult(f"call {part.call!r} has its result already", advice="append one result a call")

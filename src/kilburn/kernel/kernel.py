@@ -46,7 +46,7 @@ from kilburn.kernel.replay import rebuild
 from kilburn.kernel.window import PATIENCE, PENDING
 from kilburn.message import Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
-from kilburn.page import Page, Span, address_of, parse_address
+from kilburn.page import Page, Place, Span, address_of, parse_address
 from kilburn.store import ProcessInfo, Store
 
 __all__ = ["GATHERED", "LEAST", "Kernel"]
@@ -171,7 +171,7 @@ class Kernel:
         if first not in window.pages or last not in window.pages:
             known = f"this process has p1-p{window.last}" if window.last else "this process has no pages yet"
             raise UnknownAddress(f"{address} does not exist in {self.info.name!r}", advice=known)
-        found = [page for page in range(first, last + 1) if window.at(page) != "dropped"]
+        found = [page for page in range(first, last + 1) if window.at(page) != Place.DROPPED]
         if not found:
             raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
         return found
@@ -191,7 +191,7 @@ class Kernel:
             raise UnknownAddress(
                 f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
             )
-        if self.window.at(page) == "dropped":
+        if self.window.at(page) == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
         return self.contents.get(known.digest)
 
@@ -214,7 +214,7 @@ class Kernel:
         pages, texts = pages_of(messages, self.window, self.counter, self.clock())
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
-        self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={"in": numbers})
+        self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={Place.IN: numbers})
         for number, why in pinned.items():
             self.record(Act.PIN, [number], why=why)
         self.check_pins()
@@ -241,7 +241,7 @@ class Kernel:
         """Whether a late result's group, its results as handles, leaves an open tool loop its room."""
         window = self.window
         loop = window.loop(LEAST)
-        back = {page for page in window.group(late.id) if window.at(page) == "in" and not window.pages[page].answers}
+        back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
         stays = back.union(loop, window.pins, window.held())
         handles = text_cost(self.counter, PENDING) * (1 + len(window.group(late.id)) - len(back))
         return not loop or sum(map(window.cost, stays)) + handles <= self.capacity
@@ -559,8 +559,8 @@ class Kernel:
         pending.add(kept)
 
 
-def _by_place(at: dict[int, str]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
+def _by_place(at: dict[int, Place]) -> dict[Place, list[int]]:
+    places: dict[Place, list[int]] = {}
     for page, where in at.items():
         places.setdefault(where, []).append(page)
     return places

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from kilburn.budget import Counter
+from kilburn.effect import Outcome
 from kilburn.event import Act, Event
 from kilburn.kernel.window import Window
 from kilburn.model import is_count
-from kilburn.page import Page
+from kilburn.page import Page, Place
 from kilburn.policy import Use
 from kilburn.tokens.calibrated import Calibrated
 
@@ -104,7 +105,7 @@ class Ledger:
             case Act.FOLD:
                 stats.folds += 1
                 # What an earlier fold stood for had left before.
-                self._evicted.update(dict.fromkeys(event.data.get("to", {}).get("folded", ()), event.turn))
+                self._evicted.update(dict.fromkeys(event.data.get("to", {}).get(Place.FOLDED, ()), event.turn))
             case Act.RETIRE:
                 stats.retired += len(event.pages)
             case Act.DROP:
@@ -117,7 +118,7 @@ class Ledger:
                 self._ship(event)
             case Act.ASK:
                 stats.asks += 1
-                stats.asks_failed += event.data.get("outcome") != "done"
+                stats.asks_failed += event.data.get("outcome") != Outcome.DONE
             case Act.REFUSE:
                 stats.refused_moves += 1
             case Act.USAGE:
@@ -179,7 +180,7 @@ class Usage:
             # A fold may cite thousands of pages: only those that it takes along now are used, and those
             # that were used as often share one entry.
             more = int(event.act is not Act.FOLD)
-            pages = event.pages if more else event.data["to"].get("folded", ())
+            pages = event.pages if more else event.data["to"].get(Place.FOLDED, ())
             counts = {page: before.count if (before := self.pages.get(page)) else 0 for page in pages}
             entries = {count: Use(count + more, event.turn, event.time) for count in set(counts.values())}
             self.pages.update({page: entries[count] for page, count in counts.items()})

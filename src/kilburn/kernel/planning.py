@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from kilburn.budget import Budget, text_cost
-from kilburn.effect import Answer, Ask, Deferred
+from kilburn.effect import Answer, Ask, Deferred, Outcome
 from kilburn.errors import KernelError, PinsExceedWindow
 from kilburn.event import Act
 from kilburn.kernel.background import Background
@@ -22,7 +22,7 @@ from kilburn.kernel.kernel import LEAST, Kernel
 from kilburn.kernel.window import GONE, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
-from kilburn.page import Page, Span
+from kilburn.page import Page, Place, Span
 from kilburn.policy import Cause, Policy, View
 
 __all__ = ["Planner"]
@@ -83,7 +83,7 @@ class Planner:
 
     def bring(self, pages: Sequence[int]) -> None:
         """Bring pages into the window whole, before they are pinned."""
-        below = tuple(page for page in pages if self.kernel.window.at(page) != "in")
+        below = tuple(page for page in pages if self.kernel.window.at(page) != Place.IN)
         if below:
             self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.ADVICE)
 
@@ -150,7 +150,7 @@ class Planner:
 
     def _task(self) -> str:
         window = self.kernel.window
-        return self.kernel.text(window.task) if window.task and window.at(window.task) != "dropped" else ""
+        return self.kernel.text(window.task) if window.task and window.at(window.task) != Place.DROPPED else ""
 
     def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
         view = self.view(cause, wanted, self.background.look())
@@ -160,7 +160,9 @@ class Planner:
         """The session ends: an answer that is still awaited comes too late, and the ledger says so."""
         purpose = self.background.abandon()
         if purpose is not None:
-            self.kernel.record(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome="late", freed=0, moves=0)
+            self.kernel.record(
+                Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome=Outcome.LATE, freed=0, moves=0
+            )
 
     def _page_system(self, wanted: tuple[int, ...]) -> None:
         """Of a leading system prompt that is too long to pin, head and tail are pinned instead (law 3)."""
@@ -226,7 +228,7 @@ class Planner:
                     self._shorten(window.pages[number], room // (len(calls) + 1))
         for number in wanted:
             page = window.pages[number]
-            if number not in window.pins and window.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
+            if number not in window.pins and window.at(number) == Place.IN and page.tokens > room and page.kind is not Kind.IMAGE:
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:
@@ -305,9 +307,9 @@ class Planner:
         """Evict thinking from before a page, message by message, as long as the window is over its capacity."""
         kernel, window = self.kernel, self.kernel.window
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
-            if kernel.excess and page.kind is Kind.REASONING and page.id < before and window.at(page.id) == "in":
+            if kernel.excess and page.kind is Kind.REASONING and page.id < before and window.at(page.id) == Place.IN:
                 together = map(window.pages.__getitem__, window.group(page.id))
-                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and window.at(each.id) == "in")
+                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and window.at(each.id) == Place.IN)
                 self._try(Evict(pages=thoughts, why="thinking that does not fit"))
 
     def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
@@ -327,7 +329,7 @@ class Planner:
         for page in view.pages:
             if not kernel.excess:
                 return
-            if kernel.window.at(page.id) == "in" and page.id not in stays:
+            if kernel.window.at(page.id) == Place.IN and page.id not in stays:
                 least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
                 # Of the user's latest message a shorter excerpt is better than none.
                 whole = kernel.window.pages[page.sources[0]] if page.depth and page.id in kernel.window.held() else page
@@ -342,9 +344,9 @@ class Planner:
                 leave one after the other.
         """
         window = self.kernel.window
-        if window.at(page.id) != "in":
+        if window.at(page.id) != Place.IN:
             return
-        group = [window.priced(member) for member in window.group(page.id) if window.at(member) == "in"]
+        group = [window.priced(member) for member in window.group(page.id) if window.at(member) == Place.IN]
         chosen = replace(view, pages=group, pins=stays, open=self._open(patience)).free([page], 1)
         if chosen:
             self._try(Evict(pages=chosen, why="over capacity"))

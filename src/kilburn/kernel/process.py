@@ -33,7 +33,7 @@ from kilburn.kernel.window import Window
 from kilburn.message import Message, Part
 from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move
-from kilburn.page import Page, address_of, parse_address, span_of
+from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
 from kilburn.store import State
 from kilburn.tokens.calibrated import is_plausible
@@ -334,7 +334,7 @@ class Process:
                     numbers,
                     policy="user",
                     cause=Cause.FAULT,
-                    missed=[n for n in numbers if kernel.window.at(n) != "in"],
+                    missed=[n for n in numbers if kernel.window.at(n) != Place.IN],
                 )
             return recalled
 
@@ -532,7 +532,7 @@ class Process:
         made: dict[int, Message] = {}
         with self._current() as kernel:
             window = kernel.window
-            kept = [page for page in window.pages.values() if page.id > 0 and window.at(page.id) != "dropped"]
+            kept = [page for page in window.pages.values() if page.id > 0 and window.at(page.id) != Place.DROPPED]
             for at, page in enumerate(kept):
                 if at % READ == 0:
                     self.fetch(kept[at : at + READ])
@@ -542,7 +542,7 @@ class Process:
                     made[page.message] = Message(role=page.role, parts=(part,), extra=leftovers, sources=page.sources)
                 else:
                     made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
-            damaged = {page.message for page in window.pages.values() if page.id > 0 and window.at(page.id) == "dropped"}
+            damaged = {page.message for page in window.pages.values() if page.id > 0 and window.at(page.id) == Place.DROPPED}
         return dump(list(_without_form(made, damaged).values() if damaged else made.values()))
 
 

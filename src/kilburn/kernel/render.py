@@ -45,7 +45,7 @@ class Prompt(list[dict[str, Any]]):
 def items(window: Window) -> list[Item]:
     """All that stands in the prompt, in order."""
     shown: list[Item] = [
-        ((*page.place, page.id), page, window.stub(page.id) if page.id in window.stubs else "") for page in window.visible()
+        ((*page.order, page.id), page, window.stub(page.id) if page.id in window.stubs else "") for page in window.visible()
     ]
     shown += [((gap[0], 0, gap[0]), None, handle_of(gap)) for gap in window.gaps]
     shown.sort(key=lambda item: item[0])

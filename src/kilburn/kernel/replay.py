@@ -86,5 +86,5 @@ def _costs(store: Store, pages: Mapping[int, Page], counter: Counter) -> dict[in
             part, leftovers = part_of(page, texts[page.digest], texts[page.extra])
             if page.depth:
                 part = shown_part(page, part.text, pages)
-            costs[page.id] = cost_of(counter, part, page.role, leftovers) + framing(counter, page.role, page.place[0])
+            costs[page.id] = cost_of(counter, part, page.role, leftovers) + framing(counter, page.role, page.order[0])
     return costs

@@ -19,16 +19,14 @@ from kilburn.event import Act, Event
 from kilburn.kernel.cover import Cover
 from kilburn.kernel.gaps import Gaps, Key
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import Page, tombstone_of
+from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import State
 from kilburn.wire.messages import OPENING
 from kilburn.wire.sent import sent_name
 
 __all__ = ["GONE", "IN", "PATIENCE", "PENDING", "VISIBLE", "Window", "stub_of"]
 
-IN = State(at="in")
-NOWHERE = State(at="")
-"""Of a page that is not there yet, or not any more."""
+IN = State(at=Place.IN)
 
 PENDING = "[no result]"
 """Stands in a prompt for the result of a call that has none yet, or whose result was forgotten."""
@@ -37,8 +35,8 @@ PATIENCE = 8
 """Messages of the user and the assistant after which a call that still has no result counts as abandoned: four
 exchanges, in which a tool that runs beside the talk may well end. Its result may come later all the same."""
 
-VISIBLE = frozenset({"in", "stub"})
-GONE = frozenset({"retired", "dropped"})
+VISIBLE = frozenset({Place.IN, Place.STUB})
+GONE = frozenset({Place.RETIRED, Place.DROPPED})
 
 
 def stub_of(page: Page, label: str) -> str:
@@ -107,8 +105,8 @@ class Window:
         """Results that stand as a handle in place, with what the handle costs."""
         return self._stubs
 
-    def at(self, page: int) -> str:
-        """Where a page is: "in", "stub", "out", "folded", "retired" or "dropped"."""
+    def at(self, page: int) -> Place:
+        """Where a page is."""
         return self.states[page].at
 
     def cost(self, page: int) -> int:
@@ -186,8 +184,7 @@ class Window:
         for key in self._order:
             page = self.pages[key[2]]
             # Of a blank text, of thinking and of what is another provider's, one of the forms may send nothing.
-            blank = page.kind in (Kind.REASONING, Kind.OPAQUE) or (page.kind is Kind.TEXT and not page.label)
-            if page.role is not Role.SYSTEM and not blank:
+            if page.role is not Role.SYSTEM and page.kind not in (Kind.REASONING, Kind.OPAQUE) and not page.is_blank:
                 first = next(iter(self._gaps), None)
                 return page.role is Role.USER or (first is not None and first[0] < key[0])
         return not self._order or len(self._gaps) > 0
@@ -220,8 +217,8 @@ class Window:
         for where, members in event.data.get("to", {}).items():
             for number in members:
                 before = self.states[number]
-                kept = State(at=where) if where == "dropped" else msgspec.structs.replace(before, at=where)
-                self._set(number, kept)
+                dropped = where == Place.DROPPED
+                self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(before, at=Place(where)))
         if "uncover" in event.data:
             self._journal.append(self.cover.take(event.data["uncover"]))
         fold = event.data.get("fold")
@@ -245,14 +242,13 @@ class Window:
         self._journal.append(lambda: self._take_back(page, members, before))
         if page.kind in (Kind.CALL, Kind.RESULT) and page.id > 0:
             self._note_call(page)
-        self._put(page.id, NOWHERE, state)
+        self._put(page.id, None, state)
 
     def _take_note_of(self, page: Page) -> None:
         """Note what an original says of the talk: who spoke last, and what of."""
         if page.role in (Role.USER, Role.ASSISTANT) and page.message > self.turn:
             self.said += 1
-        # A forgotten page has no label either, and no digest; a blank one says nothing.
-        said = page.kind is Kind.TEXT and (page.label or not page.digest)
+        said = page.kind is Kind.TEXT and not page.is_blank
         if page.role is Role.USER and said and page.trust >= Trust.USER:
             same = bool(self.request) and self.pages[self.task].message == page.message
             self.request = (*self.request, page.id) if same else (page.id,)
@@ -274,13 +270,13 @@ class Window:
             self._journal.append(lambda: self.open.__setitem__(page.answers, said))
 
     def _take_back(self, page: Page, members: tuple[int, ...], before: tuple[int, int, int, int, tuple[int, ...], int]) -> None:
-        self._put(page.id, self.states[page.id], NOWHERE)
+        self._put(page.id, self.states[page.id], None)
         if page.group:
             if members:
                 self.groups[page.group] = members
             else:
                 self.groups.pop(page.group, None)
-        del self.pages[page.id], self.states[page.id]
+        del self.pages[page.id]
         self.last, self.last_derived, self.turn, self.said, self.request, self.seen = before
 
     def _set(self, page: int, state: State) -> None:
@@ -289,52 +285,54 @@ class Window:
             self._journal.append(lambda: self._put(page, state, before))
             self._put(page, before, state)
 
-    def _put(self, page: int, before: State, after: State) -> None:
-        """Change a page's state, and keep the order, the gaps and the use in step."""
-        self.states[page] = after
-        self._use = None
-        if before.pinned != after.pinned:
-            (self.pins.add if after.pinned else self.pins.discard)(page)
-        if after.mark:
+    def _put(self, page: int, before: State | None, after: State | None) -> None:
+        """Change a page's state, or None for no such page, and keep the order, the gaps and the use in step."""
+        was, now = before.at if before else None, after.at if after else None
+        if after is None:
+            del self.states[page]
+        else:
+            self.states[page] = after
+        (self.pins.add if after and after.pinned else self.pins.discard)(page)
+        if after and after.mark:
             self.marks[page] = after.mark
-        elif before.mark:
+        else:
             self.marks.pop(page, None)
-        was, now = before.at, after.at
+        self._use = None
         if was == now:
             return
-        for places, members in ((VISIBLE, self.shown), (GONE, self.gone), (("folded",), self.folded)):
+        for places, members in ((VISIBLE, self.shown), (GONE, self.gone), ((Place.FOLDED,), self.folded)):
             if now in places:
                 members.add(page)
             elif was in places:
                 members.discard(page)
         if was in VISIBLE or now in VISIBLE:
             self._put_in_order(page, was, now)
-        elif was == "out" and page > 0:
+        elif was == Place.OUT and page > 0:
             self._gaps.remove(page)
-        if now == "out" and page > 0:
+        if now == Place.OUT and page > 0:
             self._gaps.add(page, self.cost(page))
 
-    def _put_in_order(self, page: int, was: str, now: str) -> None:
-        key = (*self.pages[page].place, page)
+    def _put_in_order(self, page: int, was: Place | None, now: Place | None) -> None:
+        key = (*self.pages[page].order, page)
         # Coming in at the end is the usual case; all else rebuilds the list when it is looked at.
-        if self._resident is not None and now == "in" and was not in VISIBLE and (not self._order or key > self._order[-1]):
+        if self._resident is not None and now == Place.IN and was not in VISIBLE and (not self._order or key > self._order[-1]):
             self._resident.append(self.priced(page))
         else:
             self._resident = None
         if was in VISIBLE:
-            self._taken -= self._stubs.pop(page) if was == "stub" else self.cost(page)
+            self._taken -= self._stubs.pop(page) if was == Place.STUB else self.cost(page)
             if now not in VISIBLE:
                 del self._order[bisect_left(self._order, key)]
                 self._gaps.close(key)
         if now in VISIBLE:
             if was not in VISIBLE:
-                if was == "out" and page > 0:
+                if was == Place.OUT and page > 0:
                     self._gaps.remove(page)
                 insort(self._order, key)
                 self._gaps.part(key)
-            if now == "stub":
+            if now == Place.STUB:
                 self._stubs[page] = self._cost_of_stub(self.pages[page])
-            self._taken += self._stubs[page] if now == "stub" else self.cost(page)
+            self._taken += self._stubs[page] if now == Place.STUB else self.cost(page)
 
     def _cost_of_stub(self, page: Page) -> int:
         """A result's handle is sent with the id of its call, as the result was; what hung on the result is not shown."""

@@ -27,6 +27,7 @@ from kilburn.kv.spill_file import Draft, Miss, PageHeader, SequenceHeader
 from kilburn.kv.storage import Span, span_of
 from kilburn.kv.table import Table
 from kilburn.kv.watch import AttentionWatch
+from kilburn.page import Place
 
 try:
     import torch
@@ -337,7 +338,7 @@ def owner_of(process: Process) -> str:
 
 def _forgotten(process: Process) -> set[int]:
     with process.lock:
-        return {page for page, state in process.window.states.items() if state.at == "dropped"}
+        return {page for page, state in process.window.states.items() if state.at == Place.DROPPED}
 
 
 def _firsts(first: Mapping[int, tuple[int, Tensor]]) -> list[Draft]:

@@ -9,9 +9,9 @@ words are taken as they come. Nothing is lost below the window here either.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kilburn.effect import Answer, Ask, Effect, Note
+from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
@@ -58,7 +58,7 @@ class Recursive:
         capacity = view.budget.capacity
         if view.use <= (3 * capacity // 4 if self.trigger is None else self.trigger):
             return []
-        older = _older(view, capacity // 4 if self.tail is None else self.tail)
+        older = view.movable(view.front(capacity // 4 if self.tail is None else self.tail))
         stale = tuple(page.id for page in older if page.kind is Kind.EXCERPT and not page.message)
         moves: list[Move] = [Evict(pages=stale, why="recalled text no longer needed")] if stale else []
         folded = [page for page in older if page.id not in stale]
@@ -73,7 +73,7 @@ class Recursive:
         if not text:
             return moves
         if view.count(text) + 2 * view.handle >= sum(page.tokens for page in folded):
-            yield Note(outcome="no progress", why="a summary as long as what it replaces")
+            yield Note(outcome=Outcome.NO_PROGRESS, why="a summary as long as what it replaces")
             return moves
         return [*moves, Fold(pages=sources, text=text, why="over the last summary")]
 
@@ -84,28 +84,18 @@ class Recursive:
             prompt = f"{quoted('log', log)}\nCondense this log in at most {to // 2} words."
             purpose = f"summary of {address_of(pieces[0].page)} to {address_of(pieces[-1].page)}"
             answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
-            if answer.outcome in ("done", "truncated"):
+            if answer.outcome in (Outcome.DONE, Outcome.TRUNCATED):
                 return answer.text if view.count(answer.text) <= 2 * to else ""
-            if answer.outcome != "none":
+            if answer.outcome != Outcome.NO_MODEL:
                 yield Note(outcome=answer.outcome)
                 return ""
         return extract(pieces, to, view.count, query=view.task).text
 
 
-def _older(view: View, tail: int) -> list[Page]:
-    """Movable whole groups in front of the tail, oldest first."""
-    first = len(view.pages)
-    while first and tail >= view.pages[first - 1].tokens:
-        first -= 1
-        tail -= view.pages[first].tokens
-    held = view.held()
-    groups = {page.group for page in view.pages[first:]} - {0}
-    return [page for page in view.pages[:first] if page.id not in held and page.group not in groups]
-
-
 def _sources(view: View, pages: Sequence[Page]) -> tuple[int, ...]:
     """What the fold cites: summaries themselves, and originals of all else, in the order of the prompt."""
-    cited: dict[int, None] = {}
-    for page in pages:
-        cited.update(dict.fromkeys((page.id,) if page.kind is Kind.FOLD and not page.message else view.originals(page)))
-    return tuple(sorted(cited, key=lambda page: view.page(page).place))
+    summaries = {page.id for page in pages if page.kind is Kind.FOLD and not page.message}
+    raw = {page.id for page in pages} - summaries
+    beside = [page for page in view.pages if not page.depth or page.id in raw or page.message]
+    cited = summaries.union(replace(view, pages=beside).stretch(raw).sources)
+    return tuple(sorted(cited, key=lambda page: view.page(page).order))

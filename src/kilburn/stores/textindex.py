@@ -1,4 +1,4 @@
-"""The text index of one tenant: passages in, passages out, all words bound, none interpreted.
+"""The text index of one tenant. Words of a query are always bound as values, never interpreted as syntax.
 
 An entry's number is process << 32 | place << 4 | length class, so that one process is a range of
 numbers and ranking knows a passage's length without another look-up. Places count down, because the
@@ -20,24 +20,28 @@ from typing import cast
 import apsw
 
 from kilburn.page import Span
-from kilburn.stores.passages import passages
-from kilburn.stores.schema import text_table
-from kilburn.stores.statement import rows, rows_of_each
-from kilburn.stores.words import STOP, TOKENIZER, searchable, shortened
+from kilburn.stores.connection import rows, rows_of_each
+from kilburn.stores.passages import STOP, TOKENIZER, passages, searchable, shortened
 
 __all__ = ["TextIndex"]
 
+SETTINGS = {"secure-delete": 1, "automerge": 2}
+"""Of FTS5; see `TextIndex.create`."""
+
+PARTS = ("data", "idx", "content", "docsize", "config")
+"""The tables that FTS5 makes for an index."""
+
 CLASSES = 16
 TERMS = 16
-"""Words of a query that are looked up; the longest and oddest are the rarest."""
+"""Words of a query that are looked up at most. The longest and most unusual are taken, as they are the rarest."""
 
 FEW = 12
-"""Words up to which a query is a question, searched deeply: `ROWS` passages, all words together."""
+"""A query of up to this many words is searched deeply: `ROWS` passages for all words together."""
 
 ROWS = 4096
 
 DEPTH = 33
-"""Passages visited for each word of a longer query, whose rare words say enough."""
+"""Passages visited for each word of a longer query, in which the rare words are enough."""
 
 PLACES = (1 << 28) - 1
 """Passages that one process can have."""
@@ -58,15 +62,58 @@ class TextIndex:
 
     def __init__(self, db: apsw.Connection, tenant: int) -> None:
         self._db = db
-        name = text_table(tenant)
+        # SQL cannot bind a table's name. This is the only place that makes SQL from a value, and the value
+        # is an integer that the file itself gave out, never a name or a text.
+        name = self._name = f"text_{int(tenant):d}"
         self._insert = f"INSERT INTO {name}(rowid, words) VALUES(?, ?)"
         self._delete = f"INSERT INTO {name}({name}, rowid, words) VALUES('delete', ?, ?)"
         self._scan = f"SELECT ?1, rowid FROM {name} WHERE {name} MATCH ?2 AND rowid BETWEEN ?3 AND ?4 ORDER BY rowid LIMIT ?5"
         # Splits as the index does, but leaves stemming to MATCH: stemming twice is not stemming once.
         self._split = db.fts5_tokenizer(TOKENIZER[1], list(TOKENIZER[2:]))
-
         self._stem = db.fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
-        self._name = name
+
+    def create(self) -> None:
+        """Make the index.
+
+        Contentless: the words only, not the text a second time. `detail=none`: which passage has which
+        word, not where, since no search asks for neighbours. `secure-delete`: a deleted entry's words
+        leave the index at once, not at some later merge. `automerge=2`: a search opens every segment for
+        every word, so few segments are worth more than cheap merging.
+        """
+        tokenizer = " ".join(f"''{word}''" for word in TOKENIZER)
+        options = f"content='', columnsize=0, detail=none, tokenize='{tokenizer}'"
+        self._db.execute(f"CREATE VIRTUAL TABLE {self._name} USING fts5(words, {options})")
+        self.configure()
+
+    def configure(self) -> None:
+        """Give the index its settings."""
+        self._db.executemany(f"INSERT INTO {self._name}({self._name}, rank) VALUES(?, ?)", SETTINGS.items())
+
+    def is_configured(self) -> bool:
+        """Whether it has its settings: without `secure-delete` forgotten words would stay in it."""
+        return (
+            SETTINGS.items()
+            <= {str(name): value for name, value in rows(self._db, f"SELECT k, v FROM {self._name}_config")}.items()
+        )
+
+    def drop(self) -> None:
+        """Remove the index. If it is so damaged that FTS5 refuses it, its plain tables are removed one by one."""
+        db = self._db
+        try:
+            db.execute(f"DROP TABLE {self._name}")
+            return
+        except (apsw.SQLError, apsw.CorruptError):
+            if not db.in_transaction:
+                raise
+        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+        try:
+            for part in PARTS:
+                db.execute(f"DROP TABLE IF EXISTS {self._name}_{part}")
+            db.execute("PRAGMA writable_schema = 1")
+            db.execute("DELETE FROM sqlite_schema WHERE name = ?", (self._name,))
+            db.execute("PRAGMA writable_schema = RESET")
+        finally:
+            db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
 
     def add(self, process: int, used: int, texts: Iterable[tuple[int, str]]) -> tuple[int, int, list[tuple[int, int, int]]]:
         """Index texts of pages of a process that has made `used` entries before.
@@ -156,7 +203,7 @@ class TextIndex:
         spans = rows_of_each(
             self._db, "SELECT id, page, start, stop FROM passage WHERE id = ?", [(number,) for number in numbers]
         )
-        # What makes no sense is damage, which `fsck` reports; it is no hit.
+        # A nonsensical entry is damage, which `fsck` reports; it is not a hit.
         return {
             number: (page, (start, stop))
             for number, page, start, stop in spans

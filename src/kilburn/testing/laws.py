@@ -18,7 +18,7 @@ from kilburn.kernel.render import Prompt
 from kilburn.kernel.replay import replay
 from kilburn.kernel.window import GONE, Window
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import Page, span_of
+from kilburn.page import Page, Place, span_of
 from kilburn.wire.validity import validate_chat, validate_messages
 
 __all__ = ["check_laws", "counted"]
@@ -50,7 +50,7 @@ def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = Non
     assert prompt.tokens <= kernel.capacity, f"law 2: {prompt.tokens} tokens in a window of {kernel.capacity}"
     assert counted(prompt, process) <= prompt.tokens, "law 2: the prompt weighs more than was counted"
     for page in window.pins:
-        assert window.at(page) == "in", f"law 3: pinned page {page} is not in the window"
+        assert window.at(page) == Place.IN, f"law 3: pinned page {page} is not in the window"
         if window.pages[page].kind is Kind.TEXT:
             assert any(_holds(message, kernel.text(page)) for message in prompt), (
                 f"law 3: pinned page {page} is not rendered as it was"
@@ -70,10 +70,10 @@ def _holds(message: dict[str, Any], text: str) -> bool:
 
 
 def _check_request(process: Process) -> None:
-    """Only the kernel takes the user's latest message from the window, or a person who forgets or retires it."""
+    """Only the kernel may take the user's latest message from the window, or a person who forgets or retires it."""
     window = process.window
     texts = [page for page in window.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
-    said = [page for page in texts if page.trust >= Trust.USER and (page.label or not page.digest)]
+    said = [page for page in texts if page.trust >= Trust.USER and not page.is_blank]
     asked = [page.id for page in said if page.message == max(other.message for other in said)]
     assert tuple(asked) == window.request, f"law 3: the latest message is {asked}, and the window holds {window.request}"
     for page in asked:
@@ -94,11 +94,12 @@ def _touches(data: dict[str, Any], page: int, window: Window) -> bool:
 
 
 def _check_layout(process: Process) -> None:
-    """The handles, from what stands in the prompt and what is out: one for all that is out between two things that stand."""
+    """The handles follow from what is resident and what is out: one for everything that is out between two resident
+    pages."""
     kernel, window = process.kernel, process.window
-    walls = sorted((*page.place, page.id) for page in window.pages.values() if window.at(page.id) in ("in", "stub"))
+    walls = sorted((*page.order, page.id) for page in window.pages.values() if window.at(page.id) in (Place.IN, Place.STUB))
     stretches: dict[int, list[int]] = {}
-    for page in sorted(page for page in window.pages if page > 0 and window.at(page) == "out"):
+    for page in sorted(page for page in window.pages if page > 0 and window.at(page) == Place.OUT):
         stretches.setdefault(bisect(walls, (page, 0, page)), []).append(page)
     gaps = [(pages[0], pages[-1], len(pages), sum(map(window.cost, pages))) for pages in stretches.values()]
     assert list(window.gaps) == gaps, f"the gaps are {gaps}, not {list(window.gaps)}"
@@ -113,7 +114,7 @@ def _check_layout(process: Process) -> None:
 def _check_derived(process: Process) -> None:
     kernel, window = process.kernel, process.window
     for page in window.pages.values():
-        if page.kind not in (Kind.FOLD, Kind.EXCERPT) or window.at(page.id) == "dropped":
+        if page.kind not in (Kind.FOLD, Kind.EXCERPT) or window.at(page.id) == Place.DROPPED:
             continue
         assert page.sources, f"law 4: {page.address} cites nothing"
         assert page.depth == 1 + max(window.pages[source].depth for source in page.sources), "law 4: wrong depth"

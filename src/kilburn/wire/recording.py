@@ -1,7 +1,7 @@
-"""Recorded runs as they lie in files: chat JSONL, trajectories, exports of Kilburn, plain or gzipped.
+"""Reads recorded runs from files: chat JSONL, trajectories, exports of Kilburn, plain or gzipped.
 
-A run is a name and its messages in the chat (or messages) form, ready for `Process.append`. It
-refuses to judge them: whether roles are known and calls are paired is checked on admission.
+A run is a name and its messages in the chat (or messages) form, ready for `Process.append`. Whether roles are known
+and calls are paired is checked there, not here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 GZIP = b"\x1f\x8b"
 
 MOST = 1 << 30
-"""Bytes of one file, unpacked: a few kilobytes of gzip can be terabytes."""
+"""Bytes of one unpacked file: a few kilobytes of gzip can unpack to terabytes."""
 
 LONGEST = 128 << 20
 """Bytes of one line."""
@@ -36,7 +36,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def read_runs(path: str | Path) -> Iterator[Run]:
-    """The runs of a file, or of all `.jsonl` and `.jsonl.gz` files below a folder, by name.
+    """The runs of a file, or of all `.jsonl` and `.jsonl.gz` files below a folder, sorted by name.
 
     A file holds one message a line (one run), or one run a line: `{"messages": [...]}`, or the
     trajectory form `{"id", "head", "steps": [{"thought", "action", "observation"}]}`, where a step
@@ -54,7 +54,7 @@ def read_runs(path: str | Path) -> Iterator[Run]:
 
 
 def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON objects of a file, one a line, each with where it stands (`file:line`); empty lines are skipped.
+    """The JSON objects of a file, one a line, each with its place (`file:line`); empty lines are skipped.
 
     Args:
         most: bytes that the file may have, unpacked.
@@ -91,7 +91,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def bounded(lines: IO[bytes] | gzip.GzipFile, name: str, most: int = MOST) -> Iterator[bytes]:
-    """The lines of a file, read no further than a bound; `lines` unpacks as it is read.
+    """The lines of a file, read up to a bound; `lines` unpacks while it is read.
 
     Raises:
         InvalidMessage: a line of more than `LONGEST` bytes, or more than `most` in all.
@@ -138,7 +138,7 @@ def _runs_of(file: Path) -> Iterator[Run]:
             else:
                 gathered.append(value["message"])
         elif "state" in value or "parts" in value:
-            continue  # an export's line on what is no whole message any more
+            continue  # an export's line about a message that is not whole any more
         else:
             yield _line_run(value, where, stem)
     if gathered:
