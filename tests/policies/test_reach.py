@@ -30,6 +30,7 @@ def telling(seed: int, size: int) -> Iterator[dict[str, Any]]:
         yield {"role": "tool", "tool_call_id": f"c{step}", "content": "\n".join(lines)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["hybrid", "cost"])
 @pytest.mark.parametrize(("window", "actions"), [(8000, 5), (32_000, 5), (64_000, 4), (128_000, 2), (200_000, 2)])
 def test_after_an_action_three_fifths_of_the_window_are_used(policy: str, window: int, actions: int) -> None:

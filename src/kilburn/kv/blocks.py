@@ -1,9 +1,9 @@
 """The pool: fixed-size blocks, how many sequences refer to each, and which one is taken next.
 
-Blocks without owners come in two kinds. A blank one holds nothing that anybody could ask for and is
-taken first. A named one still holds the KV of a known prefix: it can be shared again, and is taken only
-when no blank one is left, the least recently released first, of one sequence the tail before the head
-(PagedAttention, arXiv 2309.06180). It refuses to know tokens, sequences or tensors.
+There are two kinds of blocks without an owner. A *blank* block holds nothing that can be found, and is taken first. A
+*named* block still holds the KV of a known prefix, and can be shared again. It is taken only when no blank block is
+left: the least recently released first, and of one sequence the tail before the head (PagedAttention, arXiv
+2309.06180).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kilburn.errors import FreedBlock, OutOfBlocks
 __all__ = ["SIZE", "Pool"]
 
 SIZE = 16
-"""Slots in a block, where nothing else is asked for."""
+"""Slots in a block by default."""
 
 
 class Pool:
@@ -116,10 +116,11 @@ class Pool:
                     blank.append(block)
 
     def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> int:
-        """Say what these full blocks hold; returns of how many nobody knew that. A content is found in one block only.
+        """Name these full blocks by their contents; returns how many names are new. Each content is found in one block
+        only.
 
         Raises:
-            FreedBlock: nobody owns one of them; none was named.
+            FreedBlock: one of them has no owner; none was named.
         """
         self._owned(blocks)
         names, holders = self._names, self._holders
@@ -134,7 +135,7 @@ class Pool:
         return new
 
     def unname(self, block: int) -> None:
-        """Forget what a block holds, because it is about to be written; a free one becomes blank."""
+        """Remove the name of a block, because it is about to be written; a free block becomes blank."""
         digest = self._names.pop(block, None)
         if digest is not None:
             del self._holders[digest]
@@ -143,11 +144,11 @@ class Pool:
                 self._blank.append(block)
 
     def holder(self, digest: bytes) -> int | None:
-        """The block that holds this, or None."""
+        """The block that holds this content, or None."""
         return self._holders.get(digest)
 
     def digest(self, block: int) -> bytes | None:
-        """What this block is known to hold, or None."""
+        """The name of this block, or None."""
         return self._names.get(block)
 
     def _owned(self, blocks: Sequence[int]) -> None:

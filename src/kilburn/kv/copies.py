@@ -1,7 +1,7 @@
-"""What an engine still has to copy from slot to slot, gathered over any number of operations.
+"""Collects the copies from slot to slot that an engine still has to make, over any number of operations.
 
-The copies of one `take` are simultaneous: read all sources, then write all targets, as
-`cache[targets] = cache[sources]` does on a tensor. It refuses to copy anything itself.
+The copies of one `take` are simultaneous: read all sources, then write all targets, as `cache[targets] =
+cache[sources]` does on a tensor.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Copies:
         return len(self._targets)
 
     def add(self, sources: array[int], targets: array[int], reads: Iterable[int], writes: Iterable[int]) -> None:
-        """Copy these slots too, after all that was added before; `reads` and `writes` are the blocks they lie in."""
+        """Copy these slots too, after all earlier copies; `reads` and `writes` are the blocks that contain them."""
         written = self._written
         if written.isdisjoint(reads) and written.isdisjoint(writes):
             self._sources += sources
             self._targets += targets
         else:
-            # What an earlier copy is to write is not there yet: it is read where that copy reads it.
+            # The target of an earlier copy is not written yet, so it is read where that copy reads it.
             pending = dict(zip(self._targets, self._sources, strict=True))
             origins = [pending.get(source, source) for source in sources]
             pending.update(zip(targets, origins, strict=True))
@@ -39,7 +39,7 @@ class Copies:
         written.update(writes)
 
     def take(self) -> tuple[array[int], array[int]]:
-        """(sources, targets), no target twice; and nothing is pending any more."""
+        """(sources, targets), without a target twice. Afterwards nothing is pending."""
         found = self._sources, self._targets
         self._sources, self._targets, self._written = array("q"), array("q"), set()
         return found

@@ -1,9 +1,9 @@
-"""A model of transformers that runs over slots, and the proof that it says there what it says alone.
+"""A model of transformers that runs over slots, and a trial run that shows that its logits are the same as without them.
 
-The caller's model is never touched: a `Decoder` is its modules once more, with the same parameters and
-buffers, but with configs of its own. So `generate`, masks, dropout and hooks of the model stay what they were, also
-while an engine runs or after it failed. It refuses every architecture for which the proof fails: one whose
-layers do not all come by, or which says something else over slots than alone.
+The caller's model is never changed. A `Decoder` is a copy of its modules with the same parameters and buffers, but
+its own configs. So `generate`, masks, dropout and hooks of the model stay what they were, also while an engine runs
+or after it failed. An architecture is refused if the trial run fails: if a layer bypasses this attention, or the
+logits over slots differ.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ except ModuleNotFoundError as error:  # pragma: no cover - the tests install the
 __all__ = ["Decoder", "proven"]
 
 TOKENS = 12
-"""Of the longer of two sequences of the proof: few, because the model may be large."""
+"""Tokens of the longer of the two sequences of the trial run: few, because the model may be large."""
 
 SHIFT = 5
-"""By how many positions the proof moves a sequence to see whether its keys can be rotated."""
+"""By how many positions the trial run moves a sequence, to find out whether its keys can be rotated."""
 
 CLOSE = {torch.float64: 5e-3, torch.float32: 5e-3, torch.float16: 0.1}
 """How far two computations may be apart: root mean square, as a share of the spread.
 
-0.3 where a dtype is not named: in bfloat16 the 30 layers of SmolLM2 come to 0.13.
+0.3 for other dtypes: in bfloat16 the 30 layers of SmolLM2 reach 0.13.
 """
 
 MOST = 0.75
-"""In half precision a router may choose other experts for a token by rounding alone: so many tokens have to be close."""
+"""Tokens that have to be close. In half precision a router may choose other experts for a token because of rounding
+alone."""
 
 
 class Decoder:
@@ -67,10 +68,10 @@ class Decoder:
         return UnsupportedModel(self.family, reason)
 
     def run(self, tokens: Sequence[int], places: Sequence[int], last: Sequence[int], step: ForwardPass) -> Tensor:
-        """One forward pass over flat tokens at these positions: the logits behind those named in `last`.
+        """One forward pass over flat tokens at these positions: the logits after the tokens in `last`.
 
         Raises:
-            UnsupportedModel: a layer did not attend to the step, or twice.
+            UnsupportedModel: a layer did not attend to the step, or attended twice.
         """
         device = step.storage.device
         with torch.inference_mode(), step:
@@ -89,10 +90,10 @@ class Decoder:
 
 
 def proven(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
-    """Run two short sequences over slots and alone; returns why keys cannot be rotated, or "" where they can.
+    """The trial run: two short sequences over slots and alone; returns why keys cannot be rotated, or "" if they can.
 
     Raises:
-        UnsupportedModel: the model says something else over slots, or cannot be run so at all.
+        UnsupportedModel: the model's logits over slots differ, or it cannot be run over slots.
     """
     try:
         with _named(decoder.model, PROBE):
@@ -100,7 +101,7 @@ def proven(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
     except (UnsupportedModel, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        # Whatever a model of somebody else raises here, it is that the engine cannot run it.
+        # Whatever a model raises here, it means that the engine cannot run it.
         raise decoder.refusal(f"it cannot be run over slots: {type(error).__name__}: {str(error)[:200]}") from error
 
 
@@ -141,7 +142,7 @@ def _proven(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
     rows = [torch.tensor(slots[row], device=device) for row in (0, 2)]
     (before, _), (after, _) = storage.gather(rows[0]), storage.gather(rows[1])
     turned = rotate(before, torch.full((TOKENS,), SHIFT, device=device), inv_freq)
-    # Token by token, of each layer: the others may be close where a router chose otherwise for one.
+    # Token by token, for each layer: if a router chose other experts for one token, the others may still be close.
     far = _apart(turned.transpose(1, 2).flatten(2), after.transpose(1, 2).flatten(2)) > CLOSE.get(dtype, 0.3)
     wrong = (far.float().mean(dim=1) > 1 - _most(dtype)).nonzero()[:, 0].tolist()
     return f"keys of layers {wrong} at other positions are not these keys rotated" if wrong else ""
@@ -167,7 +168,7 @@ def _most(dtype: torch.dtype) -> float:
 
 
 class _named:
-    """The configs of a twin name another attention for a while."""
+    """Sets another attention in the configs of a twin for a while."""
 
     def __init__(self, twin: Any, name: str) -> None:
         self._configs, self._name = list(_configs(twin)), name
@@ -210,7 +211,7 @@ def _twin(model: Any, name: str) -> Any:
 
 
 def _configs(twin: Any) -> Iterator[Any]:
-    """All configs that a model's modules read, each once, those within others too."""
+    """All configs that a model's modules read, each once, including nested ones."""
     from transformers import PreTrainedConfig
 
     waiting = [value for module in twin.modules() for value in module.__dict__.values() if isinstance(value, PreTrainedConfig)]

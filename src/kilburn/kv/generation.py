@@ -1,7 +1,6 @@
-"""Generation: sequences of an engine go on by themselves, token by token, in one batch.
+"""Generation: the model continues sequences of an engine, token by token, in one batch.
 
-Each sequence stops at its limit or at a stop token, which it then has cached too. It refuses to know
-templates: it starts from whatever the sequences hold.
+Each sequence stops at its limit or at a stop token, which is then cached too. No template is added.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ except ModuleNotFoundError as error:  # pragma: no cover - the tests install the
 __all__ = ["generate", "stream"]
 
 Between = Callable[[CachedSequence], None]
-"""What is done with a sequence after each of its tokens: a press, a memento driver."""
+"""Called with a sequence after each of its tokens: a press, or the reader of mementos."""
 
 
 def generate(
@@ -33,7 +32,7 @@ def generate(
     stops: Collection[int] | None = None,
     between: Between | None = None,
 ) -> list[list[int]]:
-    """Let sequences go on, at most `limit` tokens each; returns the tokens of each, a stop token included.
+    """Continue sequences, by at most `limit` tokens each; returns the tokens of each, including a stop token.
 
     Args:
         stops: tokens that end a sequence; None for those of the weights, empty for none.
@@ -42,8 +41,9 @@ def generate(
     Sequences of the batch are not preempted for one another.
 
     Raises:
-        OutOfBlocks, KVError: also what `between` raises of that kind. The error's `made` is what was generated so far, of each
-            sequence, and the sequences have it cached: make room, and let those that are not at their end go on.
+        OutOfBlocks, KVError: also errors of that kind from `between`. The error's `made` has the tokens of each
+            sequence that were generated so far; all of them are cached. Make room, and continue those that are not
+            finished.
     """
     ends = engine.weights.stops if stops is None else frozenset(stops)
     chance = sampling.generator(engine.weights.device)
@@ -55,7 +55,7 @@ def generate(
                 logits = torch.stack([engine.refresh(sequences[row]) for row in going])
                 tokens = sampling.choose(logits, chance).tolist()
                 engine.step([(sequences[row], [token]) for row, token in zip(going, tokens, strict=True)])
-                # All of them are cached now, also where `between` then fails for one.
+                # All of them are cached now, even if `between` then fails for one.
                 for row, token in zip(going, tokens, strict=True):
                     made[row].append(token)
                 if between is not None:

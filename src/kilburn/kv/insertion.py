@@ -1,8 +1,8 @@
-"""Where tokens go that are put into a gap: into free slots beside it, into new blocks, and what moves for them.
+"""Finds slots for tokens that are inserted into a gap: free slots beside it, or new blocks; and says which tokens move.
 
-The tokens of a block are contiguous in the sequence and their slots ascend. So new blocks can stand
-between two blocks, but where one block holds both sides of a gap, and too little is free between them, what
-stands behind the gap moves. It refuses to know tokens and pages, and checks nothing: the table does.
+The tokens of a block are contiguous in the sequence, and their slots ascend. So new blocks can be put between two
+blocks. But if one block holds both sides of a gap, and has too few free slots between them, the tokens after the gap
+move. The table checks the arguments.
 """
 
 from __future__ import annotations

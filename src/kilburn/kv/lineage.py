@@ -1,8 +1,7 @@
-"""Whether a page that comes back is what it would be, had it never left: told from tokens and evictions alone.
+"""Decides whether a page that comes back is the same as if it had never left, from tokens and evictions alone.
 
-Keys and values follow from the tokens before them and from what had been evicted by the time each was
-computed, until something was inserted or compressed; then nothing is told any more. It refuses to guess: what
-cannot be told is a difference.
+Keys and values follow from the tokens before them, and from what had been evicted when each was computed. After an
+insertion or a press this is no longer so. Whatever cannot be decided counts as a difference.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ __all__ = ["context", "difference"]
 
 
 def context(tokens: array[int], evictions: tuple[Eviction, ...]) -> str:
-    """What tokens were computed from, themselves the last: those before them, and what had left by then."""
+    """What tokens were computed from: the tokens up to and including them, and what had been evicted by then."""
     early = [eviction for eviction in evictions if eviction.at < len(tokens)]
     return hashlib.sha256(msgspec.json.encode((tokens.tolist(), early))).hexdigest()
 
 
 def difference(part: PageHeader, table: Table, start: int) -> str:
-    """Why a page that is put there would not be what it would be, had it never left; empty where it would."""
+    """Why a page that is put there would differ from one that had never left; empty if it would not."""
     if start != part.start:
         return f"its keys were rotated by {start - part.start} positions, and it attended to what was before it there"
     if not part.context:

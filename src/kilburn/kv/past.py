@@ -1,7 +1,7 @@
-"""What a sequence was before something that may fail, so that it can be that again.
+"""The state of a sequence before a step that may fail, so that it can be restored.
 
-It remembers what is said of tokens, and the attention that was noted; keys and values are the engine's to
-put back. It refuses to hold blocks.
+It keeps what the table says of tokens, and the observed attention. The engine restores keys and values; blocks are
+not kept here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["Past"]
 
 
 class Past:
-    """What a sequence was, so that it can be that again: all but its cached tokens."""
+    """The state of a sequence, except its cached tokens."""
 
     def __init__(self, sequence: CachedSequence) -> None:
         watch = sequence.watch
@@ -20,12 +20,12 @@ class Past:
         self.watched = watch.state() if watch is not None else None
 
     def restore(self, sequence: CachedSequence) -> None:
-        """The same positions are cached again."""
+        """Restore it; the same positions must be cached again."""
         sequence.table.restore(self.said)
         sequence.shifts = dict(self.shifts)
         self.unwatch(sequence)
 
     def unwatch(self, sequence: CachedSequence) -> None:
-        """Forget what was noted since."""
+        """Undo what was observed since."""
         if sequence.watch is not None and self.watched is not None:
             sequence.watch.restore(self.watched)

@@ -1,7 +1,4 @@
-"""Whom to free when blocks run out: the newest sequences, to be computed again later (arXiv 2309.06180).
-
-It refuses to free anything itself, and to choose by content.
-"""
+"""Which sequences to free when blocks run out: the newest, to be computed again later (arXiv 2309.06180)."""
 
 from __future__ import annotations
 
@@ -18,13 +15,12 @@ __all__ = ["Preempted", "preempted", "victims"]
 
 
 class Preempted(msgspec.Struct, frozen=True):
-    """What is needed to compute a freed sequence again, where that is possible.
+    """What is needed to compute a freed sequence again, if that is possible.
 
-    Append `tokens` in order, run them, and repeat each of `evictions` when the sequence has its `at`
-    positions: the cache of a `recomputable` sequence is then what it was. Of any other it is not: tokens
-    were inserted over those that were evicted (folded), or its KV came from elsewhere (blended,
-    compressed). Only a copy of its KV brings that back, which an engine has to make before it lets
-    `Tables.reserve` take the blocks; `Tables.victims` tells it of which.
+    Append `tokens` in order, run them, and repeat each of `evictions` when the sequence has its `at` positions. The
+    cache of a `recomputable` sequence is then what it was. Other sequences cannot be computed again: tokens were
+    inserted (folded), or their KV came from elsewhere (blended, compressed). An engine has to copy their KV before it
+    lets `Tables.reserve` take the blocks; `Tables.victims` says which sequences these are.
     """
 
     number: int
@@ -42,16 +38,16 @@ class Preempted(msgspec.Struct, frozen=True):
 
 
 def preempted(table: Table) -> Preempted:
-    """What of a sequence outlives its blocks."""
+    """The record of a sequence that outlives its blocks."""
     return Preempted(
         table.number, table.key, table.tokens, table.evictions, table.pages.items(), table.altered, dict(table.stood)
     )
 
 
 def victims(pool: Pool, newest_first: Iterable[Table], need: int) -> list[Table] | None:
-    """The sequences to free, in the order given, until `need` blocks are free; None where all are not enough.
+    """The sequences to free, in the given order, until `need` blocks are free; None if all of them are not enough.
 
-    A block is freed with its last owner. Sequences that would free nothing are spared.
+    A block is freed with its last owner. Sequences that would free nothing are not chosen.
     """
     missing = need - pool.free
     chosen: list[Table] = []

@@ -1,9 +1,9 @@
 """The hub: single files of model repositories, over plain HTTP.
 
-`hf:OWNER/REPO/FILE` is a GET of `<endpoint>/OWNER/REPO/resolve/main/FILE`, where the endpoint is
-`$HF_ENDPOINT` or https://huggingface.co. The digest that the hub states for a large file
-(`X-Linked-Etag`, a sha256) says what a broken download continues with, and whether the whole is
-right. This module refuses to be a client of the hub: no listing, no keys, no branches but main.
+`hf:OWNER/REPO/FILE` is a GET of `<endpoint>/OWNER/REPO/resolve/main/FILE`, where the endpoint is `$HF_ENDPOINT` or
+https://huggingface.co. The digest that the hub states for a large file (`X-Linked-Etag`, a sha256) identifies the
+file when a download continues, and verifies the result. Nothing else of the hub is supported: no listing, no keys, no
+branches but main.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def parse(spec: str) -> HubFile:
 def fetch(download: Download, file: HubFile, name: str, progress: Progress | None) -> tuple[int, str]:
     """Fill the partial file; returns its size in bytes and its sha256, "" if the hub stated none.
 
-    Continues where an earlier download broke off, and after a broken connection tries again until
-    three tries in a row bring nothing. Raises `Refused` for a 4xx, `RateLimited` for a 429, and
-    `Unavailable` for a server or a network that fails.
+    Continues where an earlier download stopped. After a broken connection it tries again, until three tries in a row
+    bring nothing. Raises `Refused` for a 4xx, `RateLimited` for a 429, and `Unavailable` for a server or a network
+    that fails.
     """
     fruitless = 0
     while True:
         before = _reached(download)
         try:
-            # One byte is asked for again, so that a range of a whole file is never an empty one.
+            # The last byte is requested again, so that the range is not empty if the file is complete.
             return _try(download, file.url, max(0, before - 1), name, progress)
         except _Broken as error:
             fruitless = 0 if _reached(download) > before else fruitless + 1
@@ -104,7 +104,7 @@ def _try(download: Download, url: str, start: int, name: str, progress: Progress
             raise Unavailable(f"{url}: no length is stated, so a part looks like a whole", advice="use another server")
         line = f"{sha256} {size}"
         if start and not (_continues(response, start) and download.journal()[0] == line):
-            # Another file by now, or a server without ranges: begin again.
+            # The file has changed, or the server does not support ranges: begin again.
             download.discard()
             if response.status == 206:
                 raise _Broken("the file changed while it was downloaded")
@@ -161,7 +161,7 @@ class _Broken(Exception):
 
 
 class _Hops(HTTPRedirectHandler):
-    """Follows redirects, remembering what the hub stated before it sent us to a content network."""
+    """Follows redirects, and remembers what the hub stated before it redirected to a content network."""
 
     def __init__(self) -> None:
         self._seen: list[HTTPMessage] = []

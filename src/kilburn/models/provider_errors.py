@@ -1,7 +1,6 @@
 """What a provider's error means: its status, code and words, turned into one of Kilburn's errors.
 
-One table for every HTTP provider, because they borrow each other's formats. It refuses to retry (see
-`kilburn.models.retry`) and to know any SDK.
+One table serves every HTTP provider, because they borrow each other's formats.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kilburn.models.retry import seconds_to_wait
 __all__ = ["MESSAGE_LETTERS", "error_of"]
 
 MESSAGE_LETTERS = 400
-"""Letters of a provider's words that an error quotes."""
+"""Characters of a provider's message that an error quotes at most."""
 
 _OVERLONG_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large", "string_above_max_length"}
 _OVERLONG_WORDS = re.compile(
@@ -47,18 +46,18 @@ _ADVICE = {
     404: "check the model's name and the base URL",
 }
 _PASSING = {408, 409, 423, 425}
-"""Client errors that a later try may not meet."""
+"""Client errors after which a later try may succeed."""
 
 
 def error_of(who: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None) -> ModelError:
-    """The error to raise for what a provider answered.
+    """The error to raise for a provider's response.
 
     Args:
         who: the model's name, for the message.
         status: the HTTP status, or None for an error inside a stream.
-        body: the decoded answer, with or without its `error` envelope.
-        words: the answer as text.
-        headers: of the answer, for `retry-after`.
+        body: the decoded response, with or without its `error` envelope.
+        words: the response as text.
+        headers: of the response, for `retry-after`.
     """
     error = _envelope(body)
     code, kind = str(error.get("code") or ""), str(error.get("type") or "")

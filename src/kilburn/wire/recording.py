@@ -10,13 +10,15 @@ import gzip
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from kilburn.errors import InvalidMessage
 
-__all__ = ["MOST", "Run", "bounded", "read_lines", "read_runs"]
+__all__ = ["MOST", "Run", "bounded", "read_as", "read_lines", "read_runs"]
+
+T = TypeVar("T")
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 GZIP = b"\x1f\x8b"
@@ -62,22 +64,32 @@ def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[s
     Raises:
         InvalidMessage: the file cannot be read or is too large, or a line is no JSON object; it names the line.
     """
+    return read_as(path, dict[str, Any], "write one JSON object a line", most)
+
+
+def read_as(path: str | Path, form: type[T], advice: str, most: int = MOST) -> Iterator[tuple[str, T]]:
+    """The lines of a file, plain or gzipped, decoded as a `form`, each with where it stands; empty lines are skipped.
+
+    Args:
+        advice: what a line should be, for the error. most: bytes that the file may have, unpacked.
+
+    Raises:
+        InvalidMessage: the file cannot be read or is too large, or a line is no such JSON; it names the line.
+    """
     name = Path(path).name
-    decode = msgspec.json.Decoder().decode
+    decode = msgspec.json.Decoder(form).decode
     for number, line in enumerate(_raw_lines(Path(path), most), start=1):
         if not line.strip():
             continue
         where = f"{name}:{number}"
         try:
             value = decode(line)
+        except msgspec.ValidationError as error:
+            raise InvalidMessage(f"{where}: {str(error)[:200]}", advice=advice) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidMessage(f"{where}: not JSON: {error}", advice="write one JSON object a line") from None
+            raise InvalidMessage(f"{where}: not JSON: {error}", advice=advice) from None
         except RecursionError:
-            raise InvalidMessage(f"{where}: nested too deep", advice="no provider takes such a message") from None
-        if not isinstance(value, dict):
-            raise InvalidMessage(
-                f"{where}: {type(value).__name__} where an object belongs", advice="write one JSON object a line"
-            )
+            raise InvalidMessage(f"{where}: nested too deep", advice=advice) from None
         yield where, value
 
 
