@@ -1,6 +1,6 @@
 """The memory tools that a model is offered: `recall`, `search_memory`, `pin`, `remember`.
 
-A tool call of a model is a system call of its process. What comes back is marked with its origin
+What comes back is marked with its origin
 and age and is data; it is never indexed again as if it were new (law 7). Bad arguments give a text
 that says what to do, never an exception: the model reads it and tries again.
 """
@@ -20,9 +20,9 @@ from kilburn.model import ToolSpec
 from kilburn.page import Page, Place
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["NAMES", "SYSCALLS", "Said", "call"]
+__all__ = ["NAMES", "SPECS", "Said", "call"]
 
-SYSCALLS = (
+SPECS = (
     ToolSpec(
         name="recall",
         description=(
@@ -85,7 +85,7 @@ SYSCALLS = (
         },
     ),
 )
-NAMES = frozenset(spec.name for spec in SYSCALLS)
+NAMES = frozenset(spec.name for spec in SPECS)
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
