@@ -12,12 +12,14 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
+from kilburn.budget import Budget
 from kilburn.errors import Forgotten, OrphanResult
 from kilburn.kernel import memory_tools
+from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict, Fold, Retire
-from kilburn.testing import check_laws
+from kilburn.testing import Memory, check_laws
 
 CANARY = "zanzibar-canary-7731"
 

@@ -1,9 +1,9 @@
-"""What of a window can go without a model's judgement: superseded outputs, dead ends, repetition.
+"""What can be deleted by rule: superseded outputs, dead ends, repetition.
 
 Three rules over exact text, each of which keeps what it points at: an output whose call was made again
 with the same arguments goes for the newer one, a failed try goes down to its error line once the same
-tool has succeeded, and a block of lines that stands further down again goes for that later copy. It
-refuses to weigh importance: what is said once stays.
+tool has succeeded, and a block of lines that stands further down again goes for that later copy. What is
+said once stays.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kilburn.page import Span
-from kilburn.policies.text.anchors import Exact, Scanned, complement
-from kilburn.policies.text.lines import merge, skeleton
+from kilburn.text.anchors import Exact, Scanned
+from kilburn.text.lines import complement, merge, skeleton
 
 __all__ = ["redundant"]
 

@@ -1,8 +1,7 @@
 """What an agent writes about its own context, in tags: a fold directive, an internal state.
 
-Only well-formed tags count: opened once, closed once, in that order. Anything else is a typed refusal
-with a reason that quotes nothing. It refuses to know steps, pages or windows: whether a directive fits
-them is the policy's to say.
+Only well-formed tags count: opened once, closed once, in that order. Anything else is `Malformed`, with a
+reason that quotes nothing of the reply. Whether a directive fits the steps of a window the policy checks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Kept are decisions, paths, errors, numbers, test states, open tasks, and with a query what is
 relevant to it; near-duplicates once. Lines compete by what they tell for their tokens, each new
-line of a kind and of a page being worth a little less. It refuses to rephrase anything.
+line of a kind and of a page being worth a little less. Nothing is rephrased.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from kilburn.message import Kind, Role
 from kilburn.page import Page, Span, address_of
-from kilburn.policies.text.identifiers import rare_words
-from kilburn.policies.text.lines import OMISSION, merge, sample, skeleton, units
-from kilburn.policies.text.signs import Sign, sign_of, sign_of_prose
+from kilburn.text.identifiers import rare_words
+from kilburn.text.lines import OMISSION, merge, sample, skeleton, units
+from kilburn.text.signs import Sign, sign_of, sign_of_prose
 from kilburn.wire.quotation import headed
 
 __all__ = ["Extract", "Piece", "extract", "piece_of", "read_ahead", "weighed"]

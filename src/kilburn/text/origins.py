@@ -1,8 +1,8 @@
-"""What a summary holds, found again in the texts that it was made from.
+"""The places in its sources that a summary's lines come from.
 
-A summary that is made anew cannot read a long history once more. It need not: the one before it says what
-was worth keeping, and its sources have the words. So the new one is weighed from originals, and reads
-little of them. This module hands out places in originals only: never a word of a summary.
+A long history is too much to read again for each new summary. The summary before it tells which lines were worth
+keeping, and the sources have their exact words. So the new summary is made from originals, of which little is
+read. Only places in originals are returned, never a word of a summary.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from itertools import accumulate
 
 from kilburn.page import Span
-from kilburn.policies.text.identifiers import identifiers
-from kilburn.policies.text.lines import OMISSION, merge
+from kilburn.text.identifiers import identifiers
+from kilburn.text.lines import OMISSION, merge
 
-__all__ = ["held", "joined", "words_at"]
+__all__ = ["all_origins", "origins_of", "words_at"]
 
 LOOKED = 100_000
 """Characters of the sources in which the names of a model's summary are looked for, the oldest first: what is
@@ -33,12 +33,12 @@ _QUOTE = re.compile(r"p([1-9]\d{0,17}): (.+)")
 _MARK = OMISSION.strip()
 
 
-def held(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
+def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
     """Where in its sources the lines of a summary stand: spans by page, sorted and apart.
 
     An extract's lines stand under the address of their page, verbatim. Where a summary quotes nothing, a model
     wrote it: then the lines of the sources that hold its rarer names and numbers count, of the first `LOOKED`
-    characters. What is in no source, because a model made it up, has no place and is not found.
+    characters. What a model made up is in no source, and is not found.
 
     Args:
         sources: the originals that may be read, none of them of an image.
@@ -122,8 +122,8 @@ def _line(text: str, at: int) -> Span:
     return max(start, at - LONGEST // 2), min(end, at + LONGEST // 2)
 
 
-def joined(many: Iterable[Mapping[int, tuple[Span, ...]]]) -> dict[int, tuple[Span, ...]]:
-    """What several summaries hold, together."""
+def all_origins(many: Iterable[Mapping[int, tuple[Span, ...]]]) -> dict[int, tuple[Span, ...]]:
+    """The origins of several summaries, together."""
     spans: dict[int, list[Span]] = {}
     for one in many:
         for page, kept in one.items():

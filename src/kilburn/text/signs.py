@@ -1,7 +1,7 @@
 """What a single line of a transcript tells: a test's state, an error, a decision, an open task.
 
 Plain patterns over English prose and the output of common tools. A sign is a hint for choosing
-lines, never a verdict; the module refuses to understand a language.
+lines, never a verdict.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
-from kilburn.policies.text.lines import plain
+from kilburn.text.lines import plain
 
 __all__ = ["Sign", "case_of", "sign_of", "sign_of_prose"]
 
