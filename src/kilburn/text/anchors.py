@@ -26,10 +26,10 @@ class Scanned:
     Args:
         page: the page's id.
         text: the original's exact text.
-        spans: what of it is in the window, sorted and apart; all of it for a whole page.
-        name: of a result, the tool's name; else "".
-        key: of a result, equal for calls of the same tool with the same arguments; else "".
-        fixed: nothing of it may be deleted; it is there for comparison.
+        spans: the parts of it that are in the window, sorted, not overlapping; one span for a whole page.
+        name: for a result, the tool's name; else "".
+        key: for a result, equal for calls of the same tool with the same arguments; else "".
+        fixed: nothing of it may be deleted; it is only for comparison.
     """
 
     page: int
@@ -47,7 +47,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """Delete from the one place where `prefix` stands to the one place behind it where `suffix` stands."""
+    """Delete from the only occurrence of `prefix` to the only occurrence of `suffix` after it."""
 
     prefix: str
     suffix: str
@@ -64,10 +64,10 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What directives mean.
+    """The result of resolving directives.
 
     Args:
-        cuts: by page, what is deleted of its original's text, sorted and apart.
+        cuts: by page, the spans of its original's text to delete, sorted, not overlapping.
         counts: how many directives had each `Match`, by its value. All keys are always there.
     """
 
@@ -96,11 +96,10 @@ class Match(StrEnum):
 def resolve_anchors(directives: Sequence[Anchors | Exact], scanned: Sequence[Scanned]) -> Resolved:
     """The spans that the directives delete, taken in the order in which they are given.
 
-    A prefix must occur exactly once in all scanned text. Its suffix must occur exactly once in what is
-    shown behind the prefix without a gap, in the same page: a span crosses neither a page's border nor
-    a place where something is out already. Where prefix and suffix are the same, that one occurrence is
-    the span. Occurrences that overlap each other are several. Of two spans that overlap, the later
-    directive is the no-op; two that touch do not overlap.
+    A prefix must occur exactly once in all scanned text. Its suffix must occur exactly once after it, in the same
+    page, with no omission in between: a span crosses neither a page's border nor a place where something was deleted
+    before. If prefix and suffix are the same, that one occurrence is the span. Overlapping occurrences count as
+    several. Of two spans that overlap, the later directive is a no-op; two that only touch do not overlap.
     """
     known = {page.page: page for page in scanned}
     found: dict[int, list[Span]] = {}
@@ -157,7 +156,7 @@ def _missing(suffix: str, scanned: Sequence[Scanned], prefix: tuple[int, int, in
 
 
 def _places(wanted: str, scanned: Sequence[Scanned], most: int | None) -> list[tuple[int, int, int]]:
-    """Where a string stands: which page, from where, and where the stretch that it stands in ends."""
+    """The places of a string: page, start, and the end of the stretch that contains it."""
     found: list[tuple[int, int, int]] = []
     for at, page in enumerate(scanned):
         for low, high in page.spans:
@@ -171,7 +170,7 @@ def _places(wanted: str, scanned: Sequence[Scanned], most: int | None) -> list[t
 
 
 def _take(spans: list[Span], span: Span) -> bool:
-    """Put a span between its neighbours; False where it overlaps one of them."""
+    """Insert a span between its neighbours; False if it overlaps one of them."""
     at = bisect_left(spans, span)
     if (at and spans[at - 1][1] > span[0]) or (at < len(spans) and spans[at][0] < span[1]):
         return False
@@ -180,8 +179,8 @@ def _take(spans: list[Span], span: Span) -> bool:
 
 
 def parse_anchors(reply: str, most: int = 64) -> list[Anchors] | None:
-    """The directives of a model's reply: a JSON list of objects with `prefix` and `suffix`, or an object
-    whose only value is such a list. None where the reply is anything else; a fence around it is allowed.
+    """The directives of a model's reply: a JSON list of objects with `prefix` and `suffix`, or an object whose only
+    value is such a list. None if the reply is anything else; a code fence around it is allowed.
 
     Args:
         most: directives that one reply may have; a reply with more is rejected whole.

@@ -43,7 +43,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyFact:
-    """A fact that a summary should keep: a short value, its weight, and where it stands last."""
+    """A fact that a summary should keep: a short value, its weight, and its last place."""
 
     kind: str
     value: str
@@ -54,7 +54,7 @@ class KeyFact:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a summary is, and why.
+    """The result of the check.
 
     Args:
         kept: share of the key facts' weight that the summary keeps, 0 to 1; 1 where there are none.
@@ -76,8 +76,8 @@ class Judgement:
 
     @property
     def reparable(self) -> bool:
-        """Whether `complete` is worth it: facts are lost, but a fifth of their weight is there, so it is
-        about this stretch and not just any."""
+        """Whether `complete` is worthwhile: facts are lost, but a fifth of their weight is there, so the summary is
+        about this stretch."""
         return self.verdict is Verdict.DROPS and self.kept >= 0.2
 
 
@@ -91,7 +91,7 @@ def judge(
     keep: float = 0.5,
     invent: float = 0.15,
 ) -> Judgement:
-    """The first verdict that holds, garbage before loss.
+    """The first verdict that applies; garbage comes before lost facts.
 
     Args:
         prompt: the instruction that the model was given, so that its echo is known.
@@ -138,9 +138,9 @@ def mended(said: str, judged: Judgement, pieces: Sequence[Piece], tokens: int, c
 
 
 def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> Verdict | None:
-    """Why a text is no summary at all, whatever it keeps; None where it may be one.
+    """Why a text is not a summary at all; None if it may be one.
 
-    Milder than `judge`: a line of numbers may be all that there is to say.
+    This is milder than `judge`: a line of numbers may be a valid summary.
     """
     words = re.findall(r"\w+", summary.lower())
     if not words:
@@ -219,7 +219,7 @@ def _echo(words: list[str], pieces: Sequence[Piece], prompt: str) -> str:
     wanted = set(own)
     place: dict[tuple[str, ...], int] = {}
     done = 0
-    # Piece by piece: a search of megabytes in one go would hold up all other threads.
+    # Piece by piece: one search of megabytes would block all other threads.
     for piece in pieces:
         for text in _read(piece, _LARGE * len(piece.text) // max(_LARGE, total)):
             source += re.findall(r"\w+", text.lower())
@@ -250,8 +250,8 @@ def key_facts(pieces: Sequence[Piece], most: int = 20) -> tuple[KeyFact, ...]:
     """What a summary of the pieces should not lose, the weightiest first: the last test state, error
     classes, files that were changed or spoken of, names and numbers in decisions and errors.
 
-    Each value is short enough to be found in a summary's own words. A value weighs more where it is
-    met in several pages, and later.
+    Each value is short enough to be found in a summary's own words. A value weighs more if it occurs in several
+    pages, and later.
     """
     scores: dict[tuple[str, str], float] = {}
     where: dict[tuple[str, str], tuple[int, tuple[int, int]]] = {}
@@ -284,7 +284,7 @@ _STATE = re.compile(
 
 
 def _telling(found: Facts, prose: bool, call: bool) -> list[tuple[str, str, float, Fact]]:
-    """Kind, value, weight and fact of what is key in one page."""
+    """Kind, value, weight and fact of the key facts of one page."""
     result: list[tuple[str, str, float, Fact]] = []
     for fact in found.tests[-3:]:
         result.extend(("test", state, 3.0, fact) for state in _STATE.findall(fact.value)[:3])
@@ -308,7 +308,7 @@ def _telling(found: Facts, prose: bool, call: bool) -> list[tuple[str, str, floa
 
 
 def _short(path: str) -> str:
-    """The last component of a path, its line number left off: what a summary would at least say."""
+    """The last component of a path without its line number, which a summary would contain at least."""
     path = re.sub(r"(?::\d+)+$", "", path).rstrip("/")
     steps = re.split(r"[/\\]", path)
     return "/".join(steps[-2:]) if steps[-1].isalpha() else steps[-1]
@@ -369,10 +369,10 @@ def _read(piece: Piece, most: int) -> list[str]:
 
 
 def complete(summary: str, missing: Sequence[KeyFact], pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
-    """The summary with the verbatim lines of the missing facts behind it, within `tokens`.
+    """The summary, followed by the verbatim lines of the missing facts, within `tokens`.
 
-    Each line names its page (`p17: ...`) and comes once; a long line is cut around the fact. The
-    summary alone where it leaves no room, "" where it alone is over the budget.
+    Each line names its page (`p17: ...`) and occurs once; a long line is cut around the fact. The summary alone if it
+    leaves no room; "" if it alone is over the budget.
     """
     if count(summary) > tokens:
         return ""
