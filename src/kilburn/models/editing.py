@@ -14,7 +14,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, SpecError
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.wire.compaction import settled
+from kilburn.wire.compaction import put_block_first
 from kilburn.wire.editing import read_management, write
 
 __all__ = ["Editing"]
@@ -58,7 +58,7 @@ class Editing:
         options = dict(request.options)
         if self.edits and "compaction" not in options:
             options.setdefault("context_management", self.edits)
-        messages = settled(request.messages, carry=self._carry)
+        messages = put_block_first(request.messages, carry=self._carry)
         yield from self.model.stream(msgspec.structs.replace(request, messages=messages, options=options))
 
     def close(self) -> None:

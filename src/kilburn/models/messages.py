@@ -23,7 +23,7 @@ from kilburn.models.deadline import Deadline
 from kilburn.models.provider_errors import error_of
 from kilburn.models.retry import Retry
 from kilburn.wire import messages as wire
-from kilburn.wire.compaction import betas_of, read_block, read_report, recorded
+from kilburn.wire.compaction import betas_of, read_block, read_report, report_json
 from kilburn.wire.editing import read_management, read_summarize
 from kilburn.wire.plain import plain
 
@@ -237,7 +237,7 @@ class _Blocks:
                 if block["type"] == "compaction":
                     read_block(plain(block, "compaction"))
             usage = self._tokens(said)
-            source = {"role": "assistant", "content": list(self._blocks.values()), **recorded(said)}
+            source = {"role": "assistant", "content": list(self._blocks.values()), **report_json(said)}
             message = _with_arguments(wire.read(plain(source, "reply"), "reply")[0], written)
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
