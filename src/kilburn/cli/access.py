@@ -1,7 +1,7 @@
-"""How verbs reach a store: for reading beside its writer, or for writing without moving its windows.
+"""How verbs open a store: for reading beside its writer, or for writing without moving its windows.
 
-A session's window belongs to the agent that works in it. A verb opens it wide, so that nothing is
-evicted because somebody looked or forgot.
+A session's window belongs to the agent that works in it. A verb opens the session with a very large window, so that
+nothing is evicted by looking or forgetting. A verb that reads never creates a store.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kilburn.stores.sqlite import Sqlite
 __all__ = ["WIDE", "counter_of", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
 
 WIDE = 1 << 40
-"""Tokens: a window that holds whatever there is."""
+"""Tokens: a window that is always large enough."""
 
 
 def existing(db: str | None) -> str:
-    """The path of a store that is there.
+    """The path of an existing store.
 
     Raises:
         SpecError: there is none.
@@ -102,10 +102,10 @@ def model_of(spec: str | None, fetch: Progress | None = None) -> Any:
     """The model of a spec; of a name of the catalogue, an `hf:` name or a GGUF file; None for "none".
 
     Args:
-        fetch: where given, a file that is not on this machine yet is brought here first, and this is told how far it is.
+        fetch: if given, a missing file is downloaded first, and this function is called with the progress.
 
     Raises:
-        SpecError: it names nothing. ModelError, MissingExtra: it cannot be had.
+        SpecError: it names nothing. ModelError, MissingExtra: it is not available.
     """
     if spec is None or spec == "none":
         return None

@@ -1,4 +1,4 @@
-"""Looking at sessions: `ps`, `show`, `stats`. The store is opened for reading."""
+"""Looking at sessions: `ps`, `show`, `stats`. The store is opened for reading; nothing changes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def show(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Show a session's page table, or pages with all that is known of them, text included.
+    """Show a session's page table, or everything about some pages, including their text.
 
     Examples:
 
@@ -156,7 +156,7 @@ def citing(pages: Any) -> dict[int, list[str]]:
 
 
 def describe(page: Page, state: State, cited: dict[int, list[str]]) -> dict[str, Any]:
-    """All that is known of a page but its text."""
+    """Everything about a page except its text."""
     return {
         "address": page.address,
         "kind": str(page.kind),

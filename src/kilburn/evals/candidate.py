@@ -1,4 +1,4 @@
-"""A process of Kilburn as a candidate: fed a recorded run's events, asked what it shows before each action."""
+"""A Kilburn process as a candidate: it gets a recorded run's events, and shows a prompt before each action."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.future import future_of
 from kilburn.evals.references import Reference, names
 from kilburn.evals.roster import BELADY
-from kilburn.evals.trajectories import Run, shell_call
+from kilburn.evals.trajectories import Trajectory, shell_call
 from kilburn.event import Act
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
@@ -31,9 +31,9 @@ class KilburnCandidate:
     Args:
         window: tokens of four characters.
         policy: a policy spec, or a policy, as `kilburn.open` takes it.
-        model: who answers the policy's questions, or None.
-        tools: whether actions are told as tool calls and outputs as their results, for policies that act on
-            those; else all are plain messages. Either way each is one message and one page.
+        model: answers the policy's questions, or None.
+        tools: whether actions are presented as tool calls and outputs as their results, for policies that act on
+            those; otherwise all are plain messages. In both cases each is one message and one page.
     """
 
     def __init__(self, window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> None:
@@ -62,26 +62,26 @@ class KilburnCandidate:
             said = {"role": "user", "content": text}
         self._outputs.append(append_and_wait(self._process, said))
 
-    def shown(self) -> str:
+    def prompt_text(self) -> str:
         """The text of the rendered prompt, a line break between messages."""
         texts = list(_texts(self._process.render(format="chat")))
         self.seams = max(0, len(texts) - 1)
         return "\n".join(texts)
 
-    def searched(self, reference: Reference) -> bool:
-        """Whether one search for the name, 1,000 tokens of hits, brings it back."""
+    def finds(self, reference: Reference) -> bool:
+        """Whether one search for the name, with 1,000 tokens of hits, finds it."""
         return any(reference.name in names(hit.text) for hit in self._process.search(reference.name, tokens=1000))
 
-    def recalled(self, reference: Reference) -> bool:
-        """Whether one fault by the address of an output that had it brings it back. It counts as a use of that
-        page, which a policy sees: ask when the run is over."""
+    def recalls(self, reference: Reference) -> bool:
+        """Whether one recall of an output that had the name returns it. It counts as a use of that page, which a policy
+        sees, so ask when the run is over."""
         return reference.name in names(self._process.recall(self._outputs[reference.origins[-1]]))
 
     def stats(self) -> Stats:
         """The ledger's figures."""
         return self._process.stats()
 
-    def acts(self) -> int:
+    def count_acts(self) -> int:
         """Times that the policy's moves were carried out."""
         return sum(event.act is Act.COMPACT and event.data.get("outcome") == Outcome.DONE for event in self._process.events())
 
@@ -103,7 +103,8 @@ def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def append_and_wait(process: Process, message: dict[str, Any]) -> str:
-    """Append a message; a question in the background is answered before this returns, since recorded work takes no time."""
+    """Append a message. A question in the background is answered before this returns, because recorded work takes no
+    time."""
     address = process.append(message)
     for thread in threading.enumerate():
         if thread.name == "kilburn-later":
@@ -111,8 +112,8 @@ def append_and_wait(process: Process, message: dict[str, Any]) -> str:
     return address
 
 
-def policy_for(run: Run, wanted: list[Reference], spec: str) -> str | Policy:
-    """What sits at the window for one run: the spec, or the optimum that knows this run's future."""
+def policy_for(run: Trajectory, wanted: list[Reference], spec: str) -> str | Policy:
+    """The policy for one run: the spec's, or the optimum that knows this run's future."""
     return Belady(future_of(run, wanted)) if spec == BELADY else spec
 
 

@@ -1,9 +1,8 @@
 """Future-reference survival: of the names that the agent will need next, how many does the window show?
 
-Recorded runs are fed, event by event, to candidates: the baselines, and Kilburn processes. Just before
-each action that refers to an older output, it is looked up whether the name stands in the window. The
-head of a run is left out; one token is four characters for everybody. Unless one is given, no model
-takes part.
+Recorded runs are fed, event by event, to candidates: the baselines, and Kilburn processes. Just before each action
+that refers to an older output, it is checked whether the name is in the window. The head of a run is left out. One
+token is four characters for all candidates. No model takes part unless one is given.
 
     report = evaluate(sample_of("runs.jsonl.gz"), windows=[1000, 2000], policies=["tail", "hybrid"])
     print(report.table())
@@ -24,26 +23,26 @@ from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES, Candidate
 from kilburn.evals.candidate import KilburnCandidate, model_of, policy_for
 from kilburn.evals.cost import Rates, rates_of
-from kilburn.evals.outcomes import Cell, Outcome, joined
+from kilburn.evals.outcomes import Cell, ReferenceOutcome, join_cells
 from kilburn.evals.paging_report import PagingReport
 from kilburn.evals.references import Reference, names
-from kilburn.evals.roster import Entry, entries
-from kilburn.evals.rows import losses_of, rows_of, verdicts_of
+from kilburn.evals.roster import Entrant, entries
+from kilburn.evals.rows import model_differences_of, rows_of, verdicts_of
 from kilburn.evals.sample import Sample
-from kilburn.evals.saved import Saved
-from kilburn.evals.trajectories import Run
+from kilburn.evals.saved import SavedCells
+from kilburn.evals.trajectories import Trajectory
 
 __all__ = ["evaluate", "measure"]
 
 PARTS = 6
-"""Into how many pieces a cell is cut, so that workers end together and progress can be seen."""
+"""A cell is split into so many pieces, so that workers finish together and progress can be shown."""
 
 
 class _Job(NamedTuple):
     """One cell to measure; `number` is its place in the report."""
 
     number: int
-    entry: Entry
+    entry: Entrant
     window: int
 
 
@@ -56,7 +55,7 @@ def evaluate(
     rates: Rates | None = None,
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
-    saved: Saved | None = None,
+    saved: SavedCells | None = None,
 ) -> PagingReport:
     """Score each policy at each window on a sample of runs.
 
@@ -64,10 +63,10 @@ def evaluate(
         windows: in tokens of four characters.
         policies: names of baselines, or specs of Kilburn's policies, in which `{50%}` stands for that share of
             the window; "belady" for the offline optimum. "tail" is always scored too: all are paired with it.
-        model: the spec of a model. Policies that can ask are then scored twice, without it and with it.
-        rates: how prompts are priced; by "hosted" and "local" unless given.
-        workers: processes to spread the work over.
-        progress: called with what is done and what there is, in runs times windows times policies.
+        model: the spec of a model. Policies that can ask are then measured twice, without it and with it.
+        rates: how prompts are priced; by default by "hosted" and "local".
+        workers: operating-system processes for the work.
+        progress: called with the finished and the total work, in runs times windows times policies.
         saved: cells that were measured before; new ones are added to it.
 
     Raises:
@@ -75,19 +74,19 @@ def evaluate(
     """
     jobs = _jobs(windows, policies, model)
     if any(job.entry.model for job in jobs):
-        model_of(model)  # a model that cannot be had is found out here, and not in a worker
-    done: dict[int, Cell] = {} if saved is None else _known(jobs, saved)
+        model_of(model)  # an unavailable model is found here, and not in a worker
+    done: dict[int, Cell] = {} if saved is None else _saved_cells(jobs, saved)
     total = len(jobs) * len(sample.runs)
     so_far = len(done) * len(sample.runs)
     parts: dict[int, dict[int, Cell]] = {}
     pieces = _pieces(sample)
-    for job, start, cell in _measured(sample, [job for job in jobs if job.number not in done], pieces, workers):
+    for job, start, cell in _measure_pieces(sample, [job for job in jobs if job.number not in done], pieces, workers):
         parts.setdefault(job.number, {})[start] = cell
         so_far += pieces[start]
         if progress is not None:
             progress(so_far, total)
         if len(parts[job.number]) == len(pieces):
-            done[job.number] = joined([part for _, part in sorted(parts.pop(job.number).items())])
+            done[job.number] = join_cells([part for _, part in sorted(parts.pop(job.number).items())])
             if saved is not None:
                 saved.add(done[job.number])
     return _report(sample, [done[job.number] for job in jobs], rates or rates_of())
@@ -100,7 +99,7 @@ def _jobs(windows: Sequence[int], policies: Sequence[str], model: str) -> list[_
     return [_Job(number, *pair) for number, pair in enumerate(pairs)]
 
 
-def _known(jobs: list[_Job], saved: Saved) -> dict[int, Cell]:
+def _saved_cells(jobs: list[_Job], saved: SavedCells) -> dict[int, Cell]:
     """The cells that need not be measured, by the number of their job."""
     found = {job.number: saved.find(job.entry.label, job.entry.at(job.window), job.entry.model, job.window) for job in jobs}
     return {number: cell for number, cell in found.items() if cell is not None}
@@ -115,7 +114,7 @@ def _report(sample: Sample, done: list[Cell], rates: Rates) -> PagingReport:
         rates=rates,
         rows=rows,
         verdicts=verdicts_of(rows),
-        losses=losses_of(done, sample.seed),
+        losses=model_differences_of(done, sample.seed),
         outcomes=[outcome for cell in done for outcome in cell.outcomes],
     )
 
@@ -127,15 +126,15 @@ def _pieces(sample: Sample) -> dict[int, int]:
     return {start: min(size, count - start) for start in range(0, count, size)}
 
 
-def _measured(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers: int) -> Iterator[tuple[_Job, int, Cell]]:
-    """Each piece of each job as it is done; those first that are likely to take longest."""
+def _measure_pieces(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers: int) -> Iterator[tuple[_Job, int, Cell]]:
+    """Each piece of each job when it is finished; those that are likely to take longest are started first."""
     order = sorted(jobs, key=lambda job: (not job.entry.model, job.entry.spec in BASELINES, job.window))
     if workers < 2 or not jobs:
         for job in order:
             for start, size in pieces.items():
                 yield job, start, measure(sample, job.entry, job.window, slice(start, start + size))
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _hold, (sample,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _keep_sample, (sample,)) as pool:
         waiting = {
             pool.submit(_piece, job.entry, job.window, start, size): (job, start)
             for job in order
@@ -148,19 +147,19 @@ def _measured(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_held: list[Sample] = []
-"""What a worker process measures on: sent once, not with each piece."""
+_samples: list[Sample] = []
+"""The data of a worker process: sent once, not with each piece."""
 
 
-def _hold(sample: Sample) -> None:
-    _held[:] = [sample]
+def _keep_sample(sample: Sample) -> None:
+    _samples[:] = [sample]
 
 
-def _piece(entry: Entry, window: int, start: int, size: int) -> Cell:
-    return measure(_held[0], entry, window, slice(start, start + size))
+def _piece(entry: Entrant, window: int, start: int, size: int) -> Cell:
+    return measure(_samples[0], entry, window, slice(start, start + size))
 
 
-def measure(sample: Sample, entry: Entry, window: int, which: slice = slice(None)) -> Cell:
+def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(None)) -> Cell:
     """Feed the runs of a sample, or some of them, to one policy at one window."""
     spec = entry.at(window)
     cell = Cell(policy=entry.label, window=window, spec=spec, model=entry.model)
@@ -177,14 +176,14 @@ def measure(sample: Sample, entry: Entry, window: int, which: slice = slice(None
     return cell
 
 
-def _feed(run: Run, wanted: Sequence[Reference], candidate: Candidate, cell: Cell) -> None:
+def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Candidate, cell: Cell) -> None:
     store = candidate if isinstance(candidate, KilburnCandidate) else None
     before = ""
     fresh: list[str] = []
-    found: list[tuple[Reference, Outcome]] = []
+    found: list[tuple[Reference, ReferenceOutcome]] = []
     for index, step in enumerate(run.steps):
         candidate.thought(step.thought)
-        shown = candidate.shown()
+        shown = candidate.prompt_text()
         fresh.append(step.thought)
         cell.ship(before, shown, fresh, store.seams if store is not None else 0)
         due = [reference for reference in wanted if reference.step == index]
@@ -197,17 +196,19 @@ def _feed(run: Run, wanted: Sequence[Reference], candidate: Candidate, cell: Cel
         cell.outcomes += [outcome for _, outcome in found]
         return
     stats = store.stats()
-    cell.acts += store.acts()
+    cell.acts += store.count_acts()
     cell.asks += stats.asks
     cell.unanswered += stats.asks_failed
     cell.refused += stats.refused_moves
     cell.fallbacks += stats.fallbacks
     for reference, outcome in found:
-        reachable = bool(outcome.searched) or store.recalled(reference)
+        reachable = bool(outcome.searched) or store.recalls(reference)
         cell.outcomes.append(msgspec.structs.replace(outcome, reachable=reachable))
 
 
-def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: Cell) -> Iterator[Outcome]:
+def _outcomes(
+    run: Trajectory, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: Cell
+) -> Iterator[ReferenceOutcome]:
     there = names(shown)
     lines = {line.rstrip() for line in shown.split("\n")}
     for reference in due:
@@ -216,7 +217,7 @@ def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnCand
         whole = any(
             line.rstrip() in lines and name in names(line) for output in outputs for line in output.split("\n") if name in line
         )
-        yield Outcome(
+        yield ReferenceOutcome(
             run=run.id,
             step=reference.step,
             name=name,
@@ -224,5 +225,5 @@ def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnCand
             window=cell.window,
             shown=name in there,
             line=whole,
-            searched=(name in there or store.searched(reference)) if store is not None else None,
+            searched=(name in there or store.finds(reference)) if store is not None else None,
         )

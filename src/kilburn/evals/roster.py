@@ -1,4 +1,4 @@
-"""Who takes part: baselines and policies, with what they need to be told in a window of a given size.
+"""Which baselines and policies take part, and their arguments in a window of a given size.
 
 Most policies fit themselves to the window. Those whose trigger is a number of tokens of a large model
 get a share of the window here, so that they act at all.
@@ -16,10 +16,10 @@ from kilburn.evals.baselines import BASELINES
 from kilburn.kernel.resolve import names, resolve
 from kilburn.policy import Policy
 
-__all__ = ["BELADY", "MODEL", "SPECS", "Entry", "can_ask", "entries", "everybody"]
+__all__ = ["BELADY", "MODEL", "SPECS", "Entrant", "can_ask", "entries", "everybody"]
 
 BELADY = "belady"
-"""The offline optimum: it is told each run's future, so it takes no spec."""
+"""The offline optimum: it gets each run's future, so it has no spec."""
 
 MODEL = " +model"
 """Ends the label of a policy whose questions a model answers."""
@@ -37,13 +37,13 @@ combinations that take part too."""
 _SHARE = re.compile(r"\{(\d{1,3})%\}")
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entrant(msgspec.Struct, frozen=True):
     """One line of the table.
 
     Args:
         label: what the report calls it.
         spec: a baseline's name, or a policy's spec in which `{50%}` stands for half of the window.
-        model: the spec of the model that answers its questions, or "" for nobody.
+        model: the spec of the model that answers its questions, or "" for none.
     """
 
     label: str
@@ -60,23 +60,23 @@ def everybody() -> list[str]:
     return [*BASELINES, *sorted({*names("policies"), *SPECS} - {BELADY}), BELADY]
 
 
-def entries(specs: list[str], model: str, window: int) -> list[Entry]:
-    """One entry a spec, the tail first; with a model, another one for each policy that could ask it.
+def entries(specs: list[str], model: str, window: int) -> list[Entrant]:
+    """One entry for each spec, the tail first; with a model, a second one for each policy that can ask it.
 
     Raises:
         SpecError: no such policy, or arguments that do not fit.
     """
-    listed: list[Entry] = []
+    listed: list[Entrant] = []
     for label in dict.fromkeys(["tail", *specs]):
         if label.startswith(f"{BELADY}("):
             raise SpecError(f"{label!r}: the optimum is told each run's future", advice=f"write {BELADY} alone")
-        plain = Entry(label, SPECS.get(label, label))
+        plain = Entrant(label, SPECS.get(label, label))
         listed.append(plain)
         if label in BASELINES or label == BELADY:
             continue
         policy = resolve("policies", plain.at(window))
         if model and can_ask(policy):
-            listed.append(Entry(label + MODEL, plain.spec, model))
+            listed.append(Entrant(label + MODEL, plain.spec, model))
     return listed
 
 

@@ -1,4 +1,5 @@
-"""What the counts of `kilburn.evals.paging` say: a row a policy and window, who is above the baselines, what a model changed."""
+"""Results from the counts of `kilburn.evals.paging`: one row for each policy and window, which policies beat the
+baselines, what a model changed."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ import msgspec
 
 from kilburn.evals.cost import PER, Rates, cost_of
 from kilburn.evals.intervals import interval
-from kilburn.evals.outcomes import COUNTS, Cell, Outcome
+from kilburn.evals.outcomes import COUNTS, Cell, ReferenceOutcome
 from kilburn.evals.roster import BELADY, MODEL
 
-__all__ = ["ENVELOPE", "ModelDifference", "Row", "Verdict", "losses_of", "rows_of", "verdicts_of"]
+__all__ = ["ENVELOPE", "ModelDifference", "Row", "Verdict", "model_differences_of", "rows_of", "verdicts_of"]
 
 ENVELOPE = ("tail", "truncated", "last3", "tail+bm25")
 """The baselines whose best survival, window by window, a policy should beat."""
@@ -24,7 +25,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         policy: its label; `spec` is what it was made from, `model` who answered its questions.
         gain: survival minus that of the tail on the same references; `gain_low` and `gain_high` bound it.
         line: share present in a whole line of an older output.
-        searched, reachable: after one search; after one search or one fault. None where there is no store to ask.
+        searched, reachable: after one search; after one search or one recall. None if there is no store.
         overflow: prompts that were longer than the window.
         shipped: tokens of all prompts. cached: those that continue the prompt before, from its beginning.
         refilled: tokens that had to be read again only because the prompt had changed before them.
@@ -68,7 +69,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a policy is worth its while: at every window measured, against the baselines and `summarize`.
+    """Whether a policy is worthwhile: at every measured window, compared with the baselines and `summarize`.
 
     Args:
         margins: by window, its survival minus the best of the baselines of `ENVELOPE`.
@@ -121,8 +122,8 @@ def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> 
         gain_low=gain_low,
         gain_high=gain_high,
         line=_share([o.line for o in cell.outcomes]),
-        searched=_asked([o.searched for o in cell.outcomes]),
-        reachable=_asked([o.reachable for o in cell.outcomes]),
+        searched=_share_of_known([o.searched for o in cell.outcomes]),
+        reachable=_share_of_known([o.reachable for o in cell.outcomes]),
         costs=costs,
         regret=None if best is None else _share([o.shown for o in best.outcomes]) - survival,
         cost_regret={name: costs[name] / cost - 1 for name, cost in optimum.items() if cost > 0},
@@ -156,7 +157,7 @@ def verdicts_of(rows: Sequence[Row]) -> list[Verdict]:
     return verdicts
 
 
-def losses_of(done: Sequence[Cell], seed: int) -> list[ModelDifference]:
+def model_differences_of(done: Sequence[Cell], seed: int) -> list[ModelDifference]:
     """What each policy's model changed, for those that were measured with one and without."""
     plain = {(cell.policy, cell.window): cell for cell in done if not cell.model}
     found: list[ModelDifference] = []
@@ -187,7 +188,7 @@ def _costs(cell: Cell, rates: Rates) -> dict[str, float]:
     }
 
 
-def _differences(own: Sequence[Outcome], other: Sequence[Outcome]) -> list[list[float]]:
+def _differences(own: Sequence[ReferenceOutcome], other: Sequence[ReferenceOutcome]) -> list[list[float]]:
     return _by_run([(one.run, float(one.shown) - float(two.shown)) for one, two in zip(own, other, strict=True)])
 
 
@@ -202,6 +203,6 @@ def _share(found: Sequence[bool]) -> float:
     return sum(found) / len(found) if found else 0.0
 
 
-def _asked(found: Sequence[bool | None]) -> float | None:
+def _share_of_known(found: Sequence[bool | None]) -> float | None:
     answers = [one for one in found if one is not None]
     return _share(answers) if answers else None

@@ -1,6 +1,6 @@
 """The runs that a measurement takes, and the names that it looks for in them.
 
-A file's, or made-up ones; all, or a sample that says in words which.
+They are a file's runs, or made-up ones; all of them, or a sample, which is described in words.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.references import Reference, references, shuffled
-from kilburn.evals.trajectories import Run, read, synthetic
+from kilburn.evals.references import Reference, references, shuffle_names
+from kilburn.evals.trajectories import Trajectory, read, synthetic
 
 __all__ = ["MADE", "Sample", "sample_of"]
 
@@ -31,7 +31,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         digest: names the runs and references exactly.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[Trajectory, ...]
     wanted: dict[str, list[Reference]]
     words: str
     seed: int = 0
@@ -58,9 +58,9 @@ def sample_of(
     Args:
         path: JSON lines of runs (see `kilburn.evals.trajectories`); None for made-up ones.
         limit: only the first so many runs; of made-up ones, how many.
-        shuffle: a seed; each name is swapped for one of another run, so that only chance is left.
+        shuffle: a seed; each name is replaced by one of another run, so that only chance is left.
         referring: only runs that have references: fewer prompts, the same names.
-        tools: tell actions and outputs as tool calls and results, for policies that act on those.
+        tools: present actions and outputs as tool calls and results, for policies that act on those.
         seed: for made-up runs, and later for the intervals.
 
     Raises:
@@ -73,7 +73,7 @@ def sample_of(
         raise SpecError(f"{path}: no runs", advice="give a file with one run a line")
     listed = [reference for run in runs for reference in references(run)]
     wanted: dict[str, list[Reference]] = {}
-    for reference in listed if shuffle is None else shuffled(listed, shuffle):
+    for reference in listed if shuffle is None else shuffle_names(listed, shuffle):
         wanted.setdefault(reference.run, []).append(reference)
     known = hashlib.sha256(msgspec.json.encode((runs, wanted, tools))).hexdigest()
     words = _words(path, limit, shuffle, referring) + (", told as tool calls" if tools else "")

@@ -1,7 +1,7 @@
-"""Cells that were measured already, kept in a file of JSON lines, so that a long measurement can go on.
+"""Measured cells in a file of JSON lines, so that a long measurement can be continued.
 
-A cell counts again only for the same runs, references, spec and model. Whether the code behind it is still
-the same nobody checks: after a change, begin a new file.
+A cell is used again only for the same runs, references, spec and model. It is not checked whether the code is still
+the same: after a change, begin a new file.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from kilburn.errors import SpecError
 from kilburn.evals.outcomes import Cell
 from kilburn.file import check_target, written
 
-__all__ = ["Saved"]
+__all__ = ["SavedCells"]
 
 
 START = b'{"of":'
 """How a line begins."""
 
 
-class _Line(msgspec.Struct):
+class _SavedCell(msgspec.Struct):
     of: str
     cell: Cell
 
 
-class Saved:
+class SavedCells:
     """A file of cells.
 
     Args:
-        path: where they go.
+        path: the file.
         digest: of the sample that they are measured on.
-        resume: whether to go on with the file that is there; else it begins anew.
-        force: whether a new one may replace a file that is there.
+        resume: whether to continue an existing file; otherwise a new one is begun.
+        force: whether a new file may replace an existing one.
 
     Raises:
         SpecError: it cannot be read or written, is there without `resume` or `force`, or is no file of cells.
@@ -55,12 +55,12 @@ class Saved:
     def _read(self) -> None:
         check_target(self.path, force=True)
         raw = self.path.read_bytes()
-        # Whoever wrote it may have been stopped in the middle of a line.
+        # Its writer may have been stopped in the middle of a line.
         if not all(START.startswith(line[: len(START)]) for line in raw.split(b"\n")):
             raise SpecError(f"{self.path} is no file of cells", advice="give the file that --out wrote")
         for line in raw.split(b"\n"):
             try:
-                found = msgspec.json.decode(line, type=_Line)
+                found = msgspec.json.decode(line, type=_SavedCell)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
             if found.of == self._digest:
@@ -69,13 +69,13 @@ class Saved:
             self._append(b"\n")
 
     def find(self, label: str, spec: str, model: str, window: int) -> Cell | None:
-        """The cell, where it was measured."""
+        """The cell, or None if it was not measured."""
         return self._cells.get((label, spec, model, window))
 
     def add(self, cell: Cell) -> None:
         """Append a cell."""
         self._cells[_key(cell)] = cell
-        self._append(msgspec.json.encode(_Line(self._digest, cell)) + b"\n")
+        self._append(msgspec.json.encode(_SavedCell(self._digest, cell)) + b"\n")
 
     def _append(self, line: bytes) -> None:
         with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab") as file:

@@ -17,7 +17,7 @@ __all__ = ["arrived", "beginnings", "last_original", "latest_reply", "latest_ste
 
 
 def last_original(view: View) -> int:
-    """Id of the last original that was admitted, as far as the window tells; 0 where there is none."""
+    """Id of the last original that was admitted, as far as the window shows; 0 if there is none."""
     shown = view.pages[-1].order[0] if view.pages else 0
     return max(shown, *view.wanted, *view.stubs) if view.wanted or view.stubs else shown
 
