@@ -1,4 +1,4 @@
-"""Measurements: each task reads a file that the caller names, or makes its own input from a seed.
+"""Measurements of policies: `paging`, `drift` and `kv`, each on a file that the caller names, or on input made from a seed.
 
-It refuses to hold data or to ask a model: what is scored here needs no judge.
+What is scored needs no judge: names, words and units of a cache are there or they are not.
 """
