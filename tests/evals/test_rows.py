@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from kilburn.evals.cost import rates_of
-from kilburn.evals.outcomes import Cell, Outcome
+from kilburn.evals.outcomes import Cell, ReferenceResult
 from kilburn.evals.pareto import front
 from kilburn.evals.rows import ENVELOPE, Row, losses_of, rows_of, verdicts_of
 
@@ -12,7 +12,7 @@ from kilburn.evals.rows import ENVELOPE, Row, losses_of, rows_of, verdicts_of
 def cell(policy: str, shown: str, window: int = 100, *, refilled: int = 0, **more: str) -> Cell:
     """`shown` has a letter a reference: + where it was shown, . where not."""
     outcomes = [
-        Outcome(run=str(at), step=0, name="n", policy=policy, window=window, shown=mark == "+", line=mark == "+")
+        ReferenceResult(run=str(at), step=0, name="n", policy=policy, window=window, shown=mark == "+", line=mark == "+")
         for at, mark in enumerate(shown)
     ]
     made = Cell(policy=policy, window=window, spec=more.get("spec", policy), model=more.get("model", ""), outcomes=outcomes)

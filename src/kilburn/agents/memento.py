@@ -24,7 +24,7 @@ from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Role
-from kilburn.model import Delta, Model, Reply, Request
+from kilburn.model import Delta, Finish, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
 from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import judge
@@ -114,7 +114,7 @@ class Finished(msgspec.Struct, frozen=True):
     outcome: Reasoned
 
 
-Event = Said | Closed | Finished
+ReasoningEvent = Said | Closed | Finished
 
 
 class _Draft(msgspec.Struct, kw_only=True):
@@ -182,7 +182,7 @@ class MementoLoop:
                 return event.outcome
         raise AssertionError("a run ended without its last event")
 
-    def stream(self, text: str | None = None) -> Iterator[Event]:
+    def stream(self, text: str | None = None) -> Iterator[ReasoningEvent]:
         """The run's events as they happen; the last one is `Finished`. Closing it early stops the model."""
         if text is not None:
             self.process.append({"role": "user", "content": text})
@@ -220,7 +220,7 @@ class MementoLoop:
                 if draft.forced or self._breaks(draft):
                     break
                 if whole.add(piece.text):
-                    draft.text, draft.finish = whole.kept, "length"
+                    draft.text, draft.finish = whole.kept, Finish.LENGTH
                     break
         outcome.steps += 1
         draft.held = prompt.tokens + self._count(draft.text)
@@ -261,7 +261,7 @@ class MementoLoop:
         if not draft.finish and self._breaks(draft):
             draft.text = draft.text[: parser.blocks[-1].end]
             return
-        if not draft.forced and draft.finish != "length":
+        if not draft.forced and draft.finish != Finish.LENGTH:
             return
         head, inside = draft.text[: parser.opened], draft.text[parser.opened : min(parser.read, len(draft.text))]
         if parser.where is Where.BLOCK and inside.strip():
@@ -293,7 +293,7 @@ class MementoLoop:
 
     def _admit(self, draft: _Draft, outcome: Reasoned) -> Iterator[Closed]:
         if not draft.text.strip():
-            draft.finish = "empty" if draft.finish in ("", "stop") else draft.finish
+            draft.finish = "empty" if draft.finish in ("", Finish.STOP) else draft.finish
             return
         address = self.process.append({"role": "assistant", "content": draft.text})
         found = parse(draft.text)

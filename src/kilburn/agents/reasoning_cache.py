@@ -22,7 +22,7 @@ from kilburn.event import Act
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Role
-from kilburn.model import Model, Reply, Request
+from kilburn.model import Finish, Model, Reply, Request
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
 from kilburn.policies.text.extract import Piece
@@ -283,7 +283,7 @@ class ReasoningCache:
             seed=None if schedule.seed is None else schedule.seed + number - 1,
             timeout=schedule.timeout,
         )
-        cap, finish = Cap(schedule.reason, self._count), "length"
+        cap, finish = Cap(schedule.reason, self._count), Finish.LENGTH
         with closing(self.model.stream(request)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 if isinstance(piece, Reply):
@@ -292,8 +292,8 @@ class ReasoningCache:
                     break
         trace = cap.kept
         if not trace.strip():
-            return "", Outcome.REFUSED if finish == "refused" else Outcome.EMPTY
-        return trace, {"length": Outcome.TRUNCATED, "refused": Outcome.REFUSED}.get(finish, Outcome.DONE)
+            return "", Outcome.REFUSED if finish == Finish.REFUSED else Outcome.EMPTY
+        return trace, {Finish.LENGTH: Outcome.TRUNCATED, Finish.REFUSED: Outcome.REFUSED}.get(finish, Outcome.DONE)
 
     def _summarise(self, prompt: str, number: int) -> Answer:
         schedule = self.schedule

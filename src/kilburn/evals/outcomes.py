@@ -9,10 +9,10 @@ import msgspec
 
 from kilburn.evals.baselines import CHARACTERS
 
-__all__ = ["COUNTS", "Cell", "Outcome", "joined"]
+__all__ = ["COUNTS", "Cell", "ReferenceResult", "joined"]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one reference: shown at all, shown in a whole line of an older output, found by
     one search, found by one search or one fault by address (None where there is no store to ask)."""
 
@@ -47,7 +47,7 @@ class Cell:
     window: int
     spec: str = ""
     model: str = ""
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[ReferenceResult] = field(default_factory=list)
     calls: int = 0
     overflow: int = 0
     shipped: int = 0

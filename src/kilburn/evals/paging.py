@@ -24,7 +24,7 @@ from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES, Candidate
 from kilburn.evals.candidate import KilburnCandidate, model_of, policy_for
 from kilburn.evals.cost import Rates, rates_of
-from kilburn.evals.outcomes import Cell, Outcome, joined
+from kilburn.evals.outcomes import Cell, ReferenceResult, joined
 from kilburn.evals.paging_report import PagingReport
 from kilburn.evals.references import Reference, names
 from kilburn.evals.roster import Entry, entries
@@ -181,7 +181,7 @@ def _feed(run: Run, wanted: Sequence[Reference], candidate: Candidate, cell: Cel
     store = candidate if isinstance(candidate, KilburnCandidate) else None
     before = ""
     fresh: list[str] = []
-    found: list[tuple[Reference, Outcome]] = []
+    found: list[tuple[Reference, ReferenceResult]] = []
     for index, step in enumerate(run.steps):
         candidate.thought(step.thought)
         shown = candidate.shown()
@@ -207,7 +207,9 @@ def _feed(run: Run, wanted: Sequence[Reference], candidate: Candidate, cell: Cel
         cell.outcomes.append(msgspec.structs.replace(outcome, reachable=reachable))
 
 
-def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: Cell) -> Iterator[Outcome]:
+def _outcomes(
+    run: Run, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: Cell
+) -> Iterator[ReferenceResult]:
     there = names(shown)
     lines = {line.rstrip() for line in shown.split("\n")}
     for reference in due:
@@ -216,7 +218,7 @@ def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnCand
         whole = any(
             line.rstrip() in lines and name in names(line) for output in outputs for line in output.split("\n") if name in line
         )
-        yield Outcome(
+        yield ReferenceResult(
             run=run.id,
             step=reference.step,
             name=name,

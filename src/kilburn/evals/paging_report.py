@@ -6,7 +6,7 @@ import msgspec
 
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.cost import PER, UNITS, Rates
-from kilburn.evals.outcomes import Outcome
+from kilburn.evals.outcomes import ReferenceResult
 from kilburn.evals.report import Report, grid, row_of
 from kilburn.evals.rows import ModelDifference, Row, Verdict
 
@@ -30,7 +30,7 @@ class PagingReport(Report, frozen=True, kw_only=True):
     rows: list[Row]
     verdicts: list[Verdict]
     losses: list[ModelDifference]
-    outcomes: list[Outcome]
+    outcomes: list[ReferenceResult]
 
     def row(self, policy: str, window: int) -> Row:
         """The row of a policy at a window; KeyError where it was not measured."""

@@ -8,7 +8,7 @@ import msgspec
 
 from kilburn.evals.cost import PER, Rates, cost_of
 from kilburn.evals.intervals import interval
-from kilburn.evals.outcomes import COUNTS, Cell, Outcome
+from kilburn.evals.outcomes import COUNTS, Cell, ReferenceResult
 from kilburn.evals.roster import BELADY, MODEL
 
 __all__ = ["ENVELOPE", "ModelDifference", "Row", "Verdict", "losses_of", "rows_of", "verdicts_of"]
@@ -187,7 +187,7 @@ def _costs(cell: Cell, rates: Rates) -> dict[str, float]:
     }
 
 
-def _differences(own: Sequence[Outcome], other: Sequence[Outcome]) -> list[list[float]]:
+def _differences(own: Sequence[ReferenceResult], other: Sequence[ReferenceResult]) -> list[list[float]]:
     return _by_run([(one.run, float(one.shown) - float(two.shown)) for one, two in zip(own, other, strict=True)])
 
 
