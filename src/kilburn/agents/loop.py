@@ -25,7 +25,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
 
-__all__ = ["Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped"]
+__all__ = ["Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "set_up"]
 
 WORKERS = 8
 LEAST = 256
@@ -51,6 +51,25 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     money: float | None = None
     reply: int = 1024
     prices: Prices = Prices()
+
+    def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0) -> str:
+        """The name of the limit that has been reached, or ""."""
+        spent = {"steps": steps, "tokens": tokens, "seconds": seconds, "money": money}
+        return next((name for name, used in spent.items() if (most := getattr(self, name)) is not None and used >= most), "")
+
+
+def set_up(process: Process, system: str, beside: int) -> None:
+    """Begin a process with a system prompt if it is new, and leave room for what is sent beside its pages.
+
+    Args:
+        system: the prompt, or "" for none.
+        beside: tokens of that, such as tool schemas; a counter's own overhead is added.
+    """
+    if system and not process.window.last:
+        process.append({"role": "system", "content": system})
+    budget, overhead = process.budget, beside + int(getattr(process.counter, "overhead", 0))
+    if overhead != budget.overhead:
+        process.resize(Budget(budget.window, budget.reserve, overhead))
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -134,14 +153,7 @@ class Agent:
             )
         self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *(syscall.SYSCALLS if memory else ()))
         self.memory = memory
-        if system and not process.window.last:
-            process.append({"role": "system", "content": system})
-        budget = process.budget
-        counter = process.counter
-        schemas = counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
-        overhead = int(getattr(counter, "overhead", 0)) + schemas
-        if overhead != budget.overhead:
-            process.resize(Budget(budget.window, budget.reserve, overhead))
+        set_up(process, system, process.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0)
 
     def run(self, text: str | dict[str, Any] | Message | None = None) -> RunResult:
         """Work until the model stops calling tools, or a limit is reached.
@@ -186,7 +198,7 @@ class Agent:
         began = self.clock()
         while True:
             outcome.seconds = self.clock() - began
-            spent = self._spent(outcome)
+            spent = self.limits.reached(steps=outcome.steps, tokens=outcome.tokens, seconds=outcome.seconds, money=outcome.money)
             if spent:
                 outcome.finish = spent
                 break
@@ -198,18 +210,6 @@ class Agent:
             yield from self._work(reply.calls, loop)
         outcome.seconds = self.clock() - began
         yield Stopped(outcome)
-
-    def _spent(self, outcome: RunResult) -> str:
-        limits = self.limits
-        for name, used, allowed in (
-            ("steps", outcome.steps, limits.steps),
-            ("tokens", outcome.tokens, limits.tokens),
-            ("seconds", outcome.seconds, limits.seconds),
-            ("money", outcome.money, limits.money),
-        ):
-            if allowed is not None and used >= allowed:
-                return name
-        return ""
 
     def _reply(self, outcome: RunResult) -> Generator[RunEvent, None, Reply]:
         """One call of the model; an over-long prompt is compacted and tried once more."""

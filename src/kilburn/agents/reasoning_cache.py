@@ -15,7 +15,7 @@ from contextlib import closing
 
 import msgspec
 
-from kilburn.agents.cap import Cap, clip
+from kilburn.agents.cap import Cap, clip, whole_sentences
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
@@ -303,7 +303,7 @@ class ReasoningCache:
 
     def _judged(self, answer: Answer, trace: str) -> tuple[str, Outcome]:
         """The new summary, or "" if the old one stays; and its outcome."""
-        if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
+        if not answer.has_text:
             return "", answer.outcome
         text = clip(answer.text.strip(), self.schedule.summary, self._count)
         # The reply may repeat the old summary, which is in the prompt, but not the instruction or the trace.
@@ -312,8 +312,7 @@ class ReasoningCache:
             return "", Outcome.REJECTED
         if text == answer.text.strip() and answer.ok:
             return text, Outcome.DONE
-        end = max(text.rfind("\n"), text.rfind(". ")) + 1
-        return (text[:end].rstrip() if end > len(text) // 2 else text), Outcome.TRUNCATED
+        return whole_sentences(text), Outcome.TRUNCATED
 
     def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: Outcome) -> None:
         """Take the trace out of the process's window. The summary stands for all traces, or a handle does."""

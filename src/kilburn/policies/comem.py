@@ -171,7 +171,7 @@ def _compose(pages: Sequence[Page], most: int, policy: Comem, read: Callable[[in
 
 def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer: Answer) -> Answer:
     """The answer, if its words may stand for the originals: as they are, or with the facts that they lost."""
-    if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
+    if not answer.has_text:
         return answer
     said = answer.text if answer.ok else _whole_sentences(answer.text)
     pieces = _Log(pages, read)
