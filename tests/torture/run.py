@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.evals.roster import SPECS, Entry
-from kilburn.kernel.reader import HitRateWarning
+from kilburn.kernel.process import HitRateWarning
 from torture.mishaps import MISHAPS
 from torture.onlooker import Onlooker
 from torture.session import Session, Violation

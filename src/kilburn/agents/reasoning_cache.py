@@ -25,8 +25,8 @@ from kilburn.message import Kind, Role
 from kilburn.model import Finish, Model, Reply, Request
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
-from kilburn.policies.text.extract import Piece
-from kilburn.policies.text.judgement import garbage
+from kilburn.text.extract import Piece
+from kilburn.text.judgement import garbage
 from kilburn.wire.quotation import nonce_of
 
 __all__ = ["Prompts", "Reasoning", "ReasoningCache", "Round", "Schedule", "boxed"]
@@ -327,7 +327,9 @@ class ReasoningCache:
             except KernelError:
                 # The policy of the process has acted before, or the summary is longer than what it stands for.
                 kernel.undo(point)
-            kernel.note(Act.COMPACT, policy=NAME, cause="idle", why=why, outcome=outcome, freed=before - kernel.use, moves=moves)
+            kernel.record(
+                Act.COMPACT, policy=NAME, cause="idle", why=why, outcome=outcome, freed=before - kernel.use, moves=moves
+            )
 
 
 def _check(prompts: Prompts) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kilburn.page import Page
-from kilburn.policies.text.extract import Piece, extract, piece_of
+from kilburn.text.extract import Piece, extract, piece_of
 
 __all__ = ["summarised", "truncated"]
 

@@ -1,6 +1,6 @@
 """Which positions of a sequence belong to which page: ranges in order, none overlapping another.
 
-It refuses to know what of a range is still cached; the table does.
+The table knows which positions of a range are still cached.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How the next token is chosen from logits: greedy, or by chance with a seed.
 
-Pure but for the generator that it is given. It refuses to know about sequences and stop tokens.
+Pure, except for the random generator that is passed in.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sampling:
             raise ValueError(f"{self} is no way to choose: temperature >= 0, top_k >= 0, 0 < top_p <= 1")
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A fresh source of chance, the same for the same seed."""
+        """A new random generator for the seed."""
         return torch.Generator(device=device).manual_seed(self.seed)
 
     def choose(self, logits: Tensor, chance: torch.Generator) -> Tensor:
@@ -56,7 +56,7 @@ class Sampling:
         if self.top_p < 1:
             ordered, places = scaled.sort(dim=-1, descending=True, stable=True)
             odds = ordered.softmax(dim=-1)
-            # A token stays while those before it have not reached the mass yet: the first always does.
+            # A token stays while those before it have not reached the mass, so the first always stays.
             ordered = ordered.masked_fill(odds.cumsum(dim=-1) - odds >= self.top_p, float("-inf"))
             scaled = torch.empty_like(scaled).scatter_(-1, places, ordered)
         return torch.multinomial(scaled.softmax(dim=-1), 1, generator=chance)[:, 0]

@@ -1,6 +1,6 @@
 """One sequence of an engine: what it has cached, and what comes next.
 
-A handle: the engine does everything. It refuses to survive `free`.
+This is only a handle: the engine does everything. After `free` it cannot be used.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class CachedSequence:
     """What `Engine.open` and `Engine.fork` return.
 
     Attributes:
-        logits: of the token that comes next, shape [vocabulary]; None before the first token, and where the last
-            token is not what ran last (after `truncate`).
-        watch: the attention that was noted, where it was opened for a press that asks for it.
-        squeezed: the logical position before which what is cached stands for no single token any more.
-        shifts: by how many positions the keys at a logical position were rotated on since they were computed.
-        first: of each of those, the key as it was before the first rotation that was seen here, and its shift then;
-            shape [layers, heads, dim].
+        logits: of the next token, shape [vocabulary]; None before the first token, and if the last token is not the
+            one that ran last (after `truncate`).
+        watch: the observed attention, if it was opened for a press that needs it.
+        squeezed: the logical position before which cached entries do not stand for single tokens any more.
+        shifts: by how many positions the keys at a logical position were rotated since they were computed.
+        first: for each of those, the key before its first rotation here, and its shift then; shape [layers, heads,
+            dim].
         owners: whose windows it shows, as `Residence` names them; a fork has its own and those of its source.
-        record: what it is computed from again, while its blocks are another's (preemption).
+        record: what is needed to compute it again while it is preempted.
     """
 
     def __init__(self, table: Table, watch: AttentionWatch | None = None) -> None:
@@ -60,7 +60,7 @@ class CachedSequence:
 
     @property
     def is_live(self) -> bool:
-        """Whether its blocks are its own now."""
+        """Whether it has blocks: it was not freed or preempted."""
         return self._table is not None
 
     @property
@@ -80,10 +80,10 @@ class CachedSequence:
         self._table, self.record = None, record
 
     def check(self, position: int) -> Table:
-        """Its table, where single tokens can be told apart from this logical position on.
+        """Its table, if entries stand for single tokens from this logical position on.
 
         Raises:
-            InvalidRange: they were squeezed, each head its own. FreedSequence.
+            InvalidRange: a press chose them for each head. FreedSequence.
         """
         if 0 <= position < self.squeezed:
             raise InvalidRange(

@@ -1,7 +1,4 @@
-"""All sequences over one pool: they are opened, forked, freed, preempted and resumed here.
-
-It refuses to schedule: which sequence runs next is the engine's business.
-"""
+"""All sequences over one pool: they are opened, forked, freed, preempted and resumed here."""
 
 from __future__ import annotations
 
@@ -47,9 +44,9 @@ class Tables:
         return found
 
     def open(self, key: Key | None = None, prompt: Sequence[int] = ()) -> Table:
-        """A new sequence, which holds what is known of the prompt's prefix already: append `prompt[len(table):]`.
+        """A new sequence, which already has the cached part of the prompt's prefix: append `prompt[len(table):]`.
 
-        At least the last token of the prompt is left to run. Without a key nothing is shared.
+        At least the last token of the prompt is left to compute. Without a key nothing is shared.
         """
         return self._made(next(self._numbers), key, array("i", prompt))
 
@@ -70,7 +67,7 @@ class Tables:
         return made
 
     def free(self, table: Table) -> None:
-        """Give its blocks back; those it published can still be found, until they are needed for something else.
+        """Free its blocks. Those it published can still be found, until they are reused.
 
         Raises:
             FreedSequence: it was freed before.
@@ -83,7 +80,7 @@ class Tables:
         del self._tables[table.number]
 
     def victims(self, blocks: int, keep: Collection[int] = ()) -> list[Table]:
-        """Whom `reserve` would preempt now: those that are not `recomputable` have to be spilled before it does.
+        """The sequences that `reserve` would preempt now. Those that are not `recomputable` have to be spilled before.
 
         Raises:
             OutOfBlocks: preempting all others would not be enough.
@@ -102,8 +99,8 @@ class Tables:
     def reserve(self, blocks: int, keep: Collection[int] = ()) -> list[Preempted]:
         """Preempt sequences, the newest first, until so many blocks are free; those numbered in `keep` are safe.
 
-        What comes back has to be resumed and computed again, or restored where it is not `recomputable`; what
-        a victim published is likely to be found then.
+        A preempted sequence is resumed and computed again, or restored if it is not `recomputable`. What it published
+        is likely to be still cached then.
 
         Raises:
             OutOfBlocks: preempting all others would not be enough; none was preempted.
@@ -115,10 +112,10 @@ class Tables:
         return records
 
     def resume(self, record: Preempted) -> Table:
-        """Open a preempted sequence again, under its old number, with as much of it as is still known.
+        """Open a preempted sequence again, under its old number, with as much of it as is still cached.
 
-        Append `record.tokens[len(table):]`, with its evictions at their places. Of a record that is not
-        recomputable, this finds at most what stands before the change that made it so, and the rest has to be restored.
+        Append `record.tokens[len(table):]`, with its evictions at their times. If a record is not recomputable, this
+        finds at most the part before the change, and the rest has to be restored.
 
         Raises:
             ValueError: it is live: it was resumed before.
@@ -131,10 +128,10 @@ class Tables:
         return self._made(record.number, record.key, record.tokens[:exact])
 
     def adopt(self, record: Preempted, positions: array[int]) -> Table:
-        """A sequence whose KV comes from elsewhere, under the number of its record, or a new one where that is 0.
+        """A sequence whose KV comes from elsewhere, under the number of its record, or a new number if that is 0.
 
-        `positions` are the logical ones that are cached, ascending. It gets blocks of its own, shares nothing, and
-        its slots are in order: write all of them before anything else.
+        `positions` are the cached logical positions, ascending. The sequence gets new blocks, shares nothing, and its
+        slots are in order: write all of them before anything else.
 
         Raises:
             OutOfBlocks, InvalidRange: nothing was opened. ValueError: it is live.

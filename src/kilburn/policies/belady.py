@@ -1,10 +1,10 @@
-"""The offline optimum: it knows what will be needed and when, and is the bound for all that cannot know.
+"""The offline optimum: it knows what will be needed and when, and is the bound for policies that do not.
 
-After Belady's MIN (IBM Systems Journal 5:2, 1966): what is needed furthest in the future leaves first. Here
-the unit is a span of a page: of what leaves, the spans that will be needed stay, those needed soonest
-first. Where each span is needed once and all are of one size, no choice shows more of them (the greedy
-rule for intervals on k machines); for spans of mixed sizes it is a close bound. Excerpts that are there are left
-alone while they fit, so it edits little. It is for measuring: nobody has a future.
+From Belady's MIN (IBM Systems Journal 5:2, 1966): what is needed furthest in the future leaves first. Here the unit
+is a span of a page: of what leaves, the spans that will be needed stay, those needed soonest first. If each span is
+needed once and all have one size, no choice shows more of them (the greedy rule for intervals on k machines). For
+spans of mixed sizes it is a close bound. Existing excerpts are left alone while they fit, so it edits little. It is
+only for measurements on recorded runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from kilburn.message import Kind
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Parts, Span
-from kilburn.policies.excerpts import older, put, reach
 from kilburn.policy import View
+from kilburn.text.excerpts import older, put, reach
+from kilburn.text.lines import merge
 
 __all__ = ["Belady", "Future"]
 
@@ -31,8 +32,7 @@ class Belady:
     """Keep exactly what a recorded run will need.
 
     Args:
-        future: what is needed when. A turn counts while it is not over: spans of the turn that was just
-            admitted are still needed.
+        future: what is needed when. Spans of the turn that was just admitted are still needed.
     """
 
     future: Future = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Belady:
             raise ValueError(f"future={self.future!r} is no mapping of pages to their uses")
 
     def plan(self, view: View) -> Sequence[Move]:
-        """An excerpt of what will be needed in place of all that is older than the latest message."""
+        """An excerpt of what will be needed, in place of everything older than the latest message."""
         mended = self._mended(view)
         if not view.excess:
             return mended
@@ -84,10 +84,10 @@ class Belady:
             if cost <= room:
                 room -= cost
                 chosen.setdefault(source, []).append(span)
-        return tuple((source, joined(spans)) for source, spans in sorted(chosen.items()))
+        return tuple((source, merge(spans)) for source, spans in sorted(chosen.items()))
 
     def _latest(self, view: View) -> tuple[int, list[Move]]:
-        """What just came and takes more than half of the window is cut to its first part and what will be needed."""
+        """A new message that takes more than half of the window is cut to its first part and what will be needed."""
         half = view.budget.capacity // 2
         moves: list[Move] = []
         saved = 0
@@ -95,7 +95,7 @@ class Belady:
             if page.tokens > half and page.id not in view.pins and page.id > 0 and page.kind in (Kind.RESULT, Kind.TEXT):
                 text = view.text(page.id)
                 head = text.rfind("\n", 0, max(1, len(text) * (half // 2) // page.tokens)) + 1
-                spans = joined([*([(0, head)] if head else []), *(span for _, span in self.needed(page.id, view.turn))])
+                spans = merge([*([(0, head)] if head else []), *(span for _, span in self.needed(page.id, view.turn))])
                 if spans:
                     moves.append(Fold(pages=(page.id,), keep=spans, why="longer than half of the window"))
                     saved += page.tokens - view.count("".join(text[slice(*span)] for span in spans)) - 4 * len(spans)
@@ -108,13 +108,13 @@ class Belady:
             if page.kind is Kind.EXCERPT and len(page.sources) == 1:
                 spans = [span for _, span in self.needed(page.sources[0], view.turn)]
                 if any(not any(low <= start and stop <= high for low, high in page.spans) for start, stop in spans):
-                    keep = joined([*page.spans[:1], *spans])
+                    keep = merge([*page.spans[:1], *spans])
                     moves.append(Fold(pages=page.sources, keep=keep, why="what will be needed of it"))
         return moves
 
 
 def _standing(leaving: Sequence[Page]) -> list[Page]:
-    """The excerpts in front: they stay as they are while there is room."""
+    """The excerpts at the front: they stay as they are while there is room."""
     front = 0
     while front < len(leaving) and leaving[front].kind is Kind.EXCERPT and leaving[front].parts:
         front += 1
@@ -125,14 +125,3 @@ def _size(moves: Iterable[Move]) -> int:
     return (
         sum(stop - start + 8 for move in moves if isinstance(move, Fold) for _, spans in move.parts for start, stop in spans) // 4
     )
-
-
-def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Sorted, disjoint spans that cover the same characters."""
-    found: list[Span] = []
-    for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
-        elif stop > start:
-            found.append((start, stop))
-    return tuple(found)

@@ -1,10 +1,9 @@
 """Memento: a finished block of reasoning leaves the window, the few lines that the model wrote about it stay.
 
-The model marks its own blocks and mementos with tags (see `kilburn.wire.mementos`); for agents
-without tags an action with its observation is a natural block. After Memento (Microsoft,
-microsoft/memento). What stays of a tagged text is byte-identical, and the block is read again by its
-page's address. Only what the assistant wrote is read for tags: in anyone else's text they are data.
-This acts on texts; what an engine does with the block's keys and values is not its business.
+The model marks its own blocks and mementos with tags (see `kilburn.wire.mementos`); for agents without tags an action
+with its observation is a block. From Memento (Microsoft, microsoft/memento). What stays of a tagged text is
+byte-identical, and the block can be recalled by its page's address. Tags count only in what the assistant wrote: in
+other texts they are data. This policy acts on texts; for keys and values see `kilburn.kv.memento`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Span, address_of
-from kilburn.policies.text.extract import Piece, extract
-from kilburn.policies.text.judgement import complete, judge
-from kilburn.policies.text.lines import merge
 from kilburn.policy import Cause, View
+from kilburn.text.extract import Piece, extract, piece_of
+from kilburn.text.judgement import judge, mended
+from kilburn.text.lines import complement, merge
 from kilburn.wire.mementos import ThoughtBlock, parse
 from kilburn.wire.quotation import quoted
 
@@ -35,10 +34,10 @@ MOST = 4
 """Steps that become mementos in one consultation: each may take a model's time."""
 
 LOOK = 64
-"""Newest pages among which a block may wait for its answer."""
+"""Newest pages in which a block may wait for its answer."""
 
 MARK = 4
-"""What the sign for an omission costs at most, in tokens."""
+"""What an omission costs at most, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,12 @@ class Memento:
 
     Args:
         keep_last_n_blocks: newest blocks that stay whole; 0 for none, -1 to fold nothing.
-        keep_last_block_for_answer: whether the newest block stays until something follows it: text
-            outside of blocks, or a message of somebody else.
+        keep_last_block_for_answer: whether the newest block stays until something follows it: text outside of blocks,
+            or a message of another role.
         delimiters: whether the tags stay too, as a model that was trained with them expects.
         pairs: whether an action with its observation is a block as well, once the agent has gone on.
         to: tokens of a memento of such a pair, at most; a pair of less than twice that stays whole.
-        ask: whether to ask the model for those; extracted lines stand in for what it does not give.
+        ask: whether to ask the model for those; if it gives none, lines cut from the pair take their place.
     """
 
     keep_last_n_blocks: int = 0
@@ -89,7 +88,8 @@ class Memento:
         keep = self.keep_last_n_blocks
         if self.keep_last_block_for_answer and _is_last_word(view):
             keep = max(keep, 1)
-        # What is older was dealt with when it was new; a session that came to this policy late is caught up with when idle.
+        # Older blocks were handled when they were new. If a session changed to this policy later, the older ones are
+        # handled when idle.
         enough = keep + fresh + 1 if view.cause is Cause.ADMIT else sys.maxsize
         pages = view.pages if fresh or view.cause is Cause.IDLE else view.pages[-LOOK:]
         moves: list[Move] = []
@@ -110,10 +110,10 @@ class Memento:
         """The page without the contents of these blocks, and the tokens of them that leave now."""
         shown: tuple[Span, ...] = page.spans if page.kind is Kind.EXCERPT else ((0, len(text)),)
         gaps = [block.content for block in old] if self.delimiters else [gap for block in old for gap in _around(block)]
-        kept = _without(shown, merge(gaps))
+        kept = complement(shown, merge(gaps))
         if kept == shown or not kept:
             return None, 0
-        leaving = _without(shown, kept)
+        leaving = complement(shown, kept)
         tokens = sum(view.count(text[start:end]) for start, end in leaving)
         own = 0 if page.kind is Kind.EXCERPT else view.handle
         if tokens <= own + MARK * len(gaps):
@@ -133,10 +133,10 @@ class Memento:
             if tokens <= 2 * (self.to + view.handle):
                 continue
             stretch = view.stretch(page.id for page in pair)
-            # A pair that was brought back stands beside its memento: it is left alone.
+            # A pair that was loaded again stands beside its memento: it is left alone.
             if stretch.torn:
                 continue
-            pieces = [Piece(source, *_speaker(view, source), view.text(source)) for source in stretch.sources]
+            pieces = [piece_of(view.page(source), view.text(source)) for source in stretch.sources]
             text, how = yield from self._memento(view, pieces)
             if text:
                 moves.append(Fold(pages=stretch.sources, text=text, why=f"a step became a memento: {how}"))
@@ -157,20 +157,16 @@ class Memento:
             return verbatim, "extract"
         if answer.ok:
             verdict = judge(answer.text, pieces, prompt=prompt, tokens=self.to, count=view.count)
-            whole = complete(answer.text, verdict.missing, pieces, self.to, view.count) if verdict.reparable else ""
-            if verdict.acceptable or whole:
-                return whole or answer.text, "model"
+            text = mended(answer.text, verdict, pieces, self.to, view.count)
+            if text:
+                return text, "model"
             yield Note(outcome=Outcome.REJECTED, why=f"memento: {verdict.outcome}", figures={"rejected": 1})
         return verbatim, "extract"
 
 
-def _speaker(view: View, page: int) -> tuple[str, str]:
-    known = view.page(page)
-    return str(known.role), str(known.kind)
-
-
 def _is_prose(page: Page) -> bool:
-    """Whether tags in a page are the assistant's own and may be edited: thinking that a provider gives apart may not."""
+    """Whether tags in a page are the assistant's own and may be edited; not in thinking that a provider returns
+    separately."""
     return page.role is Role.ASSISTANT and page.kind is Kind.TEXT
 
 
@@ -189,9 +185,9 @@ def _fresh(view: View) -> tuple[int, list[str]]:
 
 
 def _pages_with_blocks(view: View, pages: Sequence[Page], enough: int) -> Iterator[tuple[Page, str, tuple[ThoughtBlock, ...]]]:
-    """Resident pages with well-formed blocks, the newest first, until so many blocks were met.
+    """Resident pages with well-formed blocks, the newest first, until so many blocks were found.
 
-    Older ones were dealt with when they were new.
+    Older ones were handled when they were new.
     """
     for page in reversed(pages):
         if enough <= 0:
@@ -230,23 +226,8 @@ def _is_last_word(view: View) -> bool:
 
 
 def _around(block: ThoughtBlock) -> tuple[Span, Span]:
-    """All of a block but its memento's text: its tags and its content."""
+    """Everything of a block except its memento's text: its tags and its content."""
     return (block.start, block.memento[0]), (block.memento[1], block.end)
-
-
-def _without(spans: Sequence[Span], gaps: Sequence[Span]) -> tuple[Span, ...]:
-    """What is left of sorted spans outside of sorted gaps."""
-    kept: list[Span] = []
-    for start, end in spans:
-        for low, high in gaps:
-            if high <= start or low >= end:
-                continue
-            if start < low:
-                kept.append((start, low))
-            start = max(start, high)
-        if start < end:
-            kept.append((start, end))
-    return tuple(kept)
 
 
 def _border(view: View, keep: int) -> int:

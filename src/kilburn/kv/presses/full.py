@@ -1,7 +1,4 @@
-"""Everything stays: what the other presses are measured against.
-
-It refuses to choose: it is the one press that a budget does not bind.
-"""
+"""Keeps everything, as an upper bound for the other presses. It is the only press that ignores its budget."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ __all__ = ["Full"]
 
 @dataclass(frozen=True)
 class Full:
-    """Keep every token, **however small the budget is**: an upper bound to compare with, not a way to save room."""
+    """Keep every token, **however small the budget is**: for comparison, not to save room."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -1,0 +1,228 @@
+"""The memory tools that a model is offered: `recall`, `search_memory`, `pin`, `remember`.
+
+What comes back is marked with its origin
+and age and is data; it is never indexed again as if it were new (law 7). Bad arguments give a text
+that says what to do, never an exception: the model reads it and tries again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import KilburnError
+from kilburn.kernel.process import Process
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.model import ToolSpec
+from kilburn.page import Page, Place
+from kilburn.wire.quotation import nonce_of
+
+__all__ = ["NAMES", "SPECS", "Said", "call"]
+
+SPECS = (
+    ToolSpec(
+        name="recall",
+        description=(
+            "Read earlier pages of this session exactly as they were. Lines such as [p17-p42 out: ...] in the conversation are "
+            "handles of pages that left your window. Long pages come in parts: go on with `offset`."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "address": {"type": "string", "description": "p17, a range p17-p42, or f3"},
+                "offset": {"type": "integer", "minimum": 0, "description": "first character to read, default 0"},
+                "limit": {"type": "integer", "minimum": 1, "description": "characters to read at most"},
+            },
+            "required": ["address"],
+            "additionalProperties": False,
+        },
+    ),
+    ToolSpec(
+        name="search_memory",
+        description="Search everything of this session, also what left your window, for words: names, paths, errors, numbers.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "the words to look for; rare ones count most"},
+                "tokens": {"type": "integer", "minimum": 50, "description": "how much to return at most, default 1000"},
+            },
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+    ),
+    ToolSpec(
+        name="pin",
+        description="Keep pages in your window, word for word, until unpinned: what every later step depends on. Pins take room.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "address": {"type": "string", "description": "p17 or a range p17-p42"},
+                "unpin": {"type": "boolean", "description": "true to let them go again"},
+            },
+            "required": ["address"],
+            "additionalProperties": False,
+        },
+    ),
+    ToolSpec(
+        name="remember",
+        description="Keep a note, or mark pages as important so that they stay in your window longer.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "note": {"type": "string", "description": "what to keep, in your own words"},
+                "address": {"type": "string", "description": "pages to mark instead"},
+                "importance": {
+                    "type": "number",
+                    "minimum": 0,
+                    "maximum": 1,
+                    "description": "1 (default) for what must stay longest",
+                },
+            },
+            "additionalProperties": False,
+        },
+    ),
+)
+NAMES = frozenset(spec.name for spec in SPECS)
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a system call answered, and the pages that its text is from."""
+
+    text: str
+    sources: tuple[int, ...] = ()
+
+    def message(self, call: str) -> Message:
+        """The tool result for a call's id; recalled text keeps its sources."""
+        return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=self.text, call=call),), sources=self.sources)
+
+
+class _Recall(msgspec.Struct, forbid_unknown_fields=True):
+    address: str
+    offset: int = 0
+    limit: int | None = None
+
+
+class _Search(msgspec.Struct, forbid_unknown_fields=True):
+    query: str
+    tokens: int = 1000
+
+
+class _Pin(msgspec.Struct, forbid_unknown_fields=True):
+    address: str
+    unpin: bool = False
+
+
+class _Remember(msgspec.Struct, forbid_unknown_fields=True):
+    note: str | None = None
+    address: str | None = None
+    importance: float = 1.0
+
+
+def call(process: Process, name: str, arguments: str, call_id: str | None = None) -> Said:
+    """Carry out a memory tool call.
+
+    Args:
+        arguments: JSON, as the model wrote it.
+        call_id: the id of the call that is in the process already; `remember` marks its note.
+    """
+    try:
+        return _DO[name](process, arguments, call_id)
+    except msgspec.ValidationError as error:
+        return Said(text=f"error: {error}; see the parameters of {name}")
+    except msgspec.DecodeError:
+        return Said(text="error: the arguments are not JSON")
+    except KilburnError as error:
+        return Said(text=f"error: {error}")
+
+
+def _decode(arguments: str, kind: Any) -> Any:
+    return msgspec.json.decode(arguments or "{}", type=kind, strict=False)
+
+
+def _recall(process: Process, arguments: str, call_id: str | None) -> Said:
+    asked = _decode(arguments, _Recall)
+    found = process.recall(asked.address)
+    room = max(200, process.capacity)  # characters: about a quarter of the window
+    limit = min(asked.limit or room, room)
+    start = min(max(0, asked.offset), len(found))
+    pieces: list[tuple[str, str]] = []
+    sources: list[int] = []
+    at = 0
+    for page, text in zip(found.pages, found.parts, strict=True):
+        cut = text[max(0, start - at) : max(0, start + limit - at)]
+        if cut or not text:
+            pieces.append((f"{page.address}, {origin_of(process, page)}", cut))
+            sources.append(page.id)
+        at += len(text)
+    if not pieces:
+        return Said(text=f"error: offset {asked.offset} is behind the end; {asked.address} has {at} characters")
+    left = ""
+    if start + limit < at:
+        left = f"{at - start - limit} of {at} characters left: offset={start + limit}"
+    return Said(text=_told(pieces, left), sources=tuple(sources))
+
+
+def _told(pieces: Sequence[tuple[str, str]], left: str = "") -> str:
+    """Exact texts, each under its origin; the nonce in each heading stands in none of them, so that none can write one.
+
+    Args:
+        left: a last line of our own.
+    """
+    nonce = nonce_of("".join(text for _, text in pieces))
+    told = [f"[{nonce} {origin}]\n{text}" for origin, text in pieces]
+    return "\n".join([*told, f"[{nonce} {left}]"] if left else told)
+
+
+def origin_of(process: Process, page: Page) -> str:
+    """Who said it, and when: `tool read, 2026-01-31 12:05 UTC`."""
+    window = process.window
+    who = f"tool {window.pages[page.answers].name}" if page.answers else str(page.role)
+    when = dt.datetime.fromtimestamp(page.time, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{who}, {when}" + (", superseded" if window.at(page.id) == Place.RETIRED else "")
+
+
+def _search(process: Process, arguments: str, call_id: str | None) -> Said:
+    asked = _decode(arguments, _Search)
+    room = max(50, process.capacity // 4)
+    hits = process.search(asked.query, tokens=min(asked.tokens, room))
+    if not hits:
+        return Said(text="nothing found; try other or fewer words")
+    pieces: list[tuple[str, str]] = []
+    sources: list[int] = []
+    for hit in hits:
+        page = process.window.pages[process.resolve(hit.address)[0]]
+        start, end = hit.span
+        pieces.append((f"{hit.address} characters {start}-{end}, {origin_of(process, page)}", hit.text))
+        sources.append(page.id)
+    return Said(text=_told(pieces), sources=tuple(dict.fromkeys(sources)))
+
+
+def _pin(process: Process, arguments: str, call_id: str | None) -> Said:
+    asked = _decode(arguments, _Pin)
+    if asked.unpin:
+        process.unpin(asked.address)
+        return Said(text=f"{asked.address} may leave the window again")
+    process.pin(asked.address)
+    return Said(text=f"{asked.address} stays in the window")
+
+
+def _remember(process: Process, arguments: str, call_id: str | None) -> Said:
+    asked = _decode(arguments, _Remember)
+    if asked.address:
+        process.remember(asked.address, asked.importance)
+        return Said(text=f"{asked.address} is marked")
+    if not asked.note:
+        return Said(text="error: give a note, or an address")
+    own = process.window.calls.get(call_id or "")
+    if own is None:
+        process.append({"role": "assistant", "content": asked.note})
+        own = process.window.last
+    page = process.window.pages[own]
+    process.remember(page.address, asked.importance)
+    return Said(text=f"kept at {page.address}")
+
+
+_DO = {"recall": _recall, "search_memory": _search, "pin": _pin, "remember": _remember}

@@ -1,0 +1,181 @@
+"""Lines and spans of a text: where the units are that an excerpt keeps or leaves out.
+
+All functions work with half-open ranges of characters of the original, so that whatever is kept is
+byte-identical. What a line means is found in `signs`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from kilburn.page import OMITTED, Span
+
+__all__ = [
+    "OMISSION",
+    "Mark",
+    "complement",
+    "join",
+    "merge",
+    "omission",
+    "outline",
+    "plain",
+    "sample",
+    "skeleton",
+    "units",
+    "whole_sentences",
+]
+
+OMISSION = f"{OMITTED}\n"
+
+Mark = Callable[[int], str]
+"""Given the number of characters left out, the text that stands in their place."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# A number that stands alone, with its unit; `name_2` is a name. The set first, then the look back: it scans faster.
+_NUMBER = re.compile(r"[0-9](?<!\w[0-9])\w*")
+_HASH = re.compile(r"\b[a-f][0-9a-f]{6,63}\b")
+_LOUD = ("rror", "FAIL", "xception", "ailed", "assed", "anic", "raceback", "atal", "FATAL", "ERROR")
+
+
+def omission(characters: int) -> str:
+    """The default mark for a gap: one short line."""
+    return OMISSION if characters > 0 else ""
+
+
+def units(text: str, most: int = 320, start: int = 0, end: int | None = None) -> list[Span]:
+    """Spans of the lines of `text[start:end]`, line ends included; they cover it exactly, in order.
+
+    A line longer than `most` characters is cut behind a sentence, a comma or a space, or hard where
+    there is none; all line ends that `str.splitlines` knows count.
+    """
+    spans: list[Span] = []
+    at = start
+    for line in text[start:end].splitlines(keepends=True):
+        length = len(line)
+        if length <= most:
+            spans.append((at, at + length))
+        else:
+            spans.extend((at + low, at + high) for low, high in _cut(line, most))
+        at += length
+    return spans
+
+
+def _cut(line: str, most: int) -> Iterator[Span]:
+    """A long line in pieces of at most `most` characters; a sentence's end is the best place."""
+    at, length = 0, len(line)
+    while length - at > most:
+        best = 0
+        low, high = at + most // 3, at + most
+        for mark in (". ", "; ", ", ", " ", ","):
+            found = line.rfind(mark, low, high)
+            if found >= 0:
+                best = found + len(mark)
+                break
+        stop = best or high
+        yield at, stop
+        at = stop
+    if at < length:
+        yield at, length
+
+
+def plain(line: str) -> str:
+    """The line without terminal colours and outer white space, for analysis only."""
+    return (_ANSI.sub("", line) if "\x1b" in line else line).strip()
+
+
+def skeleton(line: str) -> str:
+    """A line without numbers, hashes and white space: equal for repeated log lines."""
+    line = _NUMBER.sub("", _ANSI.sub("", line) if "\x1b" in line else line)
+    if len(line) > 40:
+        line = _HASH.sub("", line)
+    return "".join(line.split())
+
+
+_NO_DIGITS = {ord(digit): None for digit in "0123456789"}
+
+
+def outline(shape: str) -> str:
+    """A skeleton without the digits in its names too: equal for `file1.c` and `file2.c`."""
+    return shape.translate(_NO_DIGITS)
+
+
+def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Sorted and joined where they touch or overlap; empty ones are dropped."""
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if start >= end:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return tuple(merged)
+
+
+def complement(spans: Sequence[Span], cuts: Sequence[Span]) -> tuple[Span, ...]:
+    """What is left of sorted `spans` without the sorted `cuts`."""
+    left: list[Span] = []
+    for start, stop in spans:
+        at = start
+        for low, high in cuts:
+            if high <= at or low >= stop:
+                continue
+            if low > at:
+                left.append((at, low))
+            at = max(at, high)
+        if at < stop:
+            left.append((at, stop))
+    return tuple(left)
+
+
+def join(text: str, spans: Sequence[Span], mark: Mark = omission) -> str:
+    """The kept spans with a mark for each gap, the outer ones included; every piece ends its line."""
+    parts: list[str] = []
+    at = 0
+    for start, end in spans:
+        if start > at:
+            parts.append(mark(start - at))
+        piece = text[start:end]
+        parts.append(piece)
+        at = end
+        if end < len(text) and piece[-1:] != "\n":
+            parts.append("\n")
+    if at < len(text):
+        parts.append(mark(len(text) - at))
+    return "".join(parts)
+
+
+def sample(text: str, most: int) -> list[Span]:
+    """Line-aligned regions of a huge text, about `most` characters in all: its head, its tail and what
+    surrounds error words between. The whole text where it is short enough."""
+    length = len(text)
+    if length <= most:
+        return [(0, length)] if length else []
+    quarter = most // 4
+    regions = [(0, quarter), (length - quarter, length)]
+    width = 600
+    each = max(1, (most // 2) // (2 * width) // len(_LOUD))
+    for word in _LOUD:
+        at, low, high = quarter, quarter, length - quarter
+        stride = max(width, (high - low) // (each * 4))
+        for _ in range(each):
+            at = text.find(word, at, high)
+            if at < 0:
+                break
+            regions.append((max(low, at - width), min(high, at + width)))
+            at += stride
+    return list(merge(_aligned(text, region) for region in regions))
+
+
+def _aligned(text: str, region: Span) -> Span:
+    """The region grown to whole lines where a line end is near (within 2,000 characters)."""
+    start, end = region
+    before = text.rfind("\n", max(0, start - 2000), start)
+    after = text.find("\n", end, end + 2000)
+    return (before + 1 if before >= 0 else start), (after + 1 if after >= 0 else end)
+
+
+def whole_sentences(text: str) -> str:
+    """A reply that was cut at its cap, without the sentence or line that it was cut in."""
+    return text[: max(text.rfind("\n"), text.rfind(". ")) + 1].rstrip()

@@ -1,0 +1,76 @@
+"""An agent's steps in a view: where they begin, what is new, and what the agent has just said.
+
+A step is what the assistant says, its calls included, with all that comes back before it speaks
+again; steps are numbered from 1, what stands before the first is the head. Everything is derived from
+pages' roles and numbers, so the numbers stay what they are, whatever is folded, evicted or forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kilburn.message import Kind, Role
+from kilburn.page import Page
+from kilburn.policy import Cause, View
+
+__all__ = ["arrived", "beginnings", "last_original", "latest_reply", "latest_step", "words_of"]
+
+
+def last_original(view: View) -> int:
+    """Id of the last original that was admitted, as far as the window shows; 0 if there is none."""
+    shown = view.pages[-1].order[0] if view.pages else 0
+    return max(shown, *view.wanted, *view.stubs) if view.wanted or view.stubs else shown
+
+
+def beginnings(view: View, last: int) -> list[int]:
+    """The first page of each step, in order."""
+    said = [page.id for page in map(view.page, range(1, last + 1)) if page.role is Role.ASSISTANT]
+    return [number for number, before in zip(said, [0, *said], strict=False) if number > before + 1 or not before]
+
+
+def latest_reply(view: View, last: int) -> list[Page]:
+    """The originals of the assistant's latest words and calls, in order: of one message, or of several in a row."""
+    number = last
+    while number > 0 and view.page(number).role is not Role.ASSISTANT:
+        number -= 1
+    found: list[Page] = []
+    while number > 0 and (page := view.page(number)).role is Role.ASSISTANT:
+        found.append(page)
+        number -= 1
+    return found[::-1]
+
+
+def arrived(view: View) -> range:
+    """Ids of the originals that are new at this admission, calls that had to wait for their results included; empty for
+    any other cause. While a call waits no policy is asked."""
+    if view.cause is not Cause.ADMIT or not view.wanted:
+        return range(0)
+    at = min(view.wanted)
+    low = min(_opening(view, page) for page in view.wanted)
+    while at > low:
+        at -= 1
+        low = min(low, _opening(view, at))
+    return range(low, max(view.wanted) + 1)
+
+
+def latest_step(view: View) -> int:
+    """The first original of the step that the newest message is part of: results go with their calls' message."""
+    last = max(view.wanted)
+    first = last
+    while first > 1 and view.page(first - 1).message == view.page(last).message:
+        first -= 1
+    return min(_opening(view, page) for page in range(first, last + 1))
+
+
+def _opening(view: View, page: int) -> int:
+    """The first page of the message that a page's call was made in, or of its own."""
+    first = view.page(page).answers or page
+    message = view.page(first).message
+    while first > 1 and view.page(first - 1).message == message:
+        first -= 1
+    return first
+
+
+def words_of(view: View, pages: Iterable[Page]) -> Sequence[str]:
+    """What the assistant wrote as plain text; a forgotten page has no words."""
+    return [view.text(page.id) for page in pages if page.kind is Kind.TEXT and page.role is Role.ASSISTANT and page.digest]
