@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn.text.extract import Piece, extract
-from kilburn.text.judgement import complete, garbage, judge, key_facts
+from kilburn.text.judgement import Flaw, complete, garbage, judge, key_facts
 
 PROMPT = "Summarise the following part of the transcript. Keep paths, identifiers, numbers, decisions, errors and open tasks."
 PIECES = (
@@ -77,18 +77,18 @@ def quarter(text: str) -> int:
     ],
 )
 def test_outcomes(summary: str, outcome: str) -> None:
-    assert judge(summary, PIECES, prompt=PROMPT, tokens=500, count=quarter).outcome == outcome
+    assert judge(summary, PIECES, prompt=PROMPT, tokens=500, count=quarter).flaw == outcome
 
 
 def test_a_short_loop_is_garbage_where_there_is_no_fact_to_miss() -> None:
     plain = [Piece(1, "assistant", "text", "hello there, on we go with nothing in particular")]
-    assert judge("It goes on and on. It goes on and on. It goes on and on.", plain).outcome == "repeats"
+    assert judge("It goes on and on. It goes on and on. It goes on and on.", plain).flaw == "repeats"
     assert judge("Nothing of note so far; the agent goes on.", plain).acceptable
-    assert garbage("0 0 0 0 0 0 0 0", plain) == "", "a row of numbers may be all that there is to say"
+    assert garbage("0 0 0 0 0 0 0 0", plain) is Flaw.NONE, "a row of numbers may be all that there is to say"
 
 
 def test_a_summary_over_its_budget_is_too_long() -> None:
-    assert judge(GOOD, PIECES, tokens=20, count=quarter).outcome == "toolong"
+    assert judge(GOOD, PIECES, tokens=20, count=quarter).flaw == "toolong"
 
 
 def test_missing_facts_are_named_and_invented_ones_too() -> None:
@@ -117,14 +117,14 @@ def test_a_thin_summary_is_completed_with_verbatim_lines() -> None:
     full = complete(thin, verdict.missing, PIECES, 300, quarter)
     assert full.startswith(thin)
     assert "p5: === 1 failed, 41 passed in 2.10s ===" in full
-    assert judge(full, PIECES, prompt=PROMPT, tokens=300, count=quarter).outcome == "done"
+    assert judge(full, PIECES, prompt=PROMPT, tokens=300, count=quarter).flaw == "done"
 
 
 def test_the_extract_of_a_span_is_an_acceptable_summary_of_it() -> None:
     filler = [Piece(page, "tool", "result", f"captured output of step {page}\n" * 80, "run(step)") for page in range(7, 12)]
     pieces = (*PIECES, *filler)
     text = extract(pieces, 260, quarter).text
-    assert judge(text, pieces, prompt=PROMPT, tokens=260, count=quarter).outcome == "done"
+    assert judge(text, pieces, prompt=PROMPT, tokens=260, count=quarter).flaw == "done"
 
 
 @given(st.text(max_size=300), st.integers(0, 200))

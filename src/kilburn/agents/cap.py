@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Cap", "clip", "whole_sentences"]
+__all__ = ["Cap", "clip"]
 
 
 class Cap:
@@ -53,9 +53,3 @@ def clip(text: str, tokens: int, count: Callable[[str], int]) -> str:
         else:
             high = middle - 1
     return text[:low]
-
-
-def whole_sentences(text: str) -> str:
-    """A text that was cut, without the sentence or line that it was cut in, if that is the lesser part of it."""
-    end = max(text.rfind("\n"), text.rfind(". ")) + 1
-    return text[:end].rstrip() if end > len(text) // 2 else text

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
-from kilburn.agents.cap import Cap, clip, whole_sentences
+from kilburn.agents.cap import Cap, clip
 from kilburn.agents.loop import Limits, Said, set_up
 from kilburn.effect import Ask
 from kilburn.kernel.drive import answerer
@@ -26,7 +26,8 @@ from kilburn.message import Kind, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
 from kilburn.text.extract import Piece, extract
-from kilburn.text.judgement import judge
+from kilburn.text.judgement import Flaw, judge
+from kilburn.text.lines import whole_sentences
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
 from kilburn.wire.quotation import quoted
 
@@ -255,13 +256,13 @@ class MementoLoop:
             return
         head, inside = draft.text[: parser.opened], draft.text[parser.opened : min(parser.read, len(draft.text))]
         if parser.where is Where.BLOCK and inside.strip():
-            content = whole_sentences(clip(inside, self.max_block_tokens, self._count))
+            content = whole_sentences(clip(inside, self.max_block_tokens, self._count), least=0.5)
             draft.text = f"{head}{content}{BLOCK_END}{SUMMARY_START}{self._memento(content)}{SUMMARY_END}"
         elif parser.where is Where.BETWEEN:
             start = head.rindex(BLOCK_START) + len(BLOCK_START)
             draft.text = f"{head}{SUMMARY_START}{self._memento(head[start : -len(BLOCK_END)])}{SUMMARY_END}"
         elif parser.where is Where.MEMENTO and inside.strip():
-            draft.text = f"{head}{whole_sentences(clip(inside, self.max_memento_tokens, self._count))}{SUMMARY_END}"
+            draft.text = f"{head}{whole_sentences(clip(inside, self.max_memento_tokens, self._count), least=0.5)}{SUMMARY_END}"
         else:
             return
         draft.forced, draft.finish = True, ""
@@ -275,7 +276,7 @@ class MementoLoop:
         timeout = 120.0 if self.limits.seconds is None else self.limits.seconds
         answer = self._answer(Ask(prompt=prompt, system=SYSTEM, max_tokens=most, purpose="memento", timeout=timeout))
         said = TAG.sub("", clip(answer.text, most, self._count)).strip() if answer.has_text else ""
-        if said and judge(said, [piece], prompt=prompt).outcome in ("done", "drops"):
+        if said and judge(said, [piece], prompt=prompt).flaw in (Flaw.NONE, Flaw.DROPS):
             return said
         spans = extract([piece], most, self._count).spans
         lines = "".join(content[start:end] for _, kept in spans for start, end in kept)

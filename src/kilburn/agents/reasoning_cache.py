@@ -15,7 +15,7 @@ from contextlib import closing
 
 import msgspec
 
-from kilburn.agents.cap import Cap, clip, whole_sentences
+from kilburn.agents.cap import Cap, clip
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
@@ -26,7 +26,8 @@ from kilburn.model import Finish, Model, Reply, Request
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
 from kilburn.text.extract import Piece
-from kilburn.text.judgement import garbage
+from kilburn.text.judgement import Flaw, garbage
+from kilburn.text.lines import whole_sentences
 from kilburn.wire.quotation import nonce_of
 
 __all__ = ["Prompts", "Reasoning", "ReasoningCache", "Round", "Schedule", "boxed"]
@@ -308,11 +309,11 @@ class ReasoningCache:
         text = clip(answer.text.strip(), self.schedule.summary, self._count)
         # The reply may repeat the old summary, which is in the prompt, but not the instruction or the trace.
         recited = any(len(line) >= LINE and line in text for line in self.prompts.summarise.splitlines() if "{" not in line)
-        if recited or garbage(text, [Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), trace)]):
+        if recited or garbage(text, [Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), trace)]) is not Flaw.NONE:
             return "", Outcome.REJECTED
         if text == answer.text.strip() and answer.ok:
             return text, Outcome.DONE
-        return whole_sentences(text), Outcome.TRUNCATED
+        return whole_sentences(text, least=0.5), Outcome.TRUNCATED
 
     def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: Outcome) -> None:
         """Take the trace out of the process's window. The summary stands for all traces, or a handle does."""

@@ -245,7 +245,7 @@ class Agentfold:
         verdict = judge(said.compress_text, pieces, tokens=to, count=view.count)
         text = mended(said.compress_text, verdict, pieces, to, view.count)
         if not text:
-            return (yield from _rejected(f"the words: {verdict.outcome}"))
+            return (yield from _rejected(f"the words: {verdict.flaw}"))
         return (yield from _folded(view, stretch, first, last, text))
 
     def _by_rule(self, view: View, partition: Partition) -> list[Move]:

@@ -179,8 +179,8 @@ def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer:
     verdict = judge(said, pieces, prompt=ask.prompt, tokens=ask.max_tokens, count=_rough)
     text = mended(said, verdict, pieces, ask.max_tokens, _rough).strip()
     if text:
-        return Answer(outcome=Outcome.DONE, text=text, detail=verdict.outcome)
-    return Answer(outcome=Outcome.REJECTED, detail=verdict.outcome)
+        return Answer(outcome=Outcome.DONE, text=text, detail=verdict.flaw)
+    return Answer(outcome=Outcome.REJECTED, detail=verdict.flaw)
 
 
 def _rough(text: str) -> int:

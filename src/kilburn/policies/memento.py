@@ -160,7 +160,7 @@ class Memento:
             text = mended(answer.text, verdict, pieces, self.to, view.count)
             if text:
                 return text, "model"
-            yield Note(outcome=Outcome.REJECTED, why=f"memento: {verdict.outcome}", figures={"rejected": 1})
+            yield Note(outcome=Outcome.REJECTED, why=f"memento: {verdict.flaw}", figures={"rejected": 1})
         return verbatim, "extract"
 
 

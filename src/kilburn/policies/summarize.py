@@ -151,7 +151,7 @@ class Summarize:
         verdict = judge(said, pieces, prompt=prompt, tokens=to, count=view.count)
         text = mended(said, verdict, pieces, to, view.count)
         if not text:
-            return "", f"; the model's summary was rejected: {verdict.outcome}"
+            return "", f"; the model's summary was rejected: {verdict.flaw}"
         return text, "model" if verdict.acceptable else f"model, completed with {len(verdict.missing)} facts"
 
 

@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kilburn.message import Kind, Role
 from kilburn.text.extract import Piece
@@ -20,7 +21,7 @@ from kilburn.text.facts import Fact, Facts, facts
 from kilburn.text.identifiers import identifiers
 from kilburn.text.lines import OMISSION, sample
 
-__all__ = ["Judgement", "KeyFact", "complete", "garbage", "judge", "key_facts", "mended"]
+__all__ = ["Flaw", "Judgement", "KeyFact", "complete", "garbage", "judge", "key_facts", "mended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +35,36 @@ class KeyFact:
     span: tuple[int, int]
 
 
+class Flaw(StrEnum):
+    """What is wrong with a summary."""
+
+    NONE = "done"
+    """It is acceptable."""
+    EMPTY = "empty"
+    REFUSAL = "refusal"
+    REPEATS = "repeats"
+    ECHO = "echo"
+    """It copies its sources or its prompt."""
+    TOO_LONG = "toolong"
+    DROPS = "drops"
+    """Too few of the key facts are kept."""
+    INVENTS = "invents"
+    """It names what is nowhere in the sources."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The result of the check.
 
     Args:
-        outcome: "done" (acceptable), "empty", "refusal", "repeats", "echo", "toolong", "drops" (too few of the key
-            facts are kept) or "invents" (names that are nowhere in the sources).
+        flaw: what is wrong with it, if anything.
         kept: share of the key facts' weight that the summary keeps, 0 to 1; 1 where there are none.
         missing: the key facts that it lost, the weightiest first.
         invented: paths, names and numbers of the summary that no source has.
         why: one line for the ledger.
     """
 
-    outcome: str
+    flaw: Flaw
     kept: float = 0.0
     missing: tuple[KeyFact, ...] = ()
     invented: tuple[str, ...] = ()
@@ -56,13 +73,13 @@ class Judgement:
     @property
     def acceptable(self) -> bool:
         """Whether the summary may stand as it is."""
-        return self.outcome == "done"
+        return self.flaw is Flaw.NONE
 
     @property
     def reparable(self) -> bool:
         """Whether `complete` is worthwhile: facts are lost, but a fifth of their weight is there, so the summary is
         about this stretch."""
-        return self.outcome == "drops" and self.kept >= 0.2
+        return self.flaw is Flaw.DROPS and self.kept >= 0.2
 
 
 def judge(
@@ -86,19 +103,19 @@ def judge(
     words = re.findall(r"\w+", summary.lower())
     letters, signs = sum(map(str.isalpha, summary)), len("".join(summary.split()))
     if letters < 12:
-        return Judgement("empty", why=f"{letters} letters")
+        return Judgement(Flaw.EMPTY, why=f"{letters} letters")
     if letters < 0.35 * signs:
-        return Judgement("repeats", why=f"{letters} letters in {signs} characters: little but numbers and signs")
+        return Judgement(Flaw.REPEATS, why=f"{letters} letters in {signs} characters: little but numbers and signs")
     if _REFUSAL.match(summary):
-        return Judgement("refusal", why=summary.strip()[:60])
+        return Judgement(Flaw.REFUSAL, why=summary.strip()[:60])
     loop = _loop(summary, words)
     if loop:
-        return Judgement("repeats", why=loop)
+        return Judgement(Flaw.REPEATS, why=loop)
     if tokens is not None and count(summary) > tokens:
-        return Judgement("toolong", why=f"{count(summary)} of {tokens} tokens")
+        return Judgement(Flaw.TOO_LONG, why=f"{count(summary)} of {tokens} tokens")
     echo = _echo(words, pieces, prompt)
     if echo:
-        return Judgement("echo", why=echo)
+        return Judgement(Flaw.ECHO, why=echo)
     sources = "\n".join(text for piece in pieces for text in (piece.label, piece.text))
     wanted = key_facts(pieces)
     low = summary.lower()
@@ -107,10 +124,10 @@ def judge(
     kept = 1.0 - sum(fact.weight for fact in missing) / total if total else 1.0
     named, invented = _invented(summary, f"{sources}\n{prompt}".lower())
     if len(invented) > max(1, invent * named):
-        return Judgement("invents", kept, missing, invented, f"{len(invented)} of {named} names and numbers occur nowhere")
+        return Judgement(Flaw.INVENTS, kept, missing, invented, f"{len(invented)} of {named} names and numbers occur nowhere")
     if kept < keep:
-        return Judgement("drops", kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
-    return Judgement("done", kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+        return Judgement(Flaw.DROPS, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+    return Judgement(Flaw.NONE, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
 
 
 def mended(said: str, verdict: Judgement, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
@@ -121,19 +138,19 @@ def mended(said: str, verdict: Judgement, pieces: Sequence[Piece], tokens: int, 
     return complete(said, verdict.missing, pieces, tokens, count) if verdict.reparable else ""
 
 
-def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> str:
-    """Why a text is not a summary at all: "empty", "refusal", "repeats" or "echo"; "" if it may be one.
+def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> Flaw:
+    """Why a text is not a summary at all: EMPTY, REFUSAL, REPEATS or ECHO; NONE if it may be one.
 
     This is milder than `judge`: a line of numbers may be a valid summary.
     """
     words = re.findall(r"\w+", summary.lower())
     if not words:
-        return "empty"
+        return Flaw.EMPTY
     if _REFUSAL.match(summary):
-        return "refusal"
+        return Flaw.REFUSAL
     if _loop(summary, words):
-        return "repeats"
-    return "echo" if _echo(words, pieces, prompt) else ""
+        return Flaw.REPEATS
+    return Flaw.ECHO if _echo(words, pieces, prompt) else Flaw.NONE
 
 
 _REFUSAL = re.compile(
