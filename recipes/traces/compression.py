@@ -18,7 +18,7 @@ from kilburn.effect import Answer, Ask, Outcome
 from kilburn.message import Kind, Role
 from kilburn.text.extract import Piece
 from kilburn.text.identifiers import identifiers
-from kilburn.text.judgement import Flaw, garbage
+from kilburn.text.judgement import garbage
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START
 from kilburn.wire.quotation import quoted
 from traces.segmentation import sentences
@@ -263,7 +263,7 @@ def compress(
 
 def _usable(text: str, block: str, asked: str, tokens: int, count: Callable[[str], int]) -> bool:
     piece = Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), block)
-    return bool(text) and count(text) <= tokens and garbage(text, [piece], asked) is Flaw.NONE
+    return bool(text) and count(text) <= tokens and not garbage(text, [piece], asked)
 
 
 def _clean(text: str) -> str:

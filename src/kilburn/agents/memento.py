@@ -26,7 +26,7 @@ from kilburn.message import Kind, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
 from kilburn.text.extract import Piece, extract
-from kilburn.text.judgement import Flaw, judge
+from kilburn.text.judgement import Verdict, judge
 from kilburn.text.lines import whole_sentences
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
 from kilburn.wire.quotation import quoted
@@ -276,7 +276,7 @@ class MementoLoop:
         timeout = 120.0 if self.limits.seconds is None else self.limits.seconds
         answer = self._answer(Ask(prompt=prompt, system=SYSTEM, max_tokens=most, purpose="memento", timeout=timeout))
         said = TAG.sub("", clip(answer.text, most, self._count)).strip() if answer.has_text else ""
-        if said and judge(said, [piece], prompt=prompt).flaw in (Flaw.NONE, Flaw.DROPS):
+        if said and judge(said, [piece], prompt=prompt).verdict in (Verdict.DONE, Verdict.DROPS):
             return said
         spans = extract([piece], most, self._count).spans
         lines = "".join(content[start:end] for _, kept in spans for start, end in kept)

@@ -26,7 +26,7 @@ from kilburn.model import Finish, Model, Reply, Request
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
 from kilburn.text.extract import Piece
-from kilburn.text.judgement import Flaw, garbage
+from kilburn.text.judgement import garbage
 from kilburn.text.lines import whole_sentences
 from kilburn.wire.quotation import nonce_of
 
@@ -309,7 +309,7 @@ class ReasoningCache:
         text = clip(answer.text.strip(), self.schedule.summary, self._count)
         # The reply may repeat the old summary, which is in the prompt, but not the instruction or the trace.
         recited = any(len(line) >= LINE and line in text for line in self.prompts.summarise.splitlines() if "{" not in line)
-        if recited or garbage(text, [Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), trace)]) is not Flaw.NONE:
+        if recited or garbage(text, [Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), trace)]):
             return "", Outcome.REJECTED
         if text == answer.text.strip() and answer.ok:
             return text, Outcome.DONE

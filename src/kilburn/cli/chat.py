@@ -1,6 +1,6 @@
-"""`chat`: talk with a model whose whole past stays addressable; the session goes on where it was left.
+"""`chat`: talk with a model whose whole past stays addressable; a session continues where it was left.
 
-Lines come from a terminal or from a pipe. It refuses to run tools other than the memory's own.
+Lines come from a terminal or from a pipe. The only tools are the memory tools.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def chat(
 ) -> None:
     """Talk with a model; its replies stream, and it can recall whatever left its window.
 
-    Lines that begin with a slash are for Kilburn: /help lists them. Reads lines from a pipe as well.
+    Lines that begin with a slash are commands to Kilburn; /help lists them. Lines may also come from a pipe.
 
     Example:
 
@@ -108,7 +108,7 @@ def _lines() -> Iterator[str]:
 
 
 def _own(agent: Agent, word: str, rest: str) -> str:
-    """What a line with a slash asks of Kilburn."""
+    """Carry out a line that begins with a slash."""
     process = agent.process
     if word == "/recall":
         return process.recall(rest)

@@ -1,8 +1,7 @@
-"""One recorded run through a window, measured, and checked by other means than the kernel's own.
+"""Streams one recorded run through a window, and checks it independently of the kernel.
 
-Overflow is found by counting the rendered prompt again, message by message, from what would go to
-the provider; loss by comparing every message, and every page's bytes read back from the store, with
-what was admitted. It refuses to trust the figures that it checks.
+Overflow is found by counting the rendered prompt again, message by message, as it would go to the provider. Loss is
+found by comparing every message, and every page's bytes read back from the store, with what was admitted.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Measured(msgspec.Struct, kw_only=True):
     curve: list[tuple[int, int]] = []
 
     def figures(self) -> dict[str, Any]:
-        """All but the curve."""
+        """All figures except the curve."""
         return {key: value for key, value in msgspec.structs.asdict(self).items() if key != "curve"}
 
 
@@ -134,7 +133,7 @@ def _strings(value: Any) -> list[str]:
 def lost_bytes(process: Process, run: RecordedRun) -> int:
     """Bytes of a run that do not come back: its messages as dicts, and its pages' texts by address.
 
-    Give a process that was just opened: what the one that worked has at hand proves nothing.
+    Pass a process that was just opened, because the one that did the work has texts cached.
     """
     lost = 0
     given = run.messages[:]

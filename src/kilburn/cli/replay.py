@@ -1,4 +1,4 @@
-"""`replay`: stream recorded runs through a window, and say what it cost and whether anything went wrong."""
+"""`replay`: stream recorded runs through a window, and report what it cost and whether anything went wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def replay(
 ) -> None:
     """Stream recorded runs through a window: overflow and bytes lost (both must be 0), tokens shipped, evictions, folds, time.
 
-    Exit status 1 where a prompt overflowed or a byte was lost.
+    Exit status 1 if a prompt overflowed or a byte was lost.
 
     Example:
 
@@ -124,7 +124,7 @@ def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measu
             except KilburnError as error:
                 error.add_note(f"in message {process.window.turn + 1} of run {run.name!r}")
                 raise
-            # Opened anew, so that texts come from the store and places from the ledger.
+            # Opened again, so that texts come from the store and places from the ledger.
             again = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)
             found.lost = lost_bytes(again.process(run.name), run)
             measured.append(found)

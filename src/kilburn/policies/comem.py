@@ -172,15 +172,15 @@ def _compose(pages: Sequence[Page], most: int, policy: Comem, read: Callable[[in
 
 def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer: Answer) -> Answer:
     """The answer, if its text may stand for the originals: unchanged, or completed with the facts that it lost."""
-    if not answer.has_text:
+    if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
         return answer
     said = answer.text if answer.ok else whole_sentences(answer.text)
     pieces = _Log(pages, read)
-    verdict = judge(said, pieces, prompt=ask.prompt, tokens=ask.max_tokens, count=_rough)
-    text = mended(said, verdict, pieces, ask.max_tokens, _rough).strip()
+    judged = judge(said, pieces, prompt=ask.prompt, tokens=ask.max_tokens, count=_rough)
+    text = mended(said, judged, pieces, ask.max_tokens, _rough).strip()
     if text:
-        return Answer(outcome=Outcome.DONE, text=text, detail=verdict.flaw)
-    return Answer(outcome=Outcome.REJECTED, detail=verdict.flaw)
+        return Answer(outcome=Outcome.DONE, text=text, detail=judged.verdict)
+    return Answer(outcome=Outcome.REJECTED, detail=judged.verdict)
 
 
 def _rough(text: str) -> int:

@@ -22,7 +22,7 @@ from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policy import Cause, Stretch, View
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
 from kilburn.text.highlights import highlights, telling
-from kilburn.text.judgement import Flaw, judge
+from kilburn.text.judgement import Verdict, judge
 from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
@@ -49,8 +49,14 @@ previous summary still contains, and the most informative lines of what no summa
 MARK = 8
 """Tokens of the line above a text that names its speaker."""
 
-_OUTCOMES = {Flaw.EMPTY: Outcome.EMPTY, Flaw.REFUSAL: Outcome.REFUSED, Flaw.TOO_LONG: Outcome.NO_PROGRESS}
-_GARBAGE = (Flaw.EMPTY, Flaw.REFUSAL, Flaw.REPEATS, Flaw.TOO_LONG, Flaw.ECHO)
+_GARBAGE = {
+    Verdict.EMPTY: Outcome.EMPTY,
+    Verdict.REFUSAL: Outcome.REFUSED,
+    Verdict.REPEATS: Outcome.REJECTED,
+    Verdict.TOO_LONG: Outcome.NO_PROGRESS,
+    Verdict.ECHO: Outcome.REJECTED,
+}
+"""How a compaction ended whose summary is none."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +168,9 @@ class Compact:
         if not answer.ok:
             return ""
         said = _unwrapped(answer.text)
-        verdict = judge(said, [], prompt=f"{SYSTEM}\n{asked}", tokens=4 * to, count=view.count)
-        if verdict.flaw in _GARBAGE:
-            yield Note(outcome=_OUTCOMES.get(verdict.flaw, Outcome.REJECTED), why=f"the summary was not used: {verdict.flaw}")
+        judged = judge(said, [], prompt=f"{SYSTEM}\n{asked}", tokens=4 * to, count=view.count)
+        if judged.verdict in _GARBAGE:
+            yield Note(outcome=_GARBAGE[judged.verdict], why=f"the summary was not used: {judged.verdict}")
             return ""
         return said
 

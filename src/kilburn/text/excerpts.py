@@ -15,7 +15,7 @@ from kilburn.policy import Stretch, View
 from kilburn.text.lines import merge
 from kilburn.text.selection import BASE, Line, lines_of, select
 
-__all__ = ["far_of", "flow_of", "focus_of", "older", "parts_of", "put", "reach", "shortened"]
+__all__ = ["cited_stretch", "excerpt_moves", "far_of", "flow_of", "focus_of", "old_pages", "parts_of", "shorten_latest"]
 
 CITED = 1024
 """An excerpt cites at least this many originals. Beyond that, originals of which it keeps no line have only a handle."""
@@ -38,7 +38,7 @@ MARKED = 0.5
 """Importance from which on a page belongs to the core."""
 
 
-def older(view: View, tail: int, core: int) -> list[Page]:
+def old_pages(view: View, tail: int, core: int) -> list[Page]:
     """The pages before a tail of so many tokens that may leave; important ones stay, up to `core` tokens."""
     stays: set[int] = set()
     marked = [page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED] if view.marks else []
@@ -49,9 +49,9 @@ def older(view: View, tail: int, core: int) -> list[Page]:
     return view.movable([page for page in view.front(tail) if page.id not in stays])
 
 
-def reach(view: View, pages: Iterable[Page]) -> Stretch:
-    """The originals that an excerpt in place of pages cites: if there are very many, the newest, and those of which an
-    earlier excerpt keeps something."""
+def cited_stretch(view: View, pages: Iterable[Page]) -> Stretch:
+    """What an excerpt in place of pages cites: of very many originals the newest, and those of which an earlier
+    excerpt keeps something."""
     going = [page.id for page in pages]
     stretch = view.stretch(going)
     most = max(CITED, view.budget.capacity // 8)
@@ -61,7 +61,9 @@ def reach(view: View, pages: Iterable[Page]) -> Stretch:
     return view.stretch(going, within=kept.union(stretch.sources[most // 4 - most :]))
 
 
-def put(stretch: Stretch, parts: Parts, why: str, *, nothing: str, torn: str = "beyond the excerpt's reach") -> list[Move]:
+def excerpt_moves(
+    stretch: Stretch, parts: Parts, why: str, *, nothing: str, torn: str = "beyond the excerpt's reach"
+) -> list[Move]:
     """The moves that put an excerpt in place of a stretch; its eviction if nothing of it is kept.
 
     Args:
@@ -73,7 +75,7 @@ def put(stretch: Stretch, parts: Parts, why: str, *, nothing: str, torn: str = "
     return [Evict(pages=tuple([page.id for page in stretch.pages]), why=nothing)]
 
 
-def shortened(view: View, whole: int) -> tuple[list[Move], int]:
+def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
     """Excerpts of new pages that are too long to stay whole, and the tokens that they save."""
     folds: list[Move] = []
     saved = 0

@@ -21,7 +21,24 @@ from kilburn.text.facts import Fact, Facts, facts
 from kilburn.text.identifiers import identifiers
 from kilburn.text.lines import OMISSION, sample
 
-__all__ = ["Flaw", "Judgement", "KeyFact", "complete", "garbage", "judge", "key_facts", "mended"]
+__all__ = ["Judgement", "KeyFact", "Verdict", "complete", "garbage", "judge", "key_facts", "mended"]
+
+
+class Verdict(StrEnum):
+    """What a summary is."""
+
+    DONE = "done"
+    """Fit to stand for its sources."""
+    EMPTY = "empty"
+    REFUSAL = "refusal"
+    REPEATS = "repeats"
+    ECHO = "echo"
+    """A copy of the prompt, or of a source."""
+    TOO_LONG = "toolong"
+    DROPS = "drops"
+    """Too few of the key facts are kept."""
+    INVENTS = "invents"
+    """It names what occurs nowhere in the sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +52,18 @@ class KeyFact:
     span: tuple[int, int]
 
 
-class Flaw(StrEnum):
-    """What is wrong with a summary."""
-
-    NONE = "done"
-    """It is acceptable."""
-    EMPTY = "empty"
-    REFUSAL = "refusal"
-    REPEATS = "repeats"
-    ECHO = "echo"
-    """It copies its sources or its prompt."""
-    TOO_LONG = "toolong"
-    DROPS = "drops"
-    """Too few of the key facts are kept."""
-    INVENTS = "invents"
-    """It names what is nowhere in the sources."""
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The result of the check.
 
     Args:
-        flaw: what is wrong with it, if anything.
         kept: share of the key facts' weight that the summary keeps, 0 to 1; 1 where there are none.
         missing: the key facts that it lost, the weightiest first.
         invented: paths, names and numbers of the summary that no source has.
         why: one line for the ledger.
     """
 
-    flaw: Flaw
+    verdict: Verdict
     kept: float = 0.0
     missing: tuple[KeyFact, ...] = ()
     invented: tuple[str, ...] = ()
@@ -73,13 +72,13 @@ class Judgement:
     @property
     def acceptable(self) -> bool:
         """Whether the summary may stand as it is."""
-        return self.flaw is Flaw.NONE
+        return self.verdict is Verdict.DONE
 
     @property
     def reparable(self) -> bool:
         """Whether `complete` is worthwhile: facts are lost, but a fifth of their weight is there, so the summary is
         about this stretch."""
-        return self.flaw is Flaw.DROPS and self.kept >= 0.2
+        return self.verdict is Verdict.DROPS and self.kept >= 0.2
 
 
 def judge(
@@ -92,7 +91,7 @@ def judge(
     keep: float = 0.5,
     invent: float = 0.15,
 ) -> Judgement:
-    """The first outcome that applies; garbage comes before lost facts.
+    """The first verdict that applies; garbage comes before lost facts.
 
     Args:
         prompt: the instruction that the model was given, so that its echo is known.
@@ -103,19 +102,19 @@ def judge(
     words = re.findall(r"\w+", summary.lower())
     letters, signs = sum(map(str.isalpha, summary)), len("".join(summary.split()))
     if letters < 12:
-        return Judgement(Flaw.EMPTY, why=f"{letters} letters")
+        return Judgement(Verdict.EMPTY, why=f"{letters} letters")
     if letters < 0.35 * signs:
-        return Judgement(Flaw.REPEATS, why=f"{letters} letters in {signs} characters: little but numbers and signs")
+        return Judgement(Verdict.REPEATS, why=f"{letters} letters in {signs} characters: little but numbers and signs")
     if _REFUSAL.match(summary):
-        return Judgement(Flaw.REFUSAL, why=summary.strip()[:60])
+        return Judgement(Verdict.REFUSAL, why=summary.strip()[:60])
     loop = _loop(summary, words)
     if loop:
-        return Judgement(Flaw.REPEATS, why=loop)
+        return Judgement(Verdict.REPEATS, why=loop)
     if tokens is not None and count(summary) > tokens:
-        return Judgement(Flaw.TOO_LONG, why=f"{count(summary)} of {tokens} tokens")
+        return Judgement(Verdict.TOO_LONG, why=f"{count(summary)} of {tokens} tokens")
     echo = _echo(words, pieces, prompt)
     if echo:
-        return Judgement(Flaw.ECHO, why=echo)
+        return Judgement(Verdict.ECHO, why=echo)
     sources = "\n".join(text for piece in pieces for text in (piece.label, piece.text))
     wanted = key_facts(pieces)
     low = summary.lower()
@@ -124,33 +123,33 @@ def judge(
     kept = 1.0 - sum(fact.weight for fact in missing) / total if total else 1.0
     named, invented = _invented(summary, f"{sources}\n{prompt}".lower())
     if len(invented) > max(1, invent * named):
-        return Judgement(Flaw.INVENTS, kept, missing, invented, f"{len(invented)} of {named} names and numbers occur nowhere")
+        return Judgement(Verdict.INVENTS, kept, missing, invented, f"{len(invented)} of {named} names and numbers occur nowhere")
     if kept < keep:
-        return Judgement(Flaw.DROPS, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
-    return Judgement(Flaw.NONE, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+        return Judgement(Verdict.DROPS, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+    return Judgement(Verdict.DONE, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
 
 
-def mended(said: str, verdict: Judgement, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
+def mended(said: str, judged: Judgement, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
     """What may stand of a summary that was judged: all of it, with the facts that it lost, or "" where it is not to be
     trusted."""
-    if verdict.acceptable:
+    if judged.acceptable:
         return said
-    return complete(said, verdict.missing, pieces, tokens, count) if verdict.reparable else ""
+    return complete(said, judged.missing, pieces, tokens, count) if judged.reparable else ""
 
 
-def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> Flaw:
-    """Why a text is not a summary at all: EMPTY, REFUSAL, REPEATS or ECHO; NONE if it may be one.
+def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> Verdict | None:
+    """Why a text is not a summary at all; None if it may be one.
 
     This is milder than `judge`: a line of numbers may be a valid summary.
     """
     words = re.findall(r"\w+", summary.lower())
     if not words:
-        return Flaw.EMPTY
+        return Verdict.EMPTY
     if _REFUSAL.match(summary):
-        return Flaw.REFUSAL
+        return Verdict.REFUSAL
     if _loop(summary, words):
-        return Flaw.REPEATS
-    return Flaw.ECHO if _echo(words, pieces, prompt) else Flaw.NONE
+        return Verdict.REPEATS
+    return Verdict.ECHO if _echo(words, pieces, prompt) else None
 
 
 _REFUSAL = re.compile(
