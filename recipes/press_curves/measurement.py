@@ -4,8 +4,8 @@ Contexts of pages with planted facts (`press_curves.needles`) are prefilled once
 each budget of a fork of that very cache, and the same tokens are read behind all of them: how the last
 page goes on, and a question with its answer. The question is asked twice: of a cache that was pressed
 before it was known, and of one that was pressed when it stood at the end, as SnapKV has it. An answer is
-right where each of its tokens is the most probable one, which is what greedy decoding says. It refuses
-to tell a press where the answer stands.
+right where each of its tokens is the most probable one, which is what greedy decoding says.
+No press is told where the answer stands.
 
     report = evaluate(load(find("smollm2")), library(), Setting(cases=8))
     print(report.table())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -136,15 +137,13 @@ def lost_bytes(process: Process, run: RecordedRun) -> int:
     Pass a process that was just opened, because the one that did the work has texts cached.
     """
     lost = 0
-    given = run.messages[:]
-    back = process.messages()
-    for before, after in zip(given, [*back, *[None] * (len(given) - len(back))], strict=False):
+    for before, after in zip(run.messages, chain(process.messages(), repeat(None)), strict=False):
         written = msgspec.json.encode(before)
         if after is None or msgspec.json.encode(after) != written:
             lost += len(written)
-    parts = [part.text for message in given for parsed in parse(message) for part in parsed.parts]
+    parts = [part.text for message in run.messages for parsed in parse(message) for part in parsed.parts]
     recalled = process.recall(f"p1-p{process.window.last}").parts if parts else ()
-    for text, found in zip(parts, [*recalled, *[None] * (len(parts) - len(recalled))], strict=False):
+    for text, found in zip(parts, chain(recalled, repeat(None)), strict=False):
         lost += 0 if found == text else len(text.encode("utf-8"))
     return lost
 

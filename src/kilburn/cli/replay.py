@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,6 +25,20 @@ __all__ = ["replay"]
 
 SHOWN = 20
 """Runs that are listed one by one for people."""
+
+COLUMNS = {
+    "messages": "messages",
+    "tokens": "tokens_seen",
+    "shipped": "tokens_shipped",
+    "re-prefilled": "tokens_reprefilled",
+    "evictions": "evictions",
+    "folds": "folds",
+    "faults": "faults",
+    "peak": "peak",
+    "overflow": "overflow",
+    "lost": "lost",
+}
+"""Heads of the table, and the figures of a run under them."""
 
 
 @app.command()
@@ -133,20 +147,7 @@ def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measu
 
 
 def _report(measured: list[Measured], total: Total, title: str) -> None:
-    heads = (
-        "run",
-        "messages",
-        "tokens",
-        "shipped",
-        "re-prefilled",
-        "evictions",
-        "folds",
-        "faults",
-        "peak",
-        "overflow",
-        "lost",
-        "seconds",
-    )
+    heads = ("run", *COLUMNS, "seconds")
     rows = [_row(run) for run in measured[:SHOWN]]
     if len(measured) > 1:
         rows.append(_row(total))
@@ -159,16 +160,4 @@ def _report(measured: list[Measured], total: Total, title: str) -> None:
 
 
 def _row(run: Measured) -> tuple[str, ...]:
-    numbers: tuple[Any, ...] = (
-        run.messages,
-        run.tokens_seen,
-        run.tokens_shipped,
-        run.tokens_reprefilled,
-        run.evictions,
-        run.folds,
-        run.faults,
-        run.peak,
-        run.overflow,
-        run.lost,
-    )
-    return (run.name, *map(count, numbers), f"{run.seconds:.2f}")
+    return (run.name, *(count(getattr(run, name)) for name in COLUMNS.values()), f"{run.seconds:.2f}")
