@@ -17,6 +17,7 @@ from kilburn.cli.access import model_of
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
+from kilburn.model import Finish
 from kilburn.terminal import line, say, tell
 
 __all__ = ["chat"]
@@ -140,7 +141,7 @@ def _answer(agent: Agent, typed: str) -> None:
                 say(f"[{line(event.name)} {event.arguments}]")
             elif isinstance(event, Returned):
                 say(f"[{'failed' if event.failed else 'back'}: {count(len(event.text))} characters]")
-            elif isinstance(event, Stopped) and event.outcome.finish not in ("stop", "length"):
+            elif isinstance(event, Stopped) and event.outcome.finish not in (Finish.STOP, Finish.LENGTH):
                 say(f"[stopped: {event.outcome.finish}]")
     except KeyboardInterrupt:
         if not sys.stdin.isatty():

@@ -18,7 +18,7 @@ from kilburn.cli.access import model_of
 from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import table
 from kilburn.cli.shell import Force, Json, app
-from kilburn.demo.job import Plan, Results, Told, perform
+from kilburn.demo.job import JobResult, Plan, Told, perform
 from kilburn.errors import MissingExtra, ModelError
 from kilburn.evals.picture import check_picture
 from kilburn.terminal import console, emit, line, say
@@ -133,7 +133,7 @@ def _progress() -> Told:
     return told
 
 
-def _show(results: Results, missing: str) -> None:
+def _show(results: JobResult, missing: str) -> None:
     """Print the results for people."""
     plan, stats, number = results.plan, results.stats, len(results.asked)
     seen = results.output_tokens
@@ -184,13 +184,13 @@ def _draw_window(curve: Sequence[tuple[int, int]], top: int) -> None:
         _print(f"{label:>7} {'┤' if label else '│'}{''.join(' ▁▂▃▄▅▆▇█'[max(0, min(8, round(8 * level)))] for level in levels)}")
 
 
-def _show_model(results: Results, missing: str) -> None:
+def _show_model(results: JobResult, missing: str) -> None:
     if missing:
         _print(f"\nWithout a model: {missing}")
     if results.model_folds:
         _print(f"\n{results.model} was asked to fold, in a session of its own; a summary that fails its check is not used")
         rows = [(fold.pages, f"{fold.tokens:,}", fold.outcome, fold.why, f"{fold.seconds:.1f} s") for fold in results.model_folds]
-        table(("pages", "tokens", "results", "the ledger says", "time"), rows)
+        table(("pages", "tokens", "outcome", "the ledger says", "time"), rows)
     if results.phrases:
         _print(f"\n{results.model} says, given the recalled text; the exact answer is what counts")
     for phrase in results.phrases:
@@ -198,7 +198,7 @@ def _show_model(results: Results, missing: str) -> None:
         _print(f"    model  {_short(phrase.said)}  ({'has it' if phrase.holds else 'not exact'}, {phrase.seconds:.1f} s)")
 
 
-def _show_end(results: Results) -> None:
+def _show_end(results: JobResult) -> None:
     spent = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in results.seconds.items())
     _print(f"\n{sum(results.seconds.values()):.0f} seconds: {spent}")
     if results.ok:

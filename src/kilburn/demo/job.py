@@ -30,7 +30,7 @@ from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.model import Model
 
-__all__ = ["Asked", "Plan", "Results", "Rival", "check", "perform"]
+__all__ = ["Asked", "JobResult", "Plan", "Rival", "check", "perform"]
 
 SESSION = "library"
 SYSTEM = "You are an agent that explores a Python library with tools: list, read, search."
@@ -87,7 +87,7 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
     evidence: int
 
 
-class Results(msgspec.Struct, kw_only=True):
+class JobResult(msgspec.Struct, kw_only=True):
     """All that is reported. Tokens by the plan's tokenizer; `lost` in bytes; `failed` tool calls; `stopped` the files that
     were not read when the time was up; `stats` the ledger's figures of the work; `curve` tokens seen and in the window, a
     pair a prompt; `seconds` by phase."""
@@ -129,7 +129,7 @@ class Results(msgspec.Struct, kw_only=True):
         return not self.stats.overflow and not self.lost and bool(self.asked) and self.exact == len(self.asked)
 
 
-def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> Results:
+def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> JobResult:
     """Run the whole demo; without a model its part is left out.
 
     Raises:
@@ -138,7 +138,7 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
     root = Path(plan.library or sysconfig.get_path("stdlib"))
     if not root.is_dir():
         raise SpecError(f"{root} is no folder", advice="give a folder with Python sources")
-    results = Results(library=str(root), plan=plan)
+    results = JobResult(library=str(root), plan=plan)
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
@@ -169,7 +169,7 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
     return results
 
 
-def _work(process: Process, root: Path, given: list[str], results: Results, told: Told) -> dict[str, int]:
+def _work(process: Process, root: Path, given: list[str], results: JobResult, told: Told) -> dict[str, int]:
     """Let the explorer work; `given` gets every text that it and its tools say. Returns the last line read of each file."""
     plan, began = results.plan, time.monotonic()
 
@@ -202,7 +202,7 @@ def _work(process: Process, root: Path, given: list[str], results: Results, told
     return library.covered
 
 
-def check(given: Sequence[str], results: Results) -> None:
+def check(given: Sequence[str], results: JobResult) -> None:
     """Every page, read back from the file by a second reader, against what was handed over."""
     with kilburn.open(results.plan.db, window=WIDE, policy="fifo", readonly=True) as store:
         back = store.process(SESSION).recall(f"p1-p{results.stats.pages}").parts
@@ -211,7 +211,7 @@ def check(given: Sequence[str], results: Results) -> None:
     results.lost = sum(max(1, len((text or "").encode())) for text, found in zip_longest(given, back) if text != found)
 
 
-def _answer(process: Process, asked: Sequence[Question], results: Results, told: Told) -> None:
+def _answer(process: Process, asked: Sequence[Question], results: JobResult, told: Told) -> None:
     for number, question in enumerate(asked, start=1):
         told("answers", number, len(asked), question.question)
         found = answer(question.question, process)
@@ -223,7 +223,7 @@ def _answer(process: Process, asked: Sequence[Question], results: Results, told:
     results.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
 
 
-def _compare(process: Process, given: Sequence[str], asked: Sequence[Question], results: Results, told: Told) -> None:
+def _compare(process: Process, given: Sequence[str], asked: Sequence[Question], results: JobResult, told: Told) -> None:
     """The same questions to those who keep only their window: each searches and recalls what it kept."""
     count, capacity = process.counter.count, process.capacity
     transcript = [(page, text) for (page, _), text in zip(process.pages(), given, strict=False)]
@@ -244,7 +244,7 @@ def _compare(process: Process, given: Sequence[str], asked: Sequence[Question], 
         results.rivals.append(Rival(name=name, tokens=count(text), exact=exact, evidence=evidence))
 
 
-def _speak(model: Model, process: Process, results: Results, told: Told) -> None:
+def _speak(model: Model, process: Process, results: JobResult, told: Told) -> None:
     plan = results.plan
 
     def folding(done: int, line: str) -> None:
