@@ -55,8 +55,8 @@ ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
 
 LEAST = 1
-"""Messages of the user and the assistant after which the kernel may take a call without a result, where nothing
-else makes room: then it is not the latest message's."""
+"""Messages of the user and the assistant after which the kernel may evict a call without a result, if nothing else makes
+room: then it is not in the latest message."""
 
 GATHERED = 256
 """Observations that wait for a commit at most."""
@@ -177,7 +177,7 @@ class Kernel:
         return found
 
     def closure(self, pages: Sequence[int]) -> list[int]:
-        """All that a forget of these pages would forget, in order."""
+        """All pages that forgetting these would forget, in order."""
         return sorted(closure_of_drop(self.window, pages), key=abs)
 
     def text(self, page: int) -> str:
@@ -196,7 +196,7 @@ class Kernel:
         return self.contents.get(known.digest)
 
     def forget_texts(self, gone: Sequence[int]) -> None:
-        """Let go of all texts at hand, and of what is known of forgotten pages; what is still wanted is read again."""
+        """Empty the cache of texts, and remove what is known of forgotten pages; texts are read again when needed."""
         self.window.scrub(gone)
         self.contents.clear()
 
@@ -224,8 +224,8 @@ class Kernel:
         return numbers[0], numbers[-1]
 
     def _join(self, late: Page) -> None:
-        """Bring the call of a late result back, which had left without one; where it cannot stand any more, or
-        not beside an open tool loop, the result goes below as well, and its handle says so (law 6)."""
+        """Bring back the call of a late result, which had left without one. If it cannot be in the window any more, or
+        does not fit beside an open tool loop, the result leaves too, and has a handle (law 6)."""
         point = self.savepoint()
         try:
             self.carry(Load(pages=(late.answers,), why="its result came"), policy="kernel", cause="admit")
@@ -238,7 +238,7 @@ class Kernel:
         self.carry(Evict(pages=(late.id,), why=why), policy="kernel", cause="admit")
 
     def _fits_beside_loop(self, late: Page) -> bool:
-        """Whether a late result's group, its results as handles, leaves an open tool loop its room."""
+        """Whether a late result's group, with its results as stubs, fits beside an open tool loop."""
         window = self.window
         loop = window.loop(LEAST)
         back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
@@ -264,7 +264,7 @@ class Kernel:
         """Carry out one move inside the current batch; returns the id of a derived page, or None.
 
         Raises:
-            LawBroken, KernelError: the move is illegal, or none; the caller undoes to its savepoint.
+            LawBroken, KernelError: the move is illegal, or not a move; the caller undoes to its savepoint.
         """
         window = self.window
         move = as_move(move)
@@ -285,7 +285,7 @@ class Kernel:
                     raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
                 move = Drop(pages=tuple(self.closure(move.pages)), why=move.why)
                 change, act = check_drop(window, set(move.pages)), Act.DROP
-        # A person may forget or retire what was asked; the kernel takes it last of all.
+        # A person may forget or retire the request; the kernel evicts it last.
         if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)) and not self._keeps_ends(move):
             check_held(window, change)
         data: dict[str, Any] = {"to": _by_place(change.at)}
@@ -303,8 +303,7 @@ class Kernel:
         return None if made is None else made.id
 
     def _with_ends(self, move: Fold) -> Fold:
-        """An excerpt in the place of the user's latest message, while that is the latest of all, keeps its head and tail,
-        whatever was chosen of it."""
+        """Adds head and tail to an excerpt of the user's latest message, while that is the latest message of all."""
         window = self.window
         page = window.pages.get(move.pages[0]) if len(move.pages) == 1 and move.keep else None
         if page is None or page.id not in window.request or page.message != window.turn:
@@ -319,7 +318,7 @@ class Kernel:
         return msgspec.structs.replace(move, keep=tuple(merged))
 
     def _keeps_ends(self, move: Move) -> bool:
-        """Whether a move puts an excerpt of one page, its head and tail among it, in that page's place."""
+        """Whether a move puts an excerpt of one page, with its head and tail, in that page's place."""
         if not isinstance(move, Fold) or len(move.pages) != 1 or not move.keep:
             return False
         return move.keep[0][0] == 0 and move.keep[-1][1] == len(self.text(move.pages[0]))

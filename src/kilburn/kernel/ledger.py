@@ -30,14 +30,12 @@ ENOUGH = 20
 class Stats(msgspec.Struct, kw_only=True):
     """Figures of one process, from its ledger; tokens by its own counter.
 
-    An *access* is a prompt shipped (the window served it) or a page asked for by address; it is a hit
-    where the window had what was asked. `hit_rate` is None before the first access. A *refault* is a
-    fault on a page that was evicted at most 10 turns ago. `utilisation` is the mean share of the
-    capacity that prompts used. `lost` counts observations that could not be written (a full disk, a lock) and are
-    in no other figure. `tokens_reprefilled` counts what
-    stood behind the first difference to the previous prompt and was not there for the first time: an
-    engine with a prefix cache processes that again because of an edit. `overflow` counts prompts over the
-    window and must be 0.
+    An *access* is a rendered prompt (the window served it) or a page recalled by its address; it is a hit if the
+    window had it. `hit_rate` is None before the first access. A *refault* is a fault on a page that was evicted at
+    most 10 turns ago. `utilisation` is the mean share of the capacity that prompts used. `lost` counts observations
+    that could not be written (a full disk, a lock) and are in no other figure. `tokens_reprefilled` counts the tokens
+    after the first difference from the previous prompt, as far as they were in an earlier prompt: an engine with a
+    prefix cache processes them again because of an edit. `overflow` counts prompts over the window and must be 0.
     """
 
     turns: int = 0
@@ -104,7 +102,7 @@ class Ledger:
                 self._evicted.update(dict.fromkeys(event.pages, event.turn))
             case Act.FOLD:
                 stats.folds += 1
-                # What an earlier fold stood for had left before.
+                # Pages that an earlier fold stood for had left before.
                 self._evicted.update(dict.fromkeys(event.data.get("to", {}).get(Place.FOLDED, ()), event.turn))
             case Act.RETIRE:
                 stats.retired += len(event.pages)
@@ -144,7 +142,7 @@ class Ledger:
         stats.tokens_reprefilled += int(event.data["again"])
         stats.peak = max(stats.peak, tokens)
         stats.overflow += tokens > window
-        # A provider's absurd report once made it 0: a reader must not fail for that.
+        # An impossible report of a provider once made it 0; a reader must not fail because of that.
         self._filled += tokens / max(1, window)
 
     def report(self, *, use: int, window: int) -> Stats:
