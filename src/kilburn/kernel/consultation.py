@@ -73,11 +73,11 @@ class Consultation:
         """Carry out what a policy plans, or leave everything as it was.
 
         Args:
-            waits: whether a model may be waited for; otherwise each `Ask` is answered NO_MODEL at once.
+            waits: whether a model may be asked; otherwise each `Ask` is answered NO_MODEL at once.
 
         Returns:
-            False where others changed the process while a model was waited for. The batch is gone then,
-            with all that was done before in it.
+            False if others changed the process while a model was asked. The batch is then undone, with everything in
+            it.
         """
         course = _Course(view.cause, waits=waits)
         if view.deferred is not None and view.deferred.answer is not None:
@@ -122,7 +122,7 @@ class Consultation:
             self.kernel.record(Act.REFUSE, policy=self.name, cause=course.cause, why=str(error), moves=len(moves))
 
     def _outcome(self, course: _Course, view: View, before: int) -> Outcome | None:
-        """How it went; None where nothing happened at all."""
+        """The outcome; None if nothing happened."""
         if course.broke:
             return course.broke
         if course.moves:

@@ -1,7 +1,7 @@
-"""Which fold stands for which pages, in a form that a growing memory keeps cheap.
+"""Which fold stands for which pages, in a form that stays cheap for a fold that grows.
 
-A memory that is remade every few steps cites thousands of pages that its predecessor cited. Pages that one
-fold stands for share one entry here, so that a successor takes over the entry and adds only what is new.
+A fold that is remade every few steps cites thousands of pages that its predecessor cited. Pages that one fold stands
+for share one entry here, so that the next fold takes over the entry and adds only what is new.
 """
 
 from __future__ import annotations

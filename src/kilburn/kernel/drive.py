@@ -61,8 +61,8 @@ async def arun(operation: Generator[Ask, Answer, Result], answer: Answerer) -> R
 def answerer(model: Model | None) -> Answerer:
     """Answers `Ask`s with a model; without one, every answer's outcome is NO_MODEL.
 
-    A model is somebody else's code: whatever it raises, and no answer within the question's time-out, is
-    the outcome FAILED. One that hangs is left behind in its thread.
+    A model is foreign code. Any error, and no answer within the question's time-out, is the outcome FAILED. A model
+    that hangs is left behind in its thread.
     """
 
     def answer(ask: Ask) -> Answer:

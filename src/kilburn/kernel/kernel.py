@@ -1,8 +1,8 @@
 """The kernel of one process: the only code that changes where pages are.
 
-Policies propose (`planning`), the laws check (`laws`), this moves. Every change is part of a batch: done in the
-window, and written to the store in one transaction; if anything fails, window and store are as they were.
-It does not choose what to move.
+Policies propose (`planning`), the laws check (`laws`), and the kernel moves. Every change is part of a batch: it is
+made in the window, and written to the store in one transaction. If anything fails, window and store are as they were
+before the batch.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ GATHERED = 256
 class Kernel:
     """Carries out what the laws allow, in batches.
 
-    Its parts: the `window` (what stands where), the batch that is `pending`, the `contents` (texts at hand), and
-    what the ledger tells: its figures (`ledger`) and the `usage` of pages.
+    Its parts are the `window` (which page is where), the batch that is `pending`, the `contents` (cached texts), the
+    figures of the `ledger`, and the `usage` of pages.
 
     Args:
         clock: seconds since the epoch; the only clock there is.
@@ -77,7 +77,7 @@ class Kernel:
         self.lock = threading.RLock()
         self.stale = False
         self.changes = 0
-        # In the middle of a batch; and where one ended in a way that the journal does not lead back from.
+        # Whether a batch is open, and whether one ended in a way that the journal cannot undo.
         self._busy = self._broken = False
         # The budget of the last batch that was written.
         self._settled = budget
@@ -85,7 +85,7 @@ class Kernel:
         self._load()
 
     def _load(self) -> None:
-        """All that is known of the process, from the store; where that fails, what was known stays.
+        """Read the state of the process from the store; if that fails, the old state stays.
 
         Raises:
             StoreCorrupt: it cannot be rebuilt.
@@ -98,12 +98,13 @@ class Kernel:
     # What other writers did
 
     def refresh(self) -> bool:
-        """See whether another writer went on with this process; if so all is read anew, and texts at hand are let go.
+        """Check whether another writer continued this process; if so, everything is read again, and the cache of texts
+        is emptied.
 
-        What was only observed here and is not written yet stays noted.
+        Observations that are not written yet are kept.
 
         Raises:
-            StoreStale: there are changes here that are not written. StoreCorrupt; the state is then the one before.
+            StoreStale: there are changes here that are not written. StoreCorrupt; the old state then stays.
         """
         found = self._found()
         if found is not None and found.head == self.pending.head:
@@ -118,17 +119,17 @@ class Kernel:
         return True
 
     def check_current(self) -> None:
-        """See that nobody else wrote to this process since it was read.
+        """Check that no other writer has changed this process since it was read.
 
         Raises:
-            StoreStale: somebody did; reading something here, or reopening it, shows what.
+            StoreStale: one has; reading something here, or reopening the process, shows the changes.
         """
         found = self._found()
         if found is None or found.head != self.pending.head:
             raise self._overtaken()
 
     def _found(self) -> ProcessInfo | None:
-        """The process as the store has it now; None where it is gone, or another one has its name."""
+        """The process as the store has it now; None if it is gone, or another one has its name."""
         found = self.store.process(self.info.name, time=0.0, create=False)
         return found if found is not None and found.number == self.info.number else None
 
@@ -343,7 +344,7 @@ class Kernel:
         self._set(Act.UNPIN, pages)
 
     def remember(self, pages: Sequence[int], importance: float) -> None:
-        """Note how important pages are, from 0 to 1, inside the current batch."""
+        """Set the importance of pages, from 0 to 1, inside the current batch."""
         self._set(Act.REMEMBER, pages, mark=importance)
 
     def _set(self, act: Act, pages: Sequence[int], **data: Any) -> None:
@@ -360,7 +361,7 @@ class Kernel:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """All that happens inside is written together at the end, or undone.
+        """All changes inside are written together at the end, or undone.
 
         Raises:
             KernelError: within another batch.
@@ -386,10 +387,10 @@ class Kernel:
         self._busy = False
 
     def fail(self, error: BaseException) -> None:
-        """The batch failed: go back to the state before it.
+        """The batch failed: restore the state before it.
 
-        After an error of ours the journal leads back. Anything else may have come in the middle of a step, as
-        Ctrl-C does: then all is read anew from the store, which knows whether the batch was written.
+        After one of our own errors, the journal leads back. Anything else, such as Ctrl-C, may have interrupted a
+        step. Then everything is read again from the store, which knows whether the batch was written.
         """
         self._broken, self._busy = True, False
         if isinstance(error, (KilburnError, GeneratorExit)):
@@ -403,10 +404,10 @@ class Kernel:
             error.add_note(f"and reading the session anew: {second}")
 
     def check_free(self) -> None:
-        """See that no batch is being written, and that the state is whole.
+        """Check that no batch is open, and that the state is whole.
 
         Raises:
-            KernelError: this thread is within a batch. StoreError: the state cannot be read anew.
+            KernelError: this thread is within a batch. StoreError: the state cannot be read again.
         """
         if self._busy:
             raise KernelError(
@@ -427,12 +428,12 @@ class Kernel:
         return Savepoint(self.window.journal_position, len(self.pending.events), len(self.pending.new))
 
     def undo(self, point: Savepoint = START) -> None:
-        """Undo the batch, back to a savepoint or whole; what was only observed stays noted."""
+        """Undo the batch, back to a savepoint or whole; observations are kept."""
         self.window.rollback(point.journal)
         self.usage.forget(self.pending.undo(point))
 
     def set_aside(self) -> Pending:
-        """Take the batch out of sight while a model is waited for: everybody else sees the state before it."""
+        """Set the batch aside while a model is asked: everyone else sees the state before it."""
         self.window.rollback()
         self._busy = False
         batch = self.pending.take()
@@ -440,7 +441,7 @@ class Kernel:
         return batch
 
     def take_up(self, batch: Pending) -> None:
-        """Go on with a batch that was set aside; the state must be the one that it was set aside from."""
+        """Continue a batch that was set aside; the state must be the same as then."""
         if batch.budget is not None:
             self.rebudget(batch.budget)
         pages = {page.id: page for page in batch.new}
@@ -453,11 +454,11 @@ class Kernel:
         self.pending.put(batch)
 
     def give_up(self, batch: Pending) -> None:
-        """Let go of a batch that was set aside; what was only observed stays noted."""
+        """Drop a batch that was set aside; its observations are kept."""
         self.pending.add(event for event in batch.events if event.act not in STATE)
 
     def flush(self, *, wait: bool = True) -> None:
-        """Write the batch: one transaction; without `wait` never behind another writer."""
+        """Write the batch in one transaction; without `wait` it does not wait for another writer."""
         pending, window = self.pending, self.window
         if pending.events:
             if self.store.readonly:
@@ -478,7 +479,7 @@ class Kernel:
     # The ledger
 
     def settle_ruler(self) -> None:
-        """Remember which counter the costs are by."""
+        """Record which counter the costs come from."""
         if self.usage.tokenizer != self.counter.name:
             self.record(Act.NOTE, tokenizer=self.counter.name)
 
@@ -494,7 +495,7 @@ class Kernel:
         why: str = "",
         **data: Any,
     ) -> None:
-        """Write an event into the batch, and do what it says.
+        """Add an event to the batch, and make its change.
 
         Args:
             new: pages that come with it; `texts` are those of their digests.
@@ -528,9 +529,9 @@ class Kernel:
         self.usage.learn(event)
 
     def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
-        """Record what changed nothing; it is written with the next batch, or when many have gathered.
+        """Record an observation; it is written with the next batch, or when there are many.
 
-        Whoever only reads neither waits nor fails because it cannot be written: then the older half goes,
+        A reader neither waits nor fails if it cannot be written. If there are too many, the older half is dropped,
         and a note in the ledger says how many.
         """
         self.record(act, pages, policy=policy, cause=cause, **data)
@@ -538,7 +539,7 @@ class Kernel:
             self._lose_observed()
 
     def flush_observed(self) -> bool:
-        """Write what was only observed, if that can be done at once; nothing inside a batch."""
+        """Write the observations, if that is possible at once; not inside a batch."""
         if self.window.journal_position or self.pending.new or self.pending.changes_state:
             return True
         try:

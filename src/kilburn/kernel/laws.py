@@ -1,7 +1,8 @@
 """The laws of moves, checked at run time: from a move to its changes, or a typed error.
 
-Every function here reads the tier and returns a `Change`; none changes anything. The numbers in the errors are those
-of docs/design/architecture.md. Laws 1, 5 and 8 are kept by the kernel's batches, 2 by its planning, 10 by the store.
+Every function here reads the window and returns a `Change`; none changes anything. The numbers in the errors are
+those of docs/design/architecture.md. Laws 1, 5 and 8 are kept by the kernel's batches, 2 by its planning, 10 by the
+store.
 """
 
 from __future__ import annotations

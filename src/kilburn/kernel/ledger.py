@@ -1,4 +1,4 @@
-"""What the events of a process tell: its figures, how its pages are used, what its prompts really cost."""
+"""What follows from a process's events: its figures, how its pages are used, and what its prompts really cost."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Ledger:
         self._filled = 0.0
 
     def count(self, event: Event, window: Window) -> None:
-        """Take one event into the figures; `window` gives the pages' costs."""
+        """Count one event; `window` gives the pages' costs."""
         stats = self.stats
         stats.turns = max(stats.turns, event.turn)
         match event.act:
@@ -167,16 +167,16 @@ class Usage:
     def __init__(self, counter: Counter) -> None:
         self.pages: dict[int, Use] = {}
         self.calibrated = Calibrated(counter)
-        # The counter by which the costs of the pages are; "" before the first.
+        # The name of the counter of the pages' costs; "" before the first.
         self.tokenizer = ""
 
     def learn(self, event: Event) -> None:
-        """Take in one event."""
+        """Update from one event."""
         if event.act is Act.ADMIT:
             self.pages.update({page: Use(0, event.turn, event.time) for page in event.pages})
         elif event.act in (Act.FAULT, Act.LOAD, Act.FOLD):
-            # A fold may cite thousands of pages: only those that it takes along now are used, and those
-            # that were used as often share one entry.
+            # A fold may cite thousands of pages: only those that leave with it now count as used, and pages with the
+            # same use share one entry.
             more = int(event.act is not Act.FOLD)
             pages = event.pages if more else event.data["to"].get(Place.FOLDED, ())
             counts = {page: before.count if (before := self.pages.get(page)) else 0 for page in pages}
@@ -190,6 +190,6 @@ class Usage:
                 self.calibrated.observe(counted, prompt)
 
     def forget(self, pages: Iterable[Page]) -> None:
-        """Let go of pages that were not admitted after all."""
+        """Remove pages whose admission was undone."""
         for page in pages:
             self.pages.pop(page.id, None)

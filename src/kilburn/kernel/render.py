@@ -1,7 +1,7 @@
-"""From the window to the messages that a provider takes.
+"""Renders the window as messages for a provider.
 
-What is rendered is exactly what was counted: resident pages, handles in place, and one line for
-each stretch that is out. Between edits the prompt only grows at its end, byte for byte.
+What is rendered is exactly what was counted: resident pages, stubs, and one handle for each gap. Between edits the
+prompt only grows at its end, byte for byte.
 """
 
 from __future__ import annotations
