@@ -18,6 +18,7 @@ from kilburn.cli.screen import count, many
 from kilburn.cli.session import percent
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
+from kilburn.model import Finish
 from kilburn.terminal import line, say, tell
 
 __all__ = ["chat"]
@@ -143,7 +144,7 @@ def _answer(agent: Agent, typed: str) -> None:
                 say(f"[{line(event.name)} {event.arguments}]")
             elif isinstance(event, Returned):
                 say(f"[{'failed' if event.failed else 'back'}: {count(len(event.text))} characters]")
-            elif isinstance(event, Stopped) and event.outcome.finish not in ("stop", "length"):
+            elif isinstance(event, Stopped) and event.outcome.finish not in (Finish.STOP, Finish.LENGTH):
                 say(f"[stopped: {event.outcome.finish}]")
     except KeyboardInterrupt:
         if not sys.stdin.isatty():

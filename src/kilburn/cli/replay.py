@@ -19,7 +19,7 @@ from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.evals.picture import check_picture
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.terminal import emit, line, say, tell
-from kilburn.wire.recording import Run, read_runs
+from kilburn.wire.recording import RecordedRun, read_runs
 
 __all__ = ["replay"]
 
@@ -115,7 +115,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _runs(source: Path, limit: int | None, form: str) -> list[Run]:
+def _runs(source: Path, limit: int | None, form: str) -> list[RecordedRun]:
     """The runs to stream, all read before the first one starts."""
     if form not in ("chat", "messages"):
         raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
@@ -125,7 +125,7 @@ def _runs(source: Path, limit: int | None, form: str) -> list[Run]:
     return runs
 
 
-def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
+def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measured]:
     taken = {info.name for info in store.processes()} & {run.name for run in runs}
     if taken:
         raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another --db, or none")
