@@ -14,10 +14,10 @@ import typer
 import kilburn
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import model_of
-from kilburn.cli.screen import count, many
-from kilburn.cli.session import percent
+from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
+from kilburn.model import Finish
 from kilburn.terminal import line, say, tell
 
 __all__ = ["chat"]
@@ -125,9 +125,7 @@ def _own(agent: Agent, word: str, rest: str) -> str:
     if word == "/stats":
         stats = process.stats()
         used = f"{count(stats.tokens_in_window)} of {count(stats.window)} tokens in the window, {count(stats.tokens_seen)} seen"
-        return (
-            f"{used}; hit rate {percent(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
-        )
+        return f"{used}; hit rate {cell(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
     return HELP
 
 
@@ -143,7 +141,7 @@ def _answer(agent: Agent, typed: str) -> None:
                 say(f"[{line(event.name)} {event.arguments}]")
             elif isinstance(event, Returned):
                 say(f"[{'failed' if event.failed else 'back'}: {count(len(event.text))} characters]")
-            elif isinstance(event, Stopped) and event.outcome.finish not in ("stop", "length"):
+            elif isinstance(event, Stopped) and event.outcome.finish not in (Finish.STOP, Finish.LENGTH):
                 say(f"[stopped: {event.outcome.finish}]")
     except KeyboardInterrupt:
         if not sys.stdin.isatty():

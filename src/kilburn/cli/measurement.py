@@ -18,7 +18,7 @@ from kilburn.kernel.process import Process
 from kilburn.page import parse_address
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.form import parse
-from kilburn.wire.recording import Run
+from kilburn.wire.recording import RecordedRun
 
 __all__ = ["Measured", "Total", "lost_bytes", "recount", "stream", "total_of"]
 
@@ -62,7 +62,7 @@ class Total(Measured, kw_only=True):
     runs: int = 0
 
 
-def stream(process: Process, run: Run, form: str = "chat") -> Measured:
+def stream(process: Process, run: RecordedRun, form: str = "chat") -> Measured:
     """Append a run's messages one by one, rendering a prompt before each message of the assistant and at the end.
 
     Raises:
@@ -131,7 +131,7 @@ def _strings(value: Any) -> list[str]:
     return []
 
 
-def lost_bytes(process: Process, run: Run) -> int:
+def lost_bytes(process: Process, run: RecordedRun) -> int:
     """Bytes of a run that do not come back: its messages as dicts, and its pages' texts by address.
 
     Pass a process that was just opened, because the one that did the work has texts cached.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.evals.picture import check_picture
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.terminal import emit, line, say, tell
-from kilburn.wire.recording import Run, read_runs
+from kilburn.wire.recording import RecordedRun, read_runs
 
 __all__ = ["replay"]
 
@@ -115,7 +115,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _runs(source: Path, limit: int | None, form: str) -> list[Run]:
+def _runs(source: Path, limit: int | None, form: str) -> list[RecordedRun]:
     """The runs to stream, all read before the first one starts."""
     if form not in ("chat", "messages"):
         raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
@@ -125,7 +125,7 @@ def _runs(source: Path, limit: int | None, form: str) -> list[Run]:
     return runs
 
 
-def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
+def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measured]:
     taken = {info.name for info in store.processes()} & {run.name for run in runs}
     if taken:
         raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another --db, or none")
@@ -152,12 +152,12 @@ def _report(measured: list[Measured], total: Total, title: str) -> None:
     if len(measured) > 1:
         rows.append(_row(total))
     tell(line(title))
-    table(heads, rows, numbers=heads[1:])
+    table(heads, rows)
     if len(measured) > SHOWN:
         tell(f"{len(measured) - SHOWN} more runs are in the total; --json lists all")
     verdict = "no overflow, nothing lost" if not total.overflow and not total.lost else "FAILED"
     tell(f"{verdict}: {total.overflow} of {count(total.prompts)} prompts over the window, {total.lost} bytes lost")
 
 
-def _row(run: Measured) -> tuple[str, ...]:
-    return (run.name, *(count(getattr(run, name)) for name in COLUMNS.values()), f"{run.seconds:.2f}")
+def _row(run: Measured) -> tuple[Any, ...]:
+    return (run.name, *(getattr(run, name) for name in COLUMNS.values()), f"{run.seconds:.2f}")
