@@ -16,7 +16,7 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, digest_of
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.plain import unpack
-from kilburn.wire.sent import beside, form_of, is_plain, is_sent, sent_name, sent_text
+from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, text_beside
 
 __all__ = ["cost_of", "extra_text", "pages_of", "pins_on_arrival"]
 
@@ -41,7 +41,7 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
         named = counter.count(sent_name(part.name, part.call)) if part.kind is Kind.RESULT else 0
         return counter.count(part.text) + named + counter.envelope
     form = unpack(leftovers).get("form")
-    more = beside(part, role, leftovers)
+    more = text_beside(part, role, leftovers)
     if part.kind is Kind.IMAGE and role in (Role.USER, Role.TOOL):
         tokens = cost_of_image(counter, part.text)
     elif part.kind in (Kind.REASONING, Kind.OPAQUE, Kind.IMAGE) and not any(
