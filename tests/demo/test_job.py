@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 import kilburn
-from kilburn.demo.job import Outcome, Plan, check, perform
+from kilburn.demo.job import JobResult, Plan, check, perform
 from kilburn.errors import SpecError
 from kilburn.models import weights
 from kilburn.models.local import Local
 
 
 @pytest.fixture(scope="module")
-def performed(shared_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def performed(shared_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> JobResult:
     return perform(Plan(db=str(tmp_path_factory.mktemp("demo") / "d.db"), library=str(shared_tree), window=2500, seed=3))
 
 
-def test_a_history_far_beyond_the_window_never_overflows_it(performed: Outcome) -> None:
+def test_a_history_far_beyond_the_window_never_overflows_it(performed: JobResult) -> None:
     assert performed.output_tokens > 10 * performed.plan.window
     assert performed.stats.overflow == 0
     assert 0 < performed.stats.peak <= performed.capacity < performed.plan.window
@@ -26,14 +26,14 @@ def test_a_history_far_beyond_the_window_never_overflows_it(performed: Outcome) 
     assert len(performed.curve) == performed.stats.prompts
 
 
-def test_every_page_comes_back_as_it_was_handed_over(performed: Outcome) -> None:
+def test_every_page_comes_back_as_it_was_handed_over(performed: JobResult) -> None:
     assert performed.lost == 0
     assert performed.checked == performed.stats.pages
     assert performed.checked_bytes > 4 * performed.plan.window
     assert performed.failed == 0
 
 
-def test_every_question_is_answered_exactly_from_memory(performed: Outcome) -> None:
+def test_every_question_is_answered_exactly_from_memory(performed: JobResult) -> None:
     assert [asked.question for asked in performed.asked if not asked.exact] == []
     assert len(performed.asked) == 40
     assert {asked.kind for asked in performed.asked} == {"signature", "method", "constant", "line", "place"}
@@ -43,14 +43,14 @@ def test_every_question_is_answered_exactly_from_memory(performed: Outcome) -> N
     assert performed.ok
 
 
-def test_the_rivals_had_the_same_window_and_lost_most(performed: Outcome) -> None:
+def test_the_rivals_had_the_same_window_and_lost_most(performed: JobResult) -> None:
     assert [rival.name for rival in performed.rivals] == ["truncation", "summarisation"]
     for rival in performed.rivals:
         assert 0 < rival.tokens <= performed.capacity
         assert rival.exact < len(performed.asked) / 2
 
 
-def test_an_address_that_was_given_can_be_recalled_afterwards(performed: Outcome) -> None:
+def test_an_address_that_was_given_can_be_recalled_afterwards(performed: JobResult) -> None:
     asked = next(asked for asked in performed.asked if asked.kind == "line")
     with kilburn.open(performed.plan.db, window=100_000, policy="fifo", readonly=True) as store:
         assert asked.answer in store.process(performed.session).recall(asked.address)
@@ -70,7 +70,7 @@ def test_a_work_whose_time_is_up_is_asked_about_what_it_read(shared_tree: Path, 
     assert outcome.ok, [asked for asked in outcome.asked if not asked.exact]
 
 
-def test_a_store_that_has_the_session_already_is_refused(performed: Outcome, shared_tree: Path) -> None:
+def test_a_store_that_has_the_session_already_is_refused(performed: JobResult, shared_tree: Path) -> None:
     with pytest.raises(SpecError, match="already"):
         perform(Plan(db=performed.plan.db, library=str(shared_tree)))
 

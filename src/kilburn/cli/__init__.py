@@ -1,7 +1,6 @@
 """The command line: `kilburn VERB`. A file for each group of verbs; `shell` is the program around them.
 
-Only this package imports typer. It refuses to hold logic that a program might want: verbs are thin
-over the public surface.
+Only this package imports typer. Verbs are thin: the logic is in the public Python API.
 """
 
 from __future__ import annotations

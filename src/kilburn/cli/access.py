@@ -1,7 +1,7 @@
-"""How verbs reach a store: for reading beside its writer, or for writing without moving its windows.
+"""How verbs open a store: for reading beside its writer, or for writing without moving its windows.
 
-A session's window belongs to the agent that works in it. A verb opens it wide, so that nothing is
-evicted because somebody looked or forgot. It refuses to create a store that a verb was to read.
+A session's window belongs to the agent that works in it. A verb opens the session with a very large window, so that
+nothing is evicted by looking or forgetting. A verb that reads never creates a store.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kilburn.stores.sqlite import Sqlite
 __all__ = ["WIDE", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
 
 WIDE = 1 << 40
-"""Tokens: a window that holds whatever there is."""
+"""Tokens: a window that is always large enough."""
 
 
 def existing(db: str | None) -> str:
-    """The path of a store that is there.
+    """The path of an existing store.
 
     Raises:
         SpecError: there is none.
@@ -39,14 +39,14 @@ def existing(db: str | None) -> str:
 
 
 def reading(db: str | None, tenant: str | None) -> Hierarchy:
-    """An existing store, opened for reading only: nothing that is asked is recorded."""
+    """An existing store, opened for reading only: nothing is recorded."""
     return kilburn.open(existing(db), window=WIDE, policy="fifo", tenant=tenant or "default", readonly=True)
 
 
 def writing(
     db: str | None, tenant: str | None, *, clock: Callable[[], float] | None = None, tokenizer: str = "auto", create: bool = False
 ) -> Hierarchy:
-    """A store opened for changes made by a person; `clock` gives times other than now."""
+    """A store opened for changes by a person; `clock` gives other times than now."""
     path = (db or "agent.db") if create else existing(db)
     if clock is None:
         return kilburn.open(path, window=WIDE, policy="fifo", tenant=tenant or "default", tokenizer=tokenizer)
@@ -77,7 +77,7 @@ def session(store: Hierarchy, name: str) -> Process:
 
 
 def opened(store: Hierarchy, number: int, name: str) -> Process:
-    """A session that exists, counted by the counter that its agent used, so that nothing is counted again."""
+    """An existing session, with the counter that its agent used, so that nothing is counted again."""
     ruler = "auto"
     for event in store.store.events(number):
         if event.act is Act.NOTE:
@@ -101,10 +101,10 @@ def model_of(spec: str | None, fetch: Progress | None = None) -> Any:
     """The model of a spec; of a name of the catalogue, an `hf:` name or a GGUF file; None for "none".
 
     Args:
-        fetch: where given, a file that is not on this machine yet is brought here first, and this is told how far it is.
+        fetch: if given, a missing file is downloaded first, and this function is called with the progress.
 
     Raises:
-        SpecError: it names nothing. ModelError, MissingExtra: it cannot be had.
+        SpecError: it names nothing. ModelError, MissingExtra: it is not available.
     """
     if spec is None or spec == "none":
         return None

@@ -5,9 +5,8 @@
     {"parts": [...], "role": ..., "time": SECONDS, ...}    where no wire form says all of it
     {"state": {"pinned": [...], "retired": [...], "marks": {...}}}
 
-The originals travel with their addresses; what was forgotten leaves a hole (a `null` part) that
-keeps its number. Folds and the window do not travel: they are made from the originals again. It
-refuses a line that it does not know.
+The originals keep their addresses. A forgotten page leaves a hole (a `null` part), which keeps its number. Folds and
+the window are not exported: they are made again from the originals. An unknown line is an error.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ __all__ = ["Clock", "Entry", "Saved", "gather", "rebuild", "write"]
 VERSION = 1
 
 Time = Annotated[float, msgspec.Meta(ge=0, le=253_402_214_400)]
-"""Seconds since the epoch, up to the year 9999: what a store can hold and a calendar can show."""
+"""Seconds since the epoch, up to the year 9999: the range of the store and of calendars."""
 
 
 class Clock:
-    """A clock that stands where a line of the file says."""
+    """A clock that shows the time of a line of the file."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -57,7 +56,7 @@ class Entry(msgspec.Struct, kw_only=True):
 
 
 class Saved(msgspec.Struct, kw_only=True):
-    """One session as a file has it; addresses are those that it will have again."""
+    """One session as in a file; its addresses will be the same again."""
 
     name: str
     created: float | None = None
@@ -66,7 +65,7 @@ class Saved(msgspec.Struct, kw_only=True):
     retired: list[str] = []
     marks: dict[str, float] = {}
     state: str = ""
-    """Where the line with these three stands."""
+    """The place of the line with these three."""
 
 
 class _Header(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +83,7 @@ class _Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message that no wire form says whole: in Kilburn's own parts, holes as null."""
+    """A message that no wire form can express: in Kilburn's own parts, with holes as null."""
 
     parts: list[Part | None]
     role: Role
@@ -141,12 +140,12 @@ def _messages(process: Process) -> Iterator[list[Page]]:
 
 
 def _goes_on(message: Message) -> bool:
-    """Whether the wire form made more messages of the same dict."""
+    """Whether the next message comes from the same dict."""
     return message.extra is not None and bool(msgspec.json.decode(message.extra).get("more"))
 
 
 def _message(process: Process, pages: Sequence[Page]) -> Message:
-    """The message as `parse` gave it; what is forgotten of it is left out."""
+    """The message as `parse` returned it, without its forgotten parts."""
     parts, extra = [], None
     for page in pages:
         if process.window.at(page.id) != Place.DROPPED:
@@ -161,7 +160,7 @@ def _message(process: Process, pages: Sequence[Page]) -> Message:
 
 
 def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Iterator[Any]:
-    """One line with the original dict where that says everything, else one line a message."""
+    """One line with the original dict if that says everything, else one line for each message."""
     messages = [message for message, _ in group]
     if not messages:
         return
@@ -197,12 +196,12 @@ def _original(messages: list[Message]) -> dict[str, Any] | None:
 
 
 def _call_of(process: Process, page: Page) -> str | None:
-    """The id of a call, also of a forgotten one: its partner tells it; where both are forgotten, its address serves."""
+    """The id of a call. Of a forgotten one, its result has the id; if both are forgotten, its address is used."""
     tier = process.window
     call = page.id if page.kind is Kind.CALL else page.answers
     if page.call is not None or not call:
         return page.call
-    # A thinking message is one group with all of its calls, so that the group alone does not say whose result it is.
+    # A thinking message is one group with all of its calls, so the group alone does not identify the call of a result.
     members = [tier.pages[member] for member in tier.groups.get(page.group, ())]
     told = [member.call for member in members if member.call is not None and call in (member.id, member.answers)]
     made = f"forgotten {address_of(call)}"
@@ -212,10 +211,10 @@ def _call_of(process: Process, page: Page) -> str | None:
 
 
 def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: str | None = None) -> list[Saved]:
-    """The sessions of a file: an export's, or one of bare messages, named `otherwise`.
+    """The sessions of a file: those of an export, or one session of plain messages, named `otherwise`.
 
     Args:
-        name: what the one session shall be called, whatever the file says.
+        name: the name for the one session, instead of the file's.
 
     Raises:
         InvalidMessage: a line that is no part of an export and no message; it names the line.
@@ -256,7 +255,7 @@ def _header(where: str, value: dict[str, Any], name: str | None) -> Saved:
 
 
 def _name(where: str, name: str) -> str:
-    """A name that a file gives. A program may choose any; one from elsewhere has nothing to hide."""
+    """A session name from a file. It is checked more strictly than a name that a program chooses."""
     try:
         checked_name(name, "session")
     except SpecError as error:
@@ -288,13 +287,13 @@ def _own(where: str, line: _Line) -> Entry:
         raise InvalidMessage("a line with holes and without their kinds", advice="export it again")
     parts = [_hole(line.kinds[at], line.calls[at]) if part is None else part for at, part in enumerate(line.parts)]
     sources = tuple(parse_address(source)[0] for source in line.sources)
-    # A message that is all hole keeps no leftovers; nothing of it is read again.
+    # A message of holes only has no leftovers; nothing of it is read again.
     message = Message(role=line.role, parts=tuple(parts), extra=line.extra, trust=line.trust, sources=sources)
     return Entry(where=where, messages=parse(message), time=line.time, holes=holes)
 
 
 def _hole(kind: Kind, call: str | None) -> Part:
-    """What stands for a forgotten part until it is forgotten again."""
+    """A dummy for a forgotten part, until it is forgotten again."""
     if kind is Kind.CALL and call is not None:
         return Part(kind=Kind.CALL, text="{}", call=call, name="forgotten")
     if kind is Kind.RESULT and call is not None:
@@ -343,7 +342,7 @@ def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
 
 
 def _settle(kernel: Kernel, saved: Saved) -> None:
-    """Retire, pin and mark what was."""
+    """Restore which pages are retired or pinned, and their importance."""
     if saved.pinned is not None:
         kernel.unpin(sorted(kernel.window.pins))
     retired = [page for address in saved.retired for page in kernel.resolve(address)]

@@ -19,7 +19,7 @@ from kilburn.cli.access import model_of
 from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import table
 from kilburn.cli.shell import Force, Json, app
-from kilburn.demo.job import Outcome, Plan, Told, perform
+from kilburn.demo.job import JobResult, Plan, Told, perform
 from kilburn.errors import MissingExtra, ModelError
 from kilburn.evals.picture import check_picture
 from kilburn.terminal import console, emit, line, plain, say
@@ -142,7 +142,7 @@ def _progress() -> Iterator[Told]:
         yield told
 
 
-def _show(outcome: Outcome, missing: str) -> None:
+def _show(outcome: JobResult, missing: str) -> None:
     """Print the outcome for people."""
     plan, stats, number = outcome.plan, outcome.stats, len(outcome.asked)
     seen = outcome.output_tokens
@@ -180,7 +180,7 @@ def _show(outcome: Outcome, missing: str) -> None:
     _show_end(outcome)
 
 
-def _show_window(outcome: Outcome) -> None:
+def _show_window(outcome: JobResult) -> None:
     """The window over time: the whole run, and some prompts of it one by one."""
     used, top = [tokens for _, tokens in outcome.curve], outcome.capacity
     middle = max(0, (len(used) - WIDTH) // 2)
@@ -210,7 +210,7 @@ def _draw(values: Sequence[int], bottom: int, top: int) -> None:
         _print(f"{label:>7} {'┤' if label else '│'}{cells}")
 
 
-def _show_model(outcome: Outcome, missing: str) -> None:
+def _show_model(outcome: JobResult, missing: str) -> None:
     if missing:
         _print(f"\nWithout a model: {missing}")
     if outcome.model_folds:
@@ -224,7 +224,7 @@ def _show_model(outcome: Outcome, missing: str) -> None:
         _print(f"    model  {_short(phrase.said)}  ({'has it' if phrase.holds else 'not exact'}, {phrase.seconds:.1f} s)")
 
 
-def _show_end(outcome: Outcome) -> None:
+def _show_end(outcome: JobResult) -> None:
     spent = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in outcome.seconds.items())
     _print(f"\n{sum(outcome.seconds.values()):.0f} seconds: {spent}")
     if outcome.ok:

@@ -1,7 +1,7 @@
-"""`fsck`: is everything in a store what it was when it was acknowledged?
+"""`fsck`: checks that everything in a store is as it was written.
 
-The store checks its own file, every seal, every hash, and its index; here each session is opened as its
-reader opens it, and every derived page is held against its sources. It refuses to repair by guessing.
+The store checks its own file, every seal, every hash, and its index. Here each session is opened as usual, and every
+derived page is compared with its sources. A repair never guesses.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from kilburn.terminal import emit, line, say, tell
 __all__ = ["fsck"]
 
 TRIES = 5
-"""Checks of a store that others write to, until one finds it at rest or in order."""
+"""How often a store is checked at most, if others write to it meanwhile."""
 
 Finding = dict[str, Any]
 
 
 class Ruler:
-    """Counts as little as it can under the name of a session's own counter: no page is counted anew."""
+    """A cheap counter under the name of a session's own counter, so that no page is counted again."""
 
     envelope = 0
     exact = True
@@ -59,11 +59,11 @@ def fsck(
 ) -> None:
     """Check a store: every seal and hash, every fold's sources, index against pages, ledger against states.
 
-    --repair rebuilds the text index, counters and states, puts a note in the place of an observation that
-    cannot be read, and puts a session that cannot be opened into quarantine under another name. It deletes nothing
-    that was said; an altered text stays reported.
+    --repair rebuilds the text index, counters and states, replaces an observation that cannot be read by a note, and
+    quarantines a session that cannot be opened, under another name. It deletes nothing that was said. An altered text
+    is still reported afterwards.
 
-    Exit status 1 where something is wrong (after --repair: where something stays wrong).
+    Exit status 1 if something is wrong (after --repair: if something is still wrong).
 
     Example:
 
@@ -104,7 +104,7 @@ def fsck(
 
 
 def _check(store: Sqlite) -> list[Finding]:
-    """All findings; again where an agent wrote meanwhile, since a store in motion disagrees with itself."""
+    """All findings. The check is repeated if an agent wrote meanwhile, because it then sees a mixture of states."""
     found: list[Finding] = []
     for _ in range(TRIES):
         before = store.processes()
@@ -173,7 +173,7 @@ def _said(state: State) -> str:
 
 
 def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[[int], str]) -> Iterator[str]:
-    """A derived page cites sources that exist, trusts them no more than they deserve, and quotes them exactly."""
+    """What is wrong with a derived page: missing sources, a trust above that of its sources, or an inexact quotation."""
     sources = [pages[source] for source in fold.sources if source in pages]
     if not fold.sources or len(sources) != len(fold.sources):
         yield f"it cites {len(fold.sources)} sources, {len(sources)} of them exist"

@@ -1,4 +1,4 @@
-"""`models`: which weights there are, and bringing them to this machine. It refuses to load one."""
+"""`models`: lists the known weights, and downloads them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pull(
     ],
     json: Json = False,
 ) -> None:
-    """Bring a model to this machine: verified by hash, kept in the cache, continued where it broke off.
+    """Download a model: it is verified by hash and kept in the cache, and an interrupted download continues.
 
     Example:
 

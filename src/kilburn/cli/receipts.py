@@ -1,6 +1,6 @@
 """`receipts`: what left a session's window, why, by which policy, and how to get it back.
 
-It refuses to change anything: the store is opened for reading.
+The store is opened for reading; nothing changes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def receipts(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """List what each compaction took out of the window, why, by which policy, and how it went.
+    """List what each compaction took out of the window, why, by which policy, and with which outcome.
 
-    Every address under "left" is given back whole by `kilburn recall`.
+    `kilburn recall` returns the whole text of every address under "left".
 
     Examples:
 
@@ -67,7 +67,7 @@ def receipts(
 
 
 def _check(process: Process, address: str) -> None:
-    """Raise `UnknownAddress` for pages that were never there; forgotten ones still have their receipts."""
+    """Raise `UnknownAddress` for pages that never existed; forgotten pages still have their receipts."""
     if not set(parse_address(address)) <= process.window.pages.keys():
         process.resolve(address)
 

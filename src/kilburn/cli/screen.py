@@ -1,4 +1,4 @@
-"""What people see: tables, ages, bars. It refuses to print JSON, and leaves texts to `kilburn.terminal`."""
+"""Output for people: tables, ages, bars. Plain texts go through `kilburn.terminal`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _Shown:
 
 @contextmanager
 def sink(out: Path | None, force: bool) -> Iterator[Sink]:
-    """Where lines of JSON go: to a file that appears whole or not at all, else to standard output, exactly but for a terminal."""
+    """Where lines of JSON go: to a file, which is written whole or not at all, or to standard output."""
     if out is not None:
         with written(out, force=force) as file:
             yield file
@@ -96,7 +96,7 @@ def sink(out: Path | None, force: bool) -> Iterator[Sink]:
 
 
 class Done(Protocol):
-    """Tells a bar how much is done, and of how much where that became known only now."""
+    """Updates a bar: how much is done, and the total if it became known only now."""
 
     def __call__(self, done: int, total: int | None = None, /) -> None:
         """Show that `done` of `total` is done."""
@@ -106,7 +106,7 @@ class Done(Protocol):
 def progress(what: str, total: int | None = None, *, unit: str = "") -> Iterator[Done]:
     """A bar on standard error while the block runs; `unit` is "bytes" for a download.
 
-    Nothing is shown where standard error is no terminal.
+    Nothing is shown if standard error is not a terminal.
     """
     if not sys.stderr.isatty():
         yield lambda done, total=None: None

@@ -1,4 +1,4 @@
-"""Looking at sessions: `ps`, `show`, `stats`. It refuses to change anything: the store is opened for reading."""
+"""Looking at sessions: `ps`, `show`, `stats`. The store is opened for reading; nothing changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Session = Annotated[str, typer.Argument(help="A session's name, as `kilburn ps` 
 
 
 def figures(info: ProcessInfo, process: Process) -> dict[str, Any]:
-    """What `ps` says of one session."""
+    """The figures that `ps` shows for one session."""
     stats = process.stats()
     places: dict[str, int] = {}
     for _, state in process.pages():
@@ -48,7 +48,7 @@ def figures(info: ProcessInfo, process: Process) -> dict[str, Any]:
 
 
 def row_of(store: Hierarchy, info: ProcessInfo) -> dict[str, Any]:
-    """What `ps` and `top` say of one session; one that cannot be read says so in `damaged` and blocks no other."""
+    """The row of `ps` and `top` for one session. If it cannot be read, `damaged` says so; it blocks no other."""
     try:
         if info.damaged:
             raise StoreCorrupt(info.damaged)
@@ -144,7 +144,7 @@ def show(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Show a session's page table, or pages with all that is known of them, text included.
+    """Show a session's page table, or everything about some pages, including their text.
 
     Examples:
 
@@ -186,7 +186,7 @@ def citing(pages: Any) -> dict[int, list[str]]:
 
 
 def describe(page: Page, state: State, cited: dict[int, list[str]]) -> dict[str, Any]:
-    """All that is known of a page but its text."""
+    """Everything about a page except its text."""
     return {
         "address": page.address,
         "kind": str(page.kind),

@@ -1,4 +1,4 @@
-"""`top`: a live screen of the levels, read beside the agents that work. It refuses to write."""
+"""`top`: a live screen of the levels, while agents work. The store is opened for reading."""
 
 from __future__ import annotations
 

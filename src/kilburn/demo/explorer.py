@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Delta, Reply, Request
+from kilburn.model import Delta, Finish, Reply, Request
 
 __all__ = ["READ", "TASK", "Explorer"]
 
@@ -54,11 +54,11 @@ class Explorer:
         try:
             name, arguments = self._work.send(shown)
         except StopIteration:
-            part, finish = Part(kind=Kind.TEXT, text=f"Done: {len(self.files)} files read. Ask me."), "stop"
+            part, finish = Part(kind=Kind.TEXT, text=f"Done: {len(self.files)} files read. Ask me."), Finish.STOP
         else:
             self._calls += 1
             text = msgspec.json.encode(arguments).decode()
-            part, finish = Part(kind=Kind.CALL, call=f"e{self._calls}", name=name, text=text), "calls"
+            part, finish = Part(kind=Kind.CALL, call=f"e{self._calls}", name=name, text=text), Finish.CALLS
         self._record(part.text)
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(part,)), finish=finish)
 

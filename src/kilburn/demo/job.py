@@ -30,7 +30,7 @@ from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.model import Model
 
-__all__ = ["Asked", "Outcome", "Plan", "Rival", "check", "perform"]
+__all__ = ["Asked", "JobResult", "Plan", "Rival", "check", "perform"]
 
 SESSION = "library"
 SYSTEM = "You are an agent that explores a Python library with tools: list, read, search."
@@ -87,7 +87,7 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
     evidence: int
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class JobResult(msgspec.Struct, kw_only=True):
     """All that is reported. Tokens by the plan's tokenizer; `lost` in bytes; `failed` tool calls; `stopped` the files that
     were not read when the time was up; `stats` the ledger's figures of the work; `curve` tokens seen and in the window, a
     pair a prompt; `seconds` by phase."""
@@ -130,7 +130,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         return not self.stats.overflow and not self.lost and bool(self.asked) and self.exact == len(self.asked)
 
 
-def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> Outcome:
+def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> JobResult:
     """Run the whole demo; without a model its part is left out.
 
     Raises:
@@ -139,7 +139,7 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
     root = Path(plan.library or sysconfig.get_path("stdlib"))
     if not root.is_dir():
         raise SpecError(f"{root} is no folder", advice="give a folder with Python sources")
-    outcome = Outcome(library=str(root), plan=plan)
+    outcome = JobResult(library=str(root), plan=plan)
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
@@ -170,7 +170,7 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
     return outcome
 
 
-def _work(process: Process, root: Path, given: list[str], outcome: Outcome, told: Told) -> dict[str, int]:
+def _work(process: Process, root: Path, given: list[str], outcome: JobResult, told: Told) -> dict[str, int]:
     """Let the explorer work; `given` gets every text that goes into the process. Returns the last line read of each file."""
     plan = outcome.plan
 
@@ -204,7 +204,7 @@ def _work(process: Process, root: Path, given: list[str], outcome: Outcome, told
     return library.covered
 
 
-def check(given: Sequence[str], outcome: Outcome) -> None:
+def check(given: Sequence[str], outcome: JobResult) -> None:
     """Every page, read back from the file by a second reader, against what was handed over."""
     with kilburn.open(outcome.plan.db, window=WIDE, policy="fifo", readonly=True) as store:
         back = store.process(SESSION).recall(f"p1-p{outcome.stats.pages}").parts
@@ -213,7 +213,7 @@ def check(given: Sequence[str], outcome: Outcome) -> None:
     outcome.lost = sum(max(1, len((text or "").encode())) for text, found in zip_longest(given, back) if text != found)
 
 
-def _answer(process: Process, asked: Sequence[Question], outcome: Outcome, told: Told) -> None:
+def _answer(process: Process, asked: Sequence[Question], outcome: JobResult, told: Told) -> None:
     for number, question in enumerate(asked, start=1):
         told("answers", number, len(asked), question.question)
         found = answer(question.question, process)
@@ -225,7 +225,7 @@ def _answer(process: Process, asked: Sequence[Question], outcome: Outcome, told:
     outcome.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
 
 
-def _compare(process: Process, asked: Sequence[Question], outcome: Outcome, told: Told) -> None:
+def _compare(process: Process, asked: Sequence[Question], outcome: JobResult, told: Told) -> None:
     """The same questions to those who keep only their window: each searches and recalls what it kept."""
     count, last = process.counter.count, outcome.stats.pages
     recalled = process.recall(f"p1-p{last}")
@@ -247,7 +247,7 @@ def _compare(process: Process, asked: Sequence[Question], outcome: Outcome, told
         outcome.rivals.append(Rival(name=name, tokens=count(text), exact=exact, evidence=evidence))
 
 
-def _speak(model: Model, process: Process, outcome: Outcome, told: Told) -> None:
+def _speak(model: Model, process: Process, outcome: JobResult, told: Told) -> None:
     plan = outcome.plan
 
     def folding(done: int, line: str) -> None:

@@ -208,6 +208,7 @@ class Consultation:
             answered = True
         finally:
             kernel.lock.acquire()
+            kernel.check_free()
             kernel.begin()
             if not answered:
                 kernel.give_up(batch)

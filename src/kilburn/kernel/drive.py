@@ -15,7 +15,7 @@ from typing import TypeVar
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import ModelError, Refused
 from kilburn.event import encodable
-from kilburn.model import Model, Reply, Request, complete
+from kilburn.model import Finish, Model, Reply, Request, complete
 
 __all__ = ["answerer", "arun", "run"]
 
@@ -112,12 +112,12 @@ def _request(model: Model, ask: Ask) -> Request:
 
 
 def _judge(reply: Reply, most: int) -> Answer:
-    if reply.finish == "refused":
+    if reply.finish == Finish.REFUSED:
         return Answer(outcome=Outcome.REFUSED, detail="the model declined")
     if reply.calls:
         return Answer(outcome=Outcome.FAILED, detail="the model called a tool instead of answering")
     text = encodable(reply.text[:most])
     if not text.strip():
         return Answer(outcome=Outcome.EMPTY)
-    cut = reply.finish == "length" or len(reply.text) > most
+    cut = reply.finish == Finish.LENGTH or len(reply.text) > most
     return Answer(outcome=Outcome.TRUNCATED if cut else Outcome.DONE, text=text)

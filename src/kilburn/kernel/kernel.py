@@ -367,22 +367,19 @@ class Kernel:
             KernelError: within another batch.
         """
         with self.lock:
-            self.begin()
+            self.check_free()
             try:
+                self.begin()
                 yield
                 self.flush()
+                self.end()
             except BaseException as error:
                 self.fail(error)
                 raise
-            self.end()
 
     def begin(self) -> None:
-        """Start a batch; whoever does holds the lock.
-
-        Raises:
-            KernelError: this thread is within one already: a policy or a signal handler calls its own process.
-        """
-        self.check_free()
+        """Start a batch. Whoever does so holds the lock, has called `check_free`, and calls `end` or `fail`, also after an
+        interrupt between any two lines."""
         self._busy = True
 
     def end(self) -> None:

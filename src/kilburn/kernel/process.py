@@ -237,17 +237,18 @@ class Process:
         """One batch: a change, then whatever the policy makes of it; `change` says which pages it is about."""
         kernel, planner = self.kernel, planner or self._planner
         with kernel.lock:
-            kernel.begin()
+            kernel.check_free()
             try:
+                kernel.begin()
                 # A policy must not quote to a model what another process has forgotten.
                 kernel.check_current()
                 wanted = yield from planner.settle(cause, change, waits=waits)
                 kernel.flush()
+                kernel.end()
             except BaseException as error:
                 kernel.fail(error)
                 planner.background.undo()
                 raise
-            kernel.end()
             planner.background.commit()
         return wanted
 
@@ -302,8 +303,8 @@ class Process:
             if not kernel.excess:
                 return self._prompts.render(format)
             # Written with a larger window, and not to be written here: made to fit in memory, and undone.
-            kernel.begin()
             try:
+                kernel.begin()
                 self._planner.enforce()
                 prompt = self._prompts.render_once(format)
                 kernel.undo()

@@ -17,6 +17,7 @@ from kilburn.kv.generation import Between
 from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, MementoRules
 from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.sequence import CachedSequence
+from kilburn.model import Finish
 from kilburn.wire.mementos import Fault, ThoughtBlock, Where
 
 try:
@@ -85,7 +86,7 @@ class _Run:
         self.start = sequence.end
         self.reader: BlockReader = memento.reader(self.start)
         self.force: tuple[int, ...] = self.reader.begin().force
-        self.finish = "length"
+        self.finish = Finish.LENGTH
         self.trace: list[Point] = []
         self.note()
 
@@ -195,9 +196,9 @@ def _steps(engine: Engine, runs: list[_Run], limit: int, sampling: Sampling, sto
         for run, tokens in zip(going, feeds, strict=True):
             run.read(tokens)
             if said.get(id(run)) in ends:
-                run.finish = "stop"
+                run.finish = Finish.STOP
         yield from going
-        going = [run for run in going if run.finish != "stop" and len(run.reader.tokens) < limit]
+        going = [run for run in going if run.finish != Finish.STOP and len(run.reader.tokens) < limit]
 
 
 def replay(
