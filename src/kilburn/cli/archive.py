@@ -27,7 +27,7 @@ from kilburn.store import ProcessInfo, checked_name
 from kilburn.terminal import line
 from kilburn.wire.form import dump, parse
 
-__all__ = ["Clock", "Entry", "Saved", "gather", "rebuild", "write"]
+__all__ = ["ArchivedMessages", "ArchivedSession", "Clock", "gather", "rebuild", "write"]
 
 VERSION = 1
 
@@ -46,7 +46,7 @@ class Clock:
         return self.now
 
 
-class Entry(msgspec.Struct, kw_only=True):
+class ArchivedMessages(msgspec.Struct, kw_only=True):
     """One line of a session: messages, and the holes among their parts (0 is the entry's first part)."""
 
     where: str
@@ -55,12 +55,12 @@ class Entry(msgspec.Struct, kw_only=True):
     holes: list[int] = []
 
 
-class Saved(msgspec.Struct, kw_only=True):
+class ArchivedSession(msgspec.Struct, kw_only=True):
     """One session as in a file; its addresses will be the same again."""
 
     name: str
     created: float | None = None
-    entries: list[Entry] = []
+    entries: list[ArchivedMessages] = []
     pinned: list[str] | None = None
     retired: list[str] = []
     marks: dict[str, float] = {}
@@ -75,14 +75,14 @@ class _Header(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     created: Time
 
 
-class _Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _Appended(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A message as it was appended."""
 
     message: dict[str, Any]
     time: Time
 
 
-class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _InParts(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A message that no wire form can express: in Kilburn's own parts, with holes as null."""
 
     parts: list[Part | None]
@@ -174,7 +174,7 @@ def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Ite
         left = iter(message.parts)
         parts = [None if at(page.id) == Place.DROPPED else next(left) for page in pages]
         holed = None in parts
-        yield _Line(
+        yield _InParts(
             parts=parts,
             role=message.role,
             time=pages[0].time,
@@ -210,7 +210,7 @@ def _call_of(process: Process, page: Page) -> str | None:
     return told[0] if told else made
 
 
-def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: str | None = None) -> list[Saved]:
+def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: str | None = None) -> list[ArchivedSession]:
     """The sessions of a file: those of an export, or one session of plain messages, named `otherwise`.
 
     Args:
@@ -222,7 +222,7 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
     """
     if name is not None:
         checked_name(name, "session")
-    found: list[Saved] = []
+    found: list[ArchivedSession] = []
     for where, value in lines:
         if "kilburn" in value:
             found.append(_header(where, value, name))
@@ -234,7 +234,7 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
                 raise InvalidMessage(
                     f"{where}: neither an export of Kilburn nor a message", advice="for trajectories, use kilburn replay --db"
                 )
-            found.append(Saved(name=name or _name(where, otherwise)))
+            found.append(ArchivedSession(name=name or _name(where, otherwise)))
         if "state" in value:
             state = _converted(value["state"], _State, where)
             found[-1].pinned, found[-1].retired, found[-1].marks = state.pinned, state.retired, state.marks
@@ -244,14 +244,14 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
     return found
 
 
-def _header(where: str, value: dict[str, Any], name: str | None) -> Saved:
+def _header(where: str, value: dict[str, Any], name: str | None) -> ArchivedSession:
     version = value.get("version")
     if version != VERSION:
         raise InvalidMessage(
             f"{where}: an export of version {version!r}, this Kilburn reads {VERSION}", advice="pip install -U kilburn"
         )
     header = _converted(value, _Header, f"{where}: the header")
-    return Saved(name=name or _name(where, header.session), created=header.created)
+    return ArchivedSession(name=name or _name(where, header.session), created=header.created)
 
 
 def _name(where: str, name: str) -> str:
@@ -267,21 +267,21 @@ def _name(where: str, name: str) -> str:
     return name
 
 
-def _entry(where: str, value: dict[str, Any]) -> Entry:
+def _entry(where: str, value: dict[str, Any]) -> ArchivedMessages:
     try:
         if "parts" in value:
-            return _own(where, _converted(value, _Line, where))
+            return _own(where, _converted(value, _InParts, where))
         if "role" in value:
-            return Entry(where=where, messages=parse(value))
-        said = _converted(value, _Said, where)
-        return Entry(where=where, messages=parse(said.message), time=said.time)
+            return ArchivedMessages(where=where, messages=parse(value))
+        said = _converted(value, _Appended, where)
+        return ArchivedMessages(where=where, messages=parse(said.message), time=said.time)
     except KilburnError as error:
         if not error.what.startswith(where):
             error.add_note(f"in {where}")
         raise
 
 
-def _own(where: str, line: _Line) -> Entry:
+def _own(where: str, line: _InParts) -> ArchivedMessages:
     holes = [offset for offset, part in enumerate(line.parts) if part is None]
     if holes and not len(line.kinds) == len(line.calls) == len(line.parts):
         raise InvalidMessage("a line with holes and without their kinds", advice="export it again")
@@ -289,7 +289,7 @@ def _own(where: str, line: _Line) -> Entry:
     sources = tuple(parse_address(source)[0] for source in line.sources)
     # A message of holes only has no leftovers; nothing of it is read again.
     message = Message(role=line.role, parts=tuple(parts), extra=line.extra, trust=line.trust, sources=sources)
-    return Entry(where=where, messages=parse(message), time=line.time, holes=holes)
+    return ArchivedMessages(where=where, messages=parse(message), time=line.time, holes=holes)
 
 
 def _hole(kind: Kind, call: str | None) -> Part:
@@ -310,7 +310,7 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
         raise InvalidMessage(f"{where}: {error}", advice="export it again") from None
 
 
-def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
+def rebuild(store: Hierarchy, clock: Clock, saved: ArchivedSession) -> Process:
     """Make a session again: its pages at their addresses, with their times, trust, pins and marks.
 
     Raises:
@@ -341,7 +341,7 @@ def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
     return process
 
 
-def _settle(kernel: Kernel, saved: Saved) -> None:
+def _settle(kernel: Kernel, saved: ArchivedSession) -> None:
     """Restore which pages are retired or pinned, and their importance."""
     if saved.pinned is not None:
         kernel.unpin(sorted(kernel.window.pins))

@@ -14,8 +14,7 @@ import typer
 import kilburn
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import model_of
-from kilburn.cli.screen import count, many
-from kilburn.cli.session import percent
+from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
 from kilburn.model import Finish
@@ -126,9 +125,7 @@ def _own(agent: Agent, word: str, rest: str) -> str:
     if word == "/stats":
         stats = process.stats()
         used = f"{count(stats.tokens_in_window)} of {count(stats.window)} tokens in the window, {count(stats.tokens_seen)} seen"
-        return (
-            f"{used}; hit rate {percent(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
-        )
+        return f"{used}; hit rate {cell(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
     return HELP
 
 

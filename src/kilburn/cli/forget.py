@@ -55,7 +55,7 @@ def forget(
     if address is None:
         _forget_quarantined(existing(db), tenant or "default", name, yes=yes, json=json)
         return
-    with writing(db, tenant) as store:
+    with writing(existing(db), tenant) as store:
         process = session(store, name)
         pages = process.closure(address)
         copies, exports = _copies(store, process, pages), _exports(process, pages)

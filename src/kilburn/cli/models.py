@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.screen import count, progress, table
+from kilburn.cli.screen import progress, table
 from kilburn.cli.shell import Json, app
 from kilburn.models import weights
 from kilburn.terminal import emit, tell
@@ -32,10 +32,9 @@ def list_models(json: Json = False) -> None:
         return
     heads = ("name", "MB", "here", "licence", "notes")
     shown = (
-        (row["name"], count(row["bytes"] // 10**6), "yes" if row["here"] else "no", row["licence"] or "-", row["notes"])
-        for row in rows
+        (row["name"], row["bytes"] // 10**6, "yes" if row["here"] else "no", row["licence"] or "-", row["notes"]) for row in rows
     )
-    table(heads, shown, numbers=("MB",))
+    table(heads, shown)
 
 
 def _files() -> list[dict[str, Any]]:

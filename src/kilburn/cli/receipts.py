@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from kilburn.cli.access import reading, session
-from kilburn.cli.screen import count, many, table
+from kilburn.cli.screen import many, table
 from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.kernel.process import Process
@@ -62,7 +62,7 @@ def receipts(
         emit({"session": name, "receipts": [_card(name, receipt) for receipt in chosen]})
         return
     heads = ("turn", "outcome", "policy", "freed", "left", "in its place", "why")
-    table(heads, (_row(receipt) for receipt in chosen), numbers=("turn", "freed"))
+    table(heads, (_row(receipt) for receipt in chosen))
     tell(_footer(name, chosen))
 
 
@@ -84,16 +84,16 @@ def _card(name: str, receipt: Receipt) -> dict[str, object]:
     return msgspec.structs.asdict(receipt) | {"recall": again}
 
 
-def _row(receipt: Receipt) -> tuple[str, ...]:
+def _row(receipt: Receipt) -> tuple[Any, ...]:
     why = receipt.why
     if receipt.asked:
         why += f"{'; ' if why else ''}the model: {', '.join(receipt.asked)}"
     figures = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in receipt.figures.items())
     return (
-        count(receipt.turn),
+        receipt.turn,
         receipt.outcome,
         receipt.policy,
-        count(receipt.freed),
+        receipt.freed,
         _short(receipt.left),
         _short(receipt.folds) or (f"back: {_short(receipt.back)}" if receipt.back else ""),
         f"{why} ({figures})" if figures else why,

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, reading, session, writing
-from kilburn.cli.archive import Clock, Saved, gather, rebuild, write
+from kilburn.cli.access import WIDE, existing, reading, session, writing
+from kilburn.cli.archive import ArchivedSession, Clock, gather, rebuild, write
 from kilburn.cli.screen import Sink, many, progress, sink
 from kilburn.cli.shell import Db, Force, Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy, StoreCorrupt, StoreReadOnly, WireError
@@ -97,7 +97,7 @@ def _target(out: Path | None, force: bool) -> Iterator[Sink]:
 def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> None:
     """Record in each session's ledger that a copy exists."""
     try:
-        with writing(db, tenant) as store:
+        with writing(existing(db), tenant) as store:
             for name in names:
                 process = session(store, name)
                 with process.batch() as kernel:
@@ -134,7 +134,7 @@ def bring(
         raise WireError(f"{source} is empty", advice="give an export, or one message a line")
     _rehearse(saved, tokenizer)
     clock = Clock(time.time())
-    with writing(db, tenant, clock=clock, tokenizer=tokenizer, create=True) as store:
+    with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
         taken = {info.name for info in store.processes() if info.pages} & {item.name for item in saved}
         if taken:
             raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another name with --session")
@@ -158,8 +158,8 @@ def bring(
         tell(f"{line(made)}: {many(pages, 'page')}, {many(tokens, 'token')}")
 
 
-def _rehearse(saved: list[Saved], tokenizer: str) -> None:
-    """Import everything into memory first, and read it back. So an error leaves nothing in the store.
+def _rehearse(saved: list[ArchivedSession], tokenizer: str) -> None:
+    """Do it all in memory first, and read it back as a store is read: what does not fit leaves no half of it in the store.
 
     Raises:
         SpecError: two sessions of one name. WireError, KernelError: see `rebuild`.

@@ -1,7 +1,7 @@
-"""The demo's agent where no model drives: it decides the next call from what it was just shown.
+"""The demo's agent without a model: a program that decides the next call from the last result.
 
-It is a `Model` like any other, so that the agent loop, the tools and the window are the real ones. It keeps
-the names of folders and files, and no text: what it read is in the process or nowhere.
+It is a `Model` like any other, so the agent loop, the tools and the window are the real ones. It keeps the names of
+folders and files, but no text: what it read is only in the process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kilburn.model import Delta, Finish, Reply, Request
 __all__ = ["READ", "TASK", "Explorer"]
 
 TASK = (
-    "Work through this Python library: list every folder, note where things are defined, "
-    "and read every file from its first line to its last. You will be asked about exact details afterwards."
+    "Work through this Python library: list every folder, read every file from its first line to its last, "
+    "and search for what is defined where. You will be asked about exact details afterwards."
 )
 OUTLINE = r"^(class|def|async def) |^\w+ = "
 READ = 120
-"""Lines that it reads at a time."""
+"""Lines of one read."""
 
 _HEAD = re.compile(r"^.* \d+-(\d+) of (\d+)\n", re.MULTILINE)
 
@@ -31,10 +31,10 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Explorer:
-    """Lists a whole tree, searches it for definitions, and reads it; `files` has the lines of each file that it knows of.
+    """Lists a whole tree, reads its files, and searches it for definitions; `files` has the lines of each file that it knows of.
 
     Args:
-        record: called with all that it says: its calls' arguments, and its last words.
+        enough: asked before each file; where it says so, no more are read.
     """
 
     name = "explorer"
@@ -42,9 +42,9 @@ class Explorer:
     context: int | None = None
     tokenizer: Any = "auto"
 
-    def __init__(self, *, record: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, enough: Callable[[], bool] = lambda: False) -> None:
         self.files: dict[str, int] = {}
-        self._record = record
+        self._enough = enough
         self._work = self._explore()
         self._calls = 0
 
@@ -54,16 +54,15 @@ class Explorer:
         try:
             name, arguments = self._work.send(shown)
         except StopIteration:
-            part, finish = Part(kind=Kind.TEXT, text=f"Done: {len(self.files)} files read. Ask me."), Finish.STOP
+            part, finish = Part(kind=Kind.TEXT, text="Done. Ask me."), Finish.STOP
         else:
             self._calls += 1
             text = msgspec.json.encode(arguments).decode()
             part, finish = Part(kind=Kind.CALL, call=f"e{self._calls}", name=name, text=text), Finish.CALLS
-        self._record(part.text)
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(part,)), finish=finish)
 
     def _explore(self) -> Generator[Call, str | None, None]:
-        """The calls, one after the other; each is sent what the one before gave."""
+        """The calls, one after the other; each gets the result of the one before."""
         folders = ["."]
         for folder in folders:
             for entry in (yield from self._every("list", {"path": folder})):
@@ -73,14 +72,16 @@ class Explorer:
                 elif path.endswith(" lines"):
                     name, length, _ = path.rsplit(" ", 2)
                     self.files[name] = int(length)
-        for folder in folders:
-            yield from self._every("search", {"pattern": OUTLINE, "path": folder})
         for path, lines in self.files.items():
+            if self._enough():
+                break
             for start in range(1, lines + 1, READ):
                 yield "read", {"path": path, "start": start, "count": READ}
+        for folder in folders:
+            yield from self._every("search", {"pattern": OUTLINE, "path": folder})
 
     def _every(self, name: str, arguments: dict[str, Any]) -> Generator[Call, str | None, list[str]]:
-        """Call until all entries were shown; fewer at a time where the window showed only parts of them."""
+        """Call until all entries were shown; fewer at a time if the window showed only a part of them."""
         entries: list[str] = []
         total, count = 1, 40
         while len(entries) < total and count:

@@ -1,9 +1,10 @@
 """A process: one agent's address space over all levels.
 
-What is appended stays: in the window while there is room, below it by address for ever. This class
-is the surface; the kernel does the work, the policy decides. Each change is one batch. Each answer is that of the
-ledger as it now is: where another writer went on with the session (or a person forgot a page), all is read anew
-first. What was read is noted in the ledger, unless the store was opened for reading, and nobody waits or fails for that.
+What is appended stays: in the window while there is room, and in the store for ever, under its address. This class is
+the public interface. The policy decides, the kernel does the work, and each change is one batch. Each answer follows
+the current ledger: if another writer continued the session (or a person forgot a page), everything is read again
+first. Reads are recorded in the ledger, unless the store was opened for reading; no read waits or fails because of
+that.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Process:
         self._answer = answer
         self._prompts = Prompts(kernel)
         self._warned = False
-        # Places outside of the store that hold what was made of pages, by name: each is told which pages are forgotten.
+        # Places outside the store with data made from pages, by name: each is called with the pages that are forgotten.
         self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
 
     @property
@@ -94,17 +95,17 @@ class Process:
 
     @property
     def readonly(self) -> bool:
-        """Whether the store was opened for reading: then nothing is written, not even what was read."""
+        """Whether the store was opened for reading: then nothing is written, not even that something was read."""
         return self.kernel.store.readonly
 
     @property
     def lock(self) -> threading.RLock:
-        """Hold it to read several things of one state; every call here holds it."""
+        """Hold it to read several things of the same state; every call here holds it."""
         return self.kernel.lock
 
     @property
     def window(self) -> Window:
-        """What stands where, at what cost, as this process last saw it. Only the kernel changes it."""
+        """What is in the window, where and at what cost, as this process last saw it. Only the kernel changes it."""
         return self.kernel.window
 
     @property
@@ -134,7 +135,7 @@ class Process:
 
     @contextmanager
     def _current(self) -> Iterator[Kernel]:
-        """The kernel, locked, and as the ledger now is.
+        """The kernel, locked and up to date with the ledger.
 
         Raises:
             StoreStale: another writer went on while changes here are not written.
@@ -145,7 +146,7 @@ class Process:
             yield self.kernel
 
     def refresh(self) -> None:
-        """See what other writers did meanwhile; every reading here begins with it.
+        """Read what other writers have done; every read here begins with this.
 
         Raises:
             StoreStale: another writer went on while changes here are not written.
@@ -155,26 +156,25 @@ class Process:
                 self._renewed()
 
     def _renewed(self) -> None:
-        """All was read anew: let go of what is known of the state before."""
+        """Everything was read again: drop what is known of the old state."""
         self._prompts.clear()
         if not self.readonly:
             try:
                 # The other writer's window may be larger.
                 self._planner.reopen()
             except KilburnError as error:
-                # Reading goes on where nothing can be written; a prompt is made to fit where it is rendered.
+                # Reading works even if nothing can be written; a prompt is made to fit when it is rendered.
                 log.info("session %s: %s", self.name, error)
 
     def append(self, *messages: Any) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
 
-        When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was
-        admitted, and trying again admits them once. While the policy waits for a model's words, everybody
-        else sees the process as it was before. (A Ctrl-C that comes while the commit itself runs may find
-        the messages admitted.)
+        When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
+        and trying again admits them once. While a policy asks a model, everyone else sees the process as it was
+        before. (After a Ctrl-C during the commit itself, the messages may be admitted.)
 
         Returns:
-            The address of the new pages: `p17`, or a range `p17-p19` where a message has several parts.
+            The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.
 
         Raises:
             WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreError.
@@ -184,7 +184,7 @@ class Process:
     async def aappend(self, *messages: Any) -> str:
         """`append` for async callers: a model that a policy asks runs in a worker thread.
 
-        Where the call is cancelled, nothing was admitted.
+        If the call is cancelled, nothing was admitted.
         """
         return await arun(self._append(messages), self._answer)
 
@@ -201,19 +201,19 @@ class Process:
         return span_of(admitted[0], admitted[-1])
 
     def idle(self) -> None:
-        """Tell the policy that nothing happens: a good moment for work that may wait."""
+        """Tell the policy that the caller has time: a good moment for work that may wait."""
         run(self._settling(tuple, Cause.IDLE), self._answer)
 
     def compact(self, policy: Policy, name: str, model: Model | None = None) -> list[Event]:
-        """Ask another policy once, now, under a name of its own, to make room.
+        """Ask another policy once, now, to make room.
 
         Args:
-            name: stands in the ledger for this policy.
-            model: answers what it asks; None for nobody.
+            name: the policy's name in the ledger.
+            model: answers its questions; None for no model.
 
         Returns:
-            What the ledger has of it: its moves, and last the event `COMPACT` with the outcome. Nothing where
-            there was nothing to do.
+            The events in the ledger: its moves, and last `COMPACT` with the outcome. Empty if there was nothing to
+                do.
         """
         before = self.kernel.pending.next - 1
         run(self._settling(tuple, Cause.IDLE, planner=Planner(self.kernel, policy, name)), answerer(model))
@@ -223,7 +223,7 @@ class Process:
     def batch(self) -> Iterator[Kernel]:
         """Several changes as one transaction, by the kernel's own verbs: all are written at the end, or none.
 
-        No policy is asked, and nothing brings the window within its budget: whoever uses it does.
+        No policy is asked, and the window is not brought within its budget: the caller has to do that.
 
         Raises:
             KernelError: within another change.
@@ -234,7 +234,7 @@ class Process:
     def _settling(
         self, change: Callable[[], tuple[int, ...]], cause: Cause, *, planner: Planner | None = None, waits: bool = True
     ) -> Generator[Ask, Answer, tuple[int, ...]]:
-        """One batch: a change, then whatever the policy makes of it; `change` says which pages it is about."""
+        """One batch: a change, then the policy's moves; `change` says which pages it is about."""
         kernel, planner = self.kernel, planner or self._planner
         with kernel.lock:
             kernel.check_free()
@@ -253,15 +253,15 @@ class Process:
         return wanted
 
     def abandon(self) -> None:
-        """Let go of what the policy still awaits from a model; called when the store closes."""
+        """Give up a question that a model is still answering; called when the store closes."""
         with self.kernel.lock:
             self._planner.abandon()
 
     def resize(self, budget: Budget) -> None:
-        """Give this process another budget from now on; what no longer fits leaves.
+        """Give this process another budget from now on; pages that no longer fit leave.
 
         Raises:
-            PinsExceedWindow: the pins do not fit it; the old budget stays.
+            PinsExceedWindow: the pins do not fit; the old budget stays.
         """
 
         def change() -> tuple[int, ...]:
@@ -272,13 +272,13 @@ class Process:
         run(self._settling(change, Cause.PRESSURE), self._answer)
 
     def observe(self, usage: Tokens, counted: int) -> bool:
-        """Tell what a provider says a prompt cost that was counted here as `counted` tokens.
+        """Report what a provider says that a prompt cost, which was counted here as `counted` tokens.
 
-        Where our count was too low, the window shrinks accordingly, at once: no model is waited for. Numbers
-        that cannot be true change nothing; the ledger says that they came.
+        If our count was too low, the window shrinks accordingly, at once, without asking a model. Impossible numbers
+        change nothing; the ledger records that they came.
 
         Returns:
-            Whether the numbers are believed.
+            Whether the numbers are plausible.
         """
         kernel = self.kernel
         with kernel.lock:
@@ -293,8 +293,8 @@ class Process:
     def render(self, format: str = "chat") -> Prompt:
         """The prompt: what is in the window, as messages for OpenAI ("chat") or Anthropic ("messages").
 
-        A list of dicts; for "messages" the system prompt stands beside it, in `.system`. Never over
-        the window; grows only at its end until something is edited.
+        A list of dicts; for "messages" the system prompt is in `.system`. It never exceeds the window, and between
+        edits it grows only at its end.
 
         Raises:
             PinsExceedWindow: the session was written with a larger window, and its pins exceed this one.
@@ -302,7 +302,8 @@ class Process:
         with self._current() as kernel:
             if not kernel.excess:
                 return self._prompts.render(format)
-            # Written with a larger window, and not to be written here: made to fit in memory, and undone.
+            # The session has a larger window, and nothing may be written: it is made to fit in memory, and this is
+            # undone.
             try:
                 kernel.begin()
                 self._planner.enforce()
@@ -315,7 +316,7 @@ class Process:
             return prompt
 
     def recall(self, address: str) -> Recalled:
-        """The exact text at an address: a page fault, answered from whichever level has it.
+        """The exact text at an address, from whichever level has it: a fault if it is not in the window.
 
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
@@ -324,7 +325,7 @@ class Process:
             try:
                 numbers, recalled = self._read(address)
             except StoreCorrupt:
-                # It may have been forgotten between the two looks at the store.
+                # It may have been forgotten between the two reads of the store.
                 if not kernel.refresh():
                     raise
                 self._renewed()
@@ -355,7 +356,7 @@ class Process:
         return self.kernel.resolve(address)
 
     def closure(self, address: str) -> list[Page]:
-        """All pages that a forget of this address would forget: those, and what was derived or recalled from them.
+        """All pages that forgetting this address would forget: these, and what was derived or recalled from them.
 
         Raises:
             UnknownAddress, Forgotten.
@@ -363,11 +364,11 @@ class Process:
         return [self.window.pages[page] for page in self.kernel.closure(self.kernel.resolve(address))]
 
     def fetch(self, pages: Iterable[Page]) -> None:
-        """Bring the texts of pages to hand in one read of the store; forgotten ones have none."""
+        """Cache the texts of pages in one read of the store; forgotten pages have none."""
         self.kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
 
     def text(self, page: int) -> str:
-        """The exact text of a page, by its id. Unlike `recall` it leaves no trace in the ledger.
+        """The exact text of a page, by its id. Unlike `recall` it records nothing.
 
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
@@ -375,7 +376,7 @@ class Process:
         return self.kernel.text(page)
 
     def part(self, page: Page) -> tuple[Part, str | None]:
-        """The message part that a page came from; and what else its message had, with the first of its parts.
+        """The message part that a page came from; with the first part, also the leftovers of its message.
 
         Raises:
             StoreCorrupt.
@@ -384,7 +385,7 @@ class Process:
         return part_of(page, contents.get(page.digest), contents.get(page.extra))
 
     def shown(self) -> list[Item]:
-        """All that stands in the prompt, in order: pages, and the lines that stand for what is out."""
+        """Everything in the prompt, in order: pages, and handles."""
         with self.lock:
             return items(self.window)
 
@@ -392,7 +393,7 @@ class Process:
         """Passages of this process that match a query, best first, within a token budget.
 
         Args:
-            record: whether the ledger remembers it; a measurement must not change what policies see.
+            record: whether it is recorded in the ledger; a measurement must not change what policies see.
         """
         with self._current() as kernel:
             passages = kernel.store.search(query, process=kernel.info.number, limit=limit)
@@ -402,7 +403,7 @@ class Process:
         return hits
 
     def pin(self, address: str) -> None:
-        """Keep pages in the window, byte-identical, until they are unpinned; pages below come back first.
+        """Keep pages in the window, byte-identical, until they are unpinned; pages that are out come back first.
 
         Raises:
             UnknownAddress, Forgotten. PinsExceedWindow: nothing was pinned.
@@ -419,7 +420,7 @@ class Process:
         self._advise(address, self.kernel.unpin)
 
     def remember(self, address: str, importance: float = 1.0) -> None:
-        """Mark pages as important, 0 to 1: policies that weigh importance keep them longer."""
+        """Set the importance of pages, 0 to 1: policies that weigh importance keep them longer."""
         if not 0.0 <= importance <= 1.0:
             raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what must stay longest")
         self._advise(address, lambda pages: self.kernel.remember(pages, importance))
@@ -435,7 +436,7 @@ class Process:
         run(self._settling(change, Cause.ADVICE), self._answer)
 
     def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
-        """What a policy at the window is shown now: frozen, and good until the next change."""
+        """The view that a policy at the window would get now: frozen, and valid until the next change."""
         with self.kernel.lock:
             return self._planner.view(cause, wanted)
 
@@ -451,12 +452,12 @@ class Process:
         return [address_of(page) for page in made if page is not None]
 
     def forget(self, address: str, why: str = "") -> list[str]:
-        """Forget pages and all that was derived from them, in every place; returns what went.
+        """Forget pages and everything derived from them, in every place; returns the forgotten addresses.
 
-        Places that registered in `erasers` (a folder of spilled keys and values) are told, all of them, also where one
-        fails: what that raises is raised then, and the pages are forgotten here all the same.
+        All places that registered in `erasers` (a folder of spilled keys and values) are called, even if one fails.
+        Its error is raised afterwards, and the pages are forgotten here all the same.
 
-        What this cannot reach: providers' caches, file-system snapshots, and exports made elsewhere.
+        Not reached are providers' caches, file-system snapshots, and exports.
         """
         with self.kernel.batch():
             pages = self.kernel.resolve(address)
@@ -478,7 +479,7 @@ class Process:
     def stats(self) -> Stats:
         """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once.
 
-        What was observed and cannot be written at once (a full disk, another writer) is counted when it is.
+        Observations that cannot be written yet (a full disk, another writer) are counted once they are written.
         """
         with self._current() as kernel:
             if not kernel.store.readonly:
@@ -498,7 +499,7 @@ class Process:
     def record(self, act: Act, pages: Iterable[int] = (), *, policy: str, cause: str = "", **data: Any) -> None:
         """Write an observation into the ledger, such as what left another level; it waits for the next commit.
 
-        Nothing happens where the store was opened for reading.
+        If the store was opened for reading, nothing happens.
 
         Args:
             data: what is particular to the act, as plain JSON; `why` in words.
@@ -513,7 +514,7 @@ class Process:
                 self.kernel.observe(act, tuple(pages), policy=policy, cause=cause, **data)
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """The ledger behind event `after`, oldest first; at its end what was observed and cannot be written at once."""
+        """The ledger after event `after`, oldest first; at its end, observations that are not written yet."""
         with self._current() as kernel:
             if not kernel.store.readonly:
                 kernel.flush_observed()
@@ -528,7 +529,7 @@ class Process:
     def messages(self) -> list[dict[str, Any]]:
         """The whole transcript as it was appended, exactly.
 
-        Forgotten pages are missing from it; what is left of a message that had some comes in the chat form.
+        Forgotten pages are missing. The rest of a message with forgotten pages is in the chat form.
         """
         made: dict[int, Message] = {}
         with self._current() as kernel:
@@ -548,7 +549,7 @@ class Process:
 
 
 def _without_form(made: dict[int, Message], damaged: set[int]) -> dict[int, Message]:
-    """What is left of messages that lost a part has no original dict any more, nor have those that came in the same dict."""
+    """Remove the original dict from messages that lost a part, and from those that came in the same dict."""
     chain: list[int] = []
     for number in sorted(made.keys() | damaged):
         chain.append(number)
