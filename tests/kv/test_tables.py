@@ -10,8 +10,7 @@ from array import array
 import pytest
 
 from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, PrefixRefused
-from kilburn.kv.blocks import Pool
-from kilburn.kv.copies import Copies
+from kilburn.kv.blocks import Copies, Pool
 from kilburn.kv.prefixes import Key, chained, root_of
 from kilburn.kv.tables import Tables
 

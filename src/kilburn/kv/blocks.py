@@ -1,20 +1,20 @@
-"""The pool: fixed-size blocks, how many sequences refer to each, and which one is taken next.
+"""The pool: fixed-size blocks, how many sequences refer to each, which one is taken next, and what waits to be copied.
 
 Blocks without owners come in two kinds. A blank one holds nothing that anybody could ask for and is
 taken first. A named one still holds the KV of a known prefix: it can be shared again, and is taken only
 when no blank one is left, the least recently released first, of one sequence the tail before the head
-(PagedAttention, arXiv 2309.06180). It refuses to know tokens, sequences or tensors.
+(PagedAttention, arXiv 2309.06180).
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kilburn.errors import FreedBlock, OutOfBlocks
 
-__all__ = ["SIZE", "Pool"]
+__all__ = ["SIZE", "Copies", "Pool"]
 
 SIZE = 16
 """Slots in a block, where nothing else is asked for."""
@@ -116,7 +116,7 @@ class Pool:
                     blank.append(block)
 
     def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> int:
-        """Say what these full blocks hold; returns of how many nobody knew that. A content is found in one block only.
+        """Say what these full blocks hold; returns how many contents were new. A content is found in one block only.
 
         Raises:
             FreedBlock: nobody owns one of them; none was named.
@@ -162,6 +162,43 @@ class Pool:
             raise FreedBlock(f"this pool has blocks 0 to {self.capacity - 1}, not all of {_few(blocks)}")
         if len(blocks) > 1 and len(set(blocks)) != len(blocks):
             raise FreedBlock(f"the same block twice in {_few(blocks)}")
+
+
+class Copies:
+    """Copies from slot to slot that wait, gathered over any number of operations.
+
+    An engine takes and performs them before it next writes or reads a slot. Those of one `take` are simultaneous: read all
+    sources, then write all targets, as `cache[targets] = cache[sources]` does on a tensor.
+    """
+
+    def __init__(self) -> None:
+        self._sources = array("q")
+        self._targets = array("q")
+        self._written: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def add(self, sources: array[int], targets: array[int], reads: Iterable[int], writes: Iterable[int]) -> None:
+        """Copy these slots too, after all that was added before; `reads` and `writes` are the blocks they lie in."""
+        written = self._written
+        if written.isdisjoint(reads) and written.isdisjoint(writes):
+            self._sources += sources
+            self._targets += targets
+        else:
+            # What an earlier copy is to write is not there yet: it is read where that copy reads it.
+            pending = dict(zip(self._targets, self._sources, strict=True))
+            origins = [pending.get(source, source) for source in sources]
+            pending.update(zip(targets, origins, strict=True))
+            pending = {target: origin for target, origin in pending.items() if target != origin}
+            self._sources, self._targets = array("q", pending.values()), array("q", pending)
+        written.update(writes)
+
+    def take(self) -> tuple[array[int], array[int]]:
+        """(sources, targets), no target twice; and nothing is pending any more."""
+        found = self._sources, self._targets
+        self._sources, self._targets, self._written = array("q"), array("q"), set()
+        return found
 
 
 def _few(blocks: Sequence[int]) -> str:

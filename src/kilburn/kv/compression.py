@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from kilburn.errors import KVError, MissingExtra, OutOfBlocks, SpecError
 from kilburn.kv.engine import Engine
+from kilburn.kv.lineage import Alteration
 from kilburn.kv.observation import CachedPage, Observation, Press, Selection
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.storage import numbers_of, span_of
@@ -118,7 +119,7 @@ def _check(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: 
         )
     if shift is not None:
         engine.weights.check_rotation()
-    if shift is not None and "compressed" in sequence.table.altered:
+    if shift is not None and Alteration.COMPRESSED in sequence.table.altered:
         raise KVError(
             f"sequence {sequence.number} was squeezed: its keys have no single positions to be rotated from",
             advice="use a press that does not rotate, such as streaming(rotate=False)",

@@ -2,8 +2,8 @@
 
 It appends, evicts, inserts, forks, rolls back and presses sequences, many in one batch; each token keeps
 its logical position, whatever leaves around it. All that a step needs is taken before it runs, so an
-error leaves every sequence as it was. It refuses to schedule requests over time, and to be as fast as
-a serving engine: it is the place where the moves of the hierarchy are exact and can be seen.
+error leaves every sequence as it was. It schedules nothing, and is not as fast as a serving engine: it is the
+place where the moves of the hierarchy are exact and can be seen.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from contextlib import contextmanager, suppress
 from kilburn.errors import FreedSequence, InvalidRange, KVError, MissingExtra, OutOfBlocks, SpecError
 from kilburn.kv.attention import ForwardPass, Segment
 from kilburn.kv.blocks import SIZE, Pool
-from kilburn.kv.past import Past
-from kilburn.kv.preemption import preempted
 from kilburn.kv.prefixes import Key
-from kilburn.kv.sequence import CachedSequence
+from kilburn.kv.sequence import CachedSequence, Past
 from kilburn.kv.storage import Storage, span_of
 from kilburn.kv.tables import Tables
 from kilburn.kv.watch import AttentionWatch
@@ -141,7 +139,7 @@ class Engine:
             FreedSequence: it was freed before.
         """
         self._own(sequence)
-        if sequence.record is None:
+        if sequence.lineage is None:
             self.tables.free(sequence.table)
         sequence.leave()
         self.sequences.pop(sequence.number, None)
@@ -155,17 +153,9 @@ class Engine:
         table = sequence.table
         self._check(tokens)
         self.reserve(table.need(len(tokens)), [sequence])
-        before, logits = table.end, sequence.logits
-        watched = sequence.watch.state() if sequence.watch is not None else None
-        try:
+        with _taken_back([sequence]):
             for start in range(0, len(tokens), self.chunk):
                 self.step([(sequence, tokens[start : start + self.chunk])])
-        except BaseException:
-            table.truncate(before)
-            sequence.logits = logits
-            if sequence.watch is not None and watched is not None:
-                sequence.watch.restore(watched)
-            raise
 
     def step(self, feeds: Sequence[Feed]) -> Tensor:
         """One forward pass: each sequence takes its tokens; returns the logits behind each, shape [feeds, vocabulary].
@@ -185,15 +175,8 @@ class Engine:
         # Two that share their last block both count its copy, though one of them will find it its own: never too few.
         self.reserve(sum(sequence.table.need(len(tokens)) for sequence, tokens in feeds), sequences)
         ends = [sequence.table.end for sequence in sequences]
-        watched = [sequence.watch.state() if sequence.watch is not None else None for sequence in sequences]
-        try:
+        with _taken_back(sequences):
             logits = self._run(feeds)
-        except BaseException:
-            for sequence, end, state in zip(sequences, ends, watched, strict=True):
-                sequence.table.truncate(end)
-                if sequence.watch is not None and state is not None:
-                    sequence.watch.restore(state)
-            raise
         for row, sequence in enumerate(sequences):
             sequence.logits = logits[row]
             table = sequence.table
@@ -304,11 +287,11 @@ class Engine:
         Raises:
             KVError: it was folded into or squeezed: spill it instead. FreedSequence.
         """
-        if not _computable(sequence):
+        if not sequence.recomputable:
             raise KVError(f"sequence {sequence.number} cannot be computed again from its tokens", advice="spill it, or keep it")
-        record = preempted(sequence.table)
+        lineage = sequence.table.lineage()
         self.tables.free(sequence.table)
-        sequence.leave(record)
+        sequence.leave(lineage)
 
     def resume(self, sequence: CachedSequence) -> None:
         """Compute a preempted sequence again: its tokens in order, each eviction at its place.
@@ -317,31 +300,29 @@ class Engine:
             OutOfBlocks: it stays preempted. KVError: it was spilled, not preempted.
         """
         self._own(sequence)
-        record = sequence.record
-        if record is None:
+        lineage = sequence.lineage
+        if lineage is None:
             _ = sequence.table
             return
-        if not record.recomputable or sequence.watch is not None:
+        if not lineage.recomputable or sequence.watch is not None:
             raise KVError(f"tokens do not bring sequence {sequence.number} back", advice="kilburn.kv.spill.resume does")
         logits = sequence.logits
-        table = self.tables.resume(record)
+        table = self.tables.resume(lineage)
         sequence.settle(table)
         try:
-            for eviction in record.evictions:
+            for eviction in lineage.evictions:
                 if eviction.at > table.end:
-                    self.prefill(sequence, record.tokens[table.end : eviction.at])
+                    self.prefill(sequence, lineage.tokens[table.end : eviction.at])
                 self.evict(sequence, eviction.start, eviction.stop)
                 # It may have been compacted, and have to fit into as few blocks again.
                 with suppress(OutOfBlocks):
                     table.compact()
-            if table.end < len(record.tokens):
-                self.prefill(sequence, record.tokens[table.end :])
-            for page, (start, stop) in record.pages.items():
-                table.label(page, start, stop)
-            table.stood = dict(record.stood)
+            if table.end < len(lineage.tokens):
+                self.prefill(sequence, lineage.tokens[table.end :])
+            table.relabel(lineage)
         except BaseException:
             self.tables.free(table)
-            sequence.leave(record)
+            sequence.leave(lineage)
             raise
         finally:
             sequence.logits = logits  # also None: what was evicted since changes what `refresh` would find
@@ -370,9 +351,9 @@ class Engine:
                 self.storage.scatter(span_of(slots, self.weights.device), *kept)
                 before.restore(sequence)
                 raise
-            table.pages, table.stood = before.said.pages, before.said.stood
+            table.relabel(before.lineage)
             # What it looked at was noted when it ran first.
-            before.unwatch(sequence)
+            before.restore_watch(sequence)
         assert sequence.logits is not None
         return sequence.logits
 
@@ -385,9 +366,9 @@ class Engine:
         if blocks <= self.pool.free:
             return
         safe = {sequence.number for sequence in keep} | self._kept
-        safe |= {number for number, sequence in self.sequences.items() if sequence.is_live and not _computable(sequence)}
-        for record in self.tables.reserve(blocks, safe):
-            self.sequences[record.number].leave(record)
+        safe |= {number for number, sequence in self.sequences.items() if sequence.is_live and not sequence.recomputable}
+        for lineage in self.tables.reserve(blocks, safe):
+            self.sequences[lineage.number].leave(lineage)
 
     @contextmanager
     def keeping(self, sequences: Sequence[CachedSequence]) -> Iterator[None]:
@@ -402,7 +383,7 @@ class Engine:
     def _own(self, sequence: CachedSequence) -> None:
         """Another engine's sequence has its slots in other memory: it would read and write what is not its own."""
         if self.sequences.get(sequence.number) is not sequence:
-            _ = sequence.record or sequence.table
+            _ = sequence.lineage or sequence.table
             raise FreedSequence(f"sequence {sequence.number} is not of this engine", advice="use the engine that opened it")
 
     def _check(self, tokens: Sequence[int]) -> None:
@@ -411,6 +392,19 @@ class Engine:
             raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
 
 
-def _computable(sequence: CachedSequence) -> bool:
-    """Whether its tokens and evictions say all about its keys and values, and nobody notes its attention."""
-    return sequence.watch is None and sequence.table.recomputable
+@contextmanager
+def _taken_back(sequences: Sequence[CachedSequence]) -> Iterator[None]:
+    """What the block appends to sequences is taken back where it raises."""
+    before = [
+        (sequence, sequence.table.end, sequence.logits, sequence.watch.state() if sequence.watch is not None else None)
+        for sequence in sequences
+    ]
+    try:
+        yield
+    except BaseException:
+        for sequence, end, logits, watched in before:
+            sequence.table.truncate(end)
+            sequence.logits = logits
+            if sequence.watch is not None and watched is not None:
+                sequence.watch.restore(watched)
+        raise

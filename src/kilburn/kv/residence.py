@@ -20,6 +20,7 @@ from kilburn.kv.boundary import Boundary
 from kilburn.kv.edits import HOW, EditPlan, PlacedLine, Price, plan_edits
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import stream
+from kilburn.kv.lineage import Alteration
 from kilburn.kv.observation import CachedPage
 from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.sequence import CachedSequence
@@ -106,7 +107,7 @@ class Residence:
         purged = self._purge()
         self._miss()
         plan = plan_edits(self._placed, wanted, self.price, self.how)
-        if plan.how in ("edit", "prefill") and "compressed" in self.sequence.table.altered:
+        if plan.how in ("edit", "prefill") and Alteration.COMPRESSED in self.sequence.table.altered:
             # What each head chose stands for no line any more: nothing of it could be told apart.
             self._cut(0)
             purged, plan = True, plan_edits(self._placed, wanted, self.price, self.how)
@@ -189,13 +190,13 @@ class Residence:
 
     def close(self) -> None:
         """Free its sequence; idempotent."""
-        if self.sequence.is_live or self.sequence.record is not None:
+        if self.sequence.is_live or self.sequence.lineage is not None:
             self.engine.free(self.sequence)
 
     def _revive(self) -> None:
         """Begin anew where its blocks were given to another."""
-        record = self.sequence.record
-        if record is not None and record.recomputable:
+        lineage = self.sequence.lineage
+        if lineage is not None and lineage.recomputable:
             self.engine.free(self.sequence)
             self.sequence = self._opened()
             self._placed = []
@@ -211,7 +212,7 @@ class Residence:
         stood = [start for page, start in self.sequence.table.stood.items() if page in states and states[page].at == "dropped"]
         if not stood:
             return False
-        cut = 0 if "compressed" in self.sequence.table.altered else min(stood)
+        cut = 0 if Alteration.COMPRESSED in self.sequence.table.altered else min(stood)
         self._cut(min([cut, *(one.start for one in self._placed if one.start < cut < one.stop)]))
         return True
 

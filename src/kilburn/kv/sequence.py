@@ -1,6 +1,6 @@
 """One sequence of an engine: what it has cached, and what comes next.
 
-A handle: the engine does everything. It refuses to survive `free`.
+A handle: the engine does everything. After `free` it raises.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kilburn.errors import FreedSequence, InvalidRange
-from kilburn.kv.preemption import Preempted
+from kilburn.kv.lineage import Lineage
 from kilburn.kv.table import Table
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kilburn.kv.watch import AttentionWatch
 
-__all__ = ["CachedSequence"]
+__all__ = ["CachedSequence", "Past"]
 
 
 class CachedSequence:
@@ -31,7 +31,7 @@ class CachedSequence:
         first: of each of those, the key as it was before the first rotation that was seen here, and its shift then;
             shape [layers, heads, dim].
         owners: whose windows it shows, as `Residence` names them; a fork has its own and those of its source.
-        record: what it is computed from again, while its blocks are another's (preemption).
+        lineage: what it is computed from again, while its blocks are another's (preemption).
     """
 
     def __init__(self, table: Table, watch: AttentionWatch | None = None) -> None:
@@ -39,7 +39,7 @@ class CachedSequence:
         self.number = table.number
         self.logits: Tensor | None = None
         self.watch = watch
-        self.record: Preempted | None = None
+        self.lineage: Lineage | None = None
         self.squeezed = 0
         self.shifts: dict[int, int] = {}
         self.first: dict[int, tuple[int, Tensor]] = {}
@@ -53,10 +53,15 @@ class CachedSequence:
             FreedSequence: it was freed, or preempted and not resumed yet.
         """
         if self._table is None:
-            what = "was preempted" if self.record is not None else "was freed"
-            advice = "Engine.resume computes it again" if self.record is not None else "open it anew"
+            what = "was preempted" if self.lineage is not None else "was freed"
+            advice = "Engine.resume computes it again" if self.lineage is not None else "open it anew"
             raise FreedSequence(f"sequence {self.number} {what}", advice=advice)
         return self._table
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether its tokens and evictions say all about its keys and values, and nobody notes its attention."""
+        return self.watch is None and self.table.recomputable
 
     @property
     def is_live(self) -> bool:
@@ -75,9 +80,9 @@ class CachedSequence:
     def __repr__(self) -> str:
         return f"<Sequence of {self._table!r}>" if self._table is not None else f"<Sequence {self.number}: gone>"
 
-    def leave(self, record: Preempted | None = None) -> None:
-        """Its table was freed; with a record, to be resumed. For the engine."""
-        self._table, self.record = None, record
+    def leave(self, lineage: Lineage | None = None) -> None:
+        """Its table was freed; with a lineage, to be resumed. For the engine."""
+        self._table, self.lineage = None, lineage
 
     def check(self, position: int) -> Table:
         """Its table, where single tokens can be told apart from this logical position on.
@@ -94,4 +99,23 @@ class CachedSequence:
 
     def settle(self, table: Table) -> None:
         """It has a table again. For the engine."""
-        self._table, self.record = table, None
+        self._table, self.lineage = table, None
+
+
+class Past:
+    """What a sequence was before something that may fail: all but its keys and values."""
+
+    def __init__(self, sequence: CachedSequence) -> None:
+        self.lineage, self.shifts = sequence.table.lineage(), dict(sequence.shifts)
+        self._watched = sequence.watch.state() if sequence.watch is not None else None
+
+    def restore(self, sequence: CachedSequence) -> None:
+        """The same positions are cached again."""
+        sequence.table.restore(self.lineage)
+        sequence.shifts = dict(self.shifts)
+        self.restore_watch(sequence)
+
+    def restore_watch(self, sequence: CachedSequence) -> None:
+        """Forget what attention was noted since."""
+        if sequence.watch is not None and self._watched is not None:
+            sequence.watch.restore(self._watched)

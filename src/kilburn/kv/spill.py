@@ -18,8 +18,7 @@ from kilburn.errors import InvalidRange, KVError, MissingExtra, OutOfBlocks
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kv.engine import Engine
-from kilburn.kv.lineage import context, difference
-from kilburn.kv.preemption import Preempted, preempted
+from kilburn.kv.lineage import Alteration, Lineage, context
 from kilburn.kv.prefixes import Key
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.shelf import Shelf
@@ -174,7 +173,7 @@ class Spill:
         if last - first < stop - start:
             raise InvalidRange(f"{stop - start - last + first} positions of page {page} were evicted", advice="save it before")
         firsts = dict(sorted(each for each in sequence.first.items() if start <= each[0] < stop and each[0] in sequence.shifts))
-        told = all(since >= stop for why, since in table.altered.items() if why != "evicted")
+        told = all(since >= stop for why, since in table.altered.items() if why != Alteration.EVICTED)
         header = PageHeader(
             key=_key(engine),
             tokens=table.tokens[start:stop].tolist(),
@@ -228,7 +227,7 @@ class Spill:
                 f"page {part.page} cannot be put at {start}: page {taken} has {table.pages[taken]}",
                 advice="evict what is left of that first",
             )
-        why = difference(part, table, start)
+        why = _difference(part, table, start)
         behind = start == table.end
         slots = _placed(engine, sequence, start, part.tokens)
         try:
@@ -237,7 +236,7 @@ class Spill:
             table.evict(start, stop)
             raise
         if why:
-            table.alter("blended", start)
+            table.alter(Alteration.BLENDED, start)
         elif behind and table.key is not None and not table.altered:
             table.publish()
         if behind:
@@ -294,10 +293,10 @@ def preempt(engine: Engine, sequence: CachedSequence, spill: Spill) -> Spilled |
         engine.preempt(sequence)
         return None
     spilled = spill.save(engine, sequence, pin=True)
-    record = preempted(table)
+    lineage = table.lineage()
     engine.tables.free(table)
     # The watch stays on the handle: that it has one is why it may not be computed again.
-    sequence.leave(record)
+    sequence.leave(lineage)
     return spilled
 
 
@@ -309,8 +308,8 @@ def resume(engine: Engine, sequence: CachedSequence, spill: Spill, spilled: Spil
     Raises:
         OutOfBlocks: it stays preempted. KVError: it is not this sequence's file.
     """
-    record = sequence.record
-    if record is None or spilled is None:
+    lineage = sequence.lineage
+    if lineage is None or spilled is None:
         engine.resume(sequence)
         return None
     found = spill._found(engine, spilled)
@@ -319,11 +318,11 @@ def resume(engine: Engine, sequence: CachedSequence, spill: Spill, spilled: Spil
     header, tensors = found
     if (
         not isinstance(header, SequenceHeader)
-        or header.tokens != record.tokens.tolist()
-        or tuple(header.evictions) != record.evictions
+        or header.tokens != lineage.tokens.tolist()
+        or tuple(header.evictions) != lineage.evictions
     ):
         raise KVError(f"{spilled.address} is not of sequence {sequence.number}", advice="give what preempt returned for it")
-    sequence.settle(_adopted(engine, header, tensors, record.number))
+    sequence.settle(_adopted(engine, header, tensors, lineage.number))
     _equip(engine, sequence, header, tensors)
     if not spill.shelf.unpin(spilled.address):
         spill.shelf.drop(spilled.address)
@@ -338,6 +337,23 @@ def owner_of(process: Process) -> str:
 def _forgotten(process: Process) -> set[int]:
     with process.lock:
         return {page for page, state in process.window.states.items() if state.at == "dropped"}
+
+
+def _difference(part: PageHeader, table: Table, start: int) -> str:
+    """Why a page that is put there would not be what it would be, had it never left; empty where it would.
+
+    What cannot be told from tokens and evictions is a difference.
+    """
+    if start != part.start:
+        return f"its keys were rotated by {start - part.start} positions, and it attended to what was before it there"
+    if not part.context:
+        return "something was inserted or compressed in its sequence before it was saved: what it attended to cannot be told"
+    taints = sorted(why for why, since in table.altered.items() if why != Alteration.EVICTED and since < start)
+    if taints:
+        return f"the sequence was {' and '.join(taints)} before it: what it would attend to cannot be told"
+    if context(table.tokens[:start] + array("i", part.tokens), table.evictions) != part.context:
+        return "it was computed behind other tokens, or other evictions"
+    return ""
 
 
 def _firsts(first: Mapping[int, tuple[int, Tensor]]) -> list[Draft]:
@@ -400,11 +416,9 @@ def _adopted(engine: Engine, header: SequenceHeader, tensors: Mapping[str, Tenso
     for start, stop in header.cached:
         positions.extend(range(start, stop))
     key = engine.key if header.shared else None
-    record = Preempted(
-        number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered, header.stood
-    )
+    lineage = Lineage(number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered, header.stood)
     engine.reserve(-(-len(positions) // engine.pool.size), [])
-    table = engine.tables.adopt(record, positions)
+    table = engine.tables.adopt(lineage, positions)
     try:
         _write(engine, span_of(table.slots().physical, engine.weights.device), tensors["kv"])
     except BaseException:
@@ -422,7 +436,7 @@ def _equip(engine: Engine, sequence: CachedSequence, header: SequenceHeader, ten
     sequence.logits = logits.to(weights.device) if logits is not None else None
     sequence.shifts, sequence.first = dict(header.shifts), _first(engine, header, tensors)
     sequence.owners = frozenset(header.owners or ())
-    sequence.squeezed = sequence.end if "compressed" in header.altered else 0
+    sequence.squeezed = sequence.end if Alteration.COMPRESSED in header.altered else 0
     sequence.watch = None
     if header.watch is not None:
         sums, rows = header.watch

@@ -22,8 +22,8 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from kilburn.errors import MissingExtra, SpillFailed
+from kilburn.kv.lineage import Alteration, Eviction
 from kilburn.kv.prefixes import Key
-from kilburn.kv.table import Alteration, Eviction
 
 try:
     import torch

@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass
 
 from kilburn.errors import MissingExtra, SpecError
-from kilburn.kv.copies import Copies
+from kilburn.kv.blocks import Copies
 
 try:
     import torch

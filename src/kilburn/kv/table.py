@@ -3,7 +3,7 @@
 Logical positions count from 0 and never shift: what is evicted leaves a gap, which `insert` can fill.
 Evicting only drops this sequence's view of slots, so it copies nothing and needs no block; whole blocks are
 freed at once, and `compact` closes the gaps in the others. A block that somebody else owns too is copied before it
-is written. It refuses to run a model: it says where to write, and what to copy first.
+is written. A table says where an engine writes and what it copies first; it holds no key and no value.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from kilburn.errors import FreedSequence, InvalidRange, PrefixRefused
-from kilburn.kv.blocks import Pool
-from kilburn.kv.copies import Copies
-from kilburn.kv.insertion import put
-from kilburn.kv.prefixes import Key, chained, root_of
+from kilburn.kv.blocks import Copies, Pool
+from kilburn.kv.lineage import Alteration, Eviction, Lineage
+from kilburn.kv.prefixes import Key, chained, match, root_of
 from kilburn.kv.ranges import Ranges
 
-__all__ = ["Alteration", "CachedSlots", "Eviction", "Said", "Table"]
-
-Alteration = Literal["evicted", "folded", "blended", "compressed"]
-"""Why the KV of a sequence is not what its tokens alone would give; all but "evicted" need more than a replay."""
+__all__ = ["CachedSlots", "Table"]
 
 
 class CachedSlots(NamedTuple):
@@ -33,22 +29,25 @@ class CachedSlots(NamedTuple):
     logical: array[int]
 
 
-class Eviction(NamedTuple):
-    """Positions `start` to `stop` (half-open) went when the sequence had `at` positions."""
+class _Gap(NamedTuple):
+    """How tokens go into a gap, with what moves behind them.
+
+    The tokens of a block are contiguous in the sequence and their slots ascend. So new blocks can stand between two blocks,
+    but where one block holds both sides of a gap, and too little is free between them, what stands behind the gap moves.
+
+    Args:
+        at: how many of the sequence's blocks stay in front of the new ones.
+        front: slots to write in the block before the new ones.
+        more: new blocks, filled behind `front`.
+        back: slots to write in the block behind the new ones, which are full then.
+        moved: cached tokens behind the gap that move, behind the inserted ones.
+    """
 
     at: int
-    start: int
-    stop: int
-
-
-class Said(NamedTuple):
-    """All that a table says of its positions but which of them are cached; see `Table.said`."""
-
-    tokens: array[int]
-    evictions: tuple[Eviction, ...]
-    altered: dict[Alteration, int]
-    pages: Ranges
-    stood: dict[int, int]
+    front: array[int]
+    more: int
+    back: array[int]
+    moved: int
 
 
 class Table:
@@ -118,7 +117,7 @@ class Table:
     @property
     def recomputable(self) -> bool:
         """Whether `tokens` and `evictions` give the same cache; what is not has to be spilled to survive a preemption."""
-        return not self._altered.keys() - {"evicted"}
+        return not self._altered.keys() - {Alteration.EVICTED}
 
     @property
     def gaps(self) -> int:
@@ -198,10 +197,71 @@ class Table:
         if not fresh:
             return array("q")
         logical = ramp[position:stop] if stop <= len(ramp) else array("q", range(position, stop))
-        placed = put(self._pool, self._copies, self._blocks, self._bases, self._slots, positions, first, logical)
+        placed = self._fill(first, logical)
         self._tokens[position:stop] = fresh
-        self.alter("folded", position)
+        self.alter(Alteration.FOLDED, position)
         return placed
+
+    def _gap(self, first: int, count: int) -> _Gap:
+        """How `count` tokens go before the `first`-th cached one, with as few new blocks as its neighbours' free slots allow.
+
+        A block that others own too is never written: its free slots are not free for this sequence.
+        """
+        blocks, bases, slots, positions = self._blocks, self._bases, self._slots, self._positions
+        size, ramp, references = self._pool.size, self._pool.ramp, self._pool.references
+        at = bisect_right(bases, positions[first - 1]) if first else 0
+        behind = slots[first] if first < len(slots) else -1
+        front = back = array("q")
+        moved = 0
+        if at:
+            block = blocks[at - 1]
+            own = references[block] == 1
+            after = slots[first - 1] + 1
+            if behind // size == block:
+                if own and behind - after >= count:
+                    return _Gap(at, ramp[after : after + count], 0, back, 0)
+                moved = (bisect_left(positions, bases[at], first) if at < len(bases) else len(slots)) - first
+            if own:
+                front = ramp[after : min(block * size + size, after + count + moved)]
+        missing = count + moved - len(front)
+        spare = behind % size if not moved and at < len(blocks) and references[blocks[at]] == 1 else 0
+        more = max(0, -((spare - missing) // size))
+        left = missing - more * size
+        if left > 0:
+            back = ramp[behind - left : behind]
+        return _Gap(at, front, more, back, moved)
+
+    def _fill(self, first: int, fresh: array[int]) -> array[int]:
+        """Take slots for the `fresh` positions before the `first`-th cached one; returns these slots.
+
+        Raises:
+            OutOfBlocks: nothing was taken.
+        """
+        pool, blocks, bases, slots, positions = self._pool, self._blocks, self._bases, self._slots, self._positions
+        size, ramp = pool.size, pool.ramp
+        count = len(fresh)
+        at, front, more, back, moved = self._gap(first, count)
+        taken = pool.take(more) if more else []
+        if front:
+            pool.unname(blocks[at - 1])
+        if back:
+            pool.unname(blocks[at])
+        placed = front[:]
+        for block in taken:
+            placed.extend(ramp[block * size : block * size + size])
+        behind = count + moved - len(back)
+        placed[behind:] = back
+        if moved:
+            targets = placed[count:]
+            self._copies.add(slots[first : first + moved], targets, blocks[at - 1 : at], {target // size for target in targets})
+        slots[first : first + moved] = placed
+        positions[first:first] = fresh
+        blocks[at:at] = taken
+        bases[at:at] = positions[first + len(front) : first + behind : size]
+        if at + more < len(bases) and (back or bases[at + more] <= fresh[-1]):
+            # The gap may begin where that block did: from now on it begins with the first token it still holds.
+            bases[at + more] = positions[first + behind]
+        return placed[:count]
 
     def slots(self, start: int = 0) -> CachedSlots:
         """Where the cached tokens lie, from the `start`-th of them on: copies, good until the next change."""
@@ -253,7 +313,7 @@ class Table:
                 self.pages.remove(page)
         if start < self._told():
             self._evictions.append(Eviction(self.end, start, stop))
-        self.alter("evicted", start)
+        self.alter(Alteration.EVICTED, start)
         return last - first
 
     def truncate(self, position: int) -> int:
@@ -314,7 +374,7 @@ class Table:
             blocks[row] = block
         for row in rows:
             pool.unname(blocks[row])
-        self.alter("folded", min(places))
+        self.alter(Alteration.FOLDED, min(places))
         return array("q", (slots[index] for index in at))
 
     def compact(self) -> int:
@@ -387,7 +447,7 @@ class Table:
         self._positions = self._positions[len(self._positions) - count :]
         self._bases = list(self._positions[::size])
         self.pages = Ranges()
-        self.alter("compressed")
+        self.alter(Alteration.COMPRESSED)
         return placed[:]
 
     def alter(self, why: Alteration, since: int = 0) -> None:
@@ -399,7 +459,7 @@ class Table:
         self._alive()
         self._within(since, self.end)
         self._altered[why] = min(since, self._altered.get(why, since))
-        if why != "evicted":
+        if why != Alteration.EVICTED:
             told = self._told()
             self._evictions = [eviction for eviction in self._evictions if eviction.start < told]
 
@@ -427,18 +487,61 @@ class Table:
         digests += fresh
         return pool.name(self._blocks[done : len(digests)], digests[done:])
 
-    def said(self) -> Said:
-        """What `restore` takes back after something that failed; nothing that is done later changes it."""
-        return Said(self.tokens, self.evictions, self.altered, self.pages.copy(), dict(self.stood))
+    def lineage(self) -> Lineage:
+        """What is left of it without its blocks; nothing that is done later changes it."""
+        return Lineage(self.number, self.key, self.tokens, self.evictions, self.pages.items(), self.altered, dict(self.stood))
 
-    def restore(self, said: Said) -> None:
-        """Say what was said when the same positions were cached."""
-        self._tokens, self._evictions, self._altered = said.tokens[:], list(said.evictions), dict(said.altered)
-        self.pages, self.stood = said.pages.copy(), dict(said.stood)
+    def restore(self, lineage: Lineage) -> None:
+        """Say of the positions that are cached what was said of them before."""
+        self._tokens, self._evictions, self._altered = lineage.tokens[:], list(lineage.evictions), dict(lineage.altered)
+        self.relabel(lineage)
+
+    def relabel(self, lineage: Lineage) -> None:
+        """Say which positions are a page's, as it was said before."""
+        self.pages, self.stood = Ranges(lineage.pages), dict(lineage.stood)
+
+    def share_prefix(self, prompt: array[int]) -> None:
+        """Take what is known of a prompt's prefix; for `Tables`, of an empty table."""
+        blocks, digests = match(self._pool, self._root, prompt)
+        self._pool.share(blocks)
+        self._own(blocks, self._pool.ramp[: len(blocks) * self._pool.size])
+        self._digests, self._tokens = digests, prompt[: len(self._positions)]
+
+    def take(self, positions: array[int]) -> None:
+        """Take blocks of its own for the positions that are cached; for `Tables`, of an empty table.
+
+        Raises:
+            OutOfBlocks: nothing was taken.
+        """
+        self._own(self._pool.take(-(-len(positions) // self._pool.size)), positions[:])
+
+    def fork(self, number: int) -> Table:
+        """A table of the same positions in the same blocks; for `Tables`."""
+        made = Table(number, self._pool, self._copies, self.key)
+        self._pool.share(self._blocks)
+        made._blocks, made._bases, made._digests = self._blocks[:], self._bases[:], self._digests[:]
+        made._slots, made._positions = self._slots[:], self._positions[:]
+        made.restore(self.lineage())
+        return made
+
+    def free(self) -> None:
+        """Give its blocks back; for `Tables`."""
+        self._pool.release(self._blocks)
+        self._freed = True
+        self._own([], array("q"))
+
+    def _own(self, blocks: list[int], positions: array[int]) -> None:
+        """Have these positions in these blocks, in order."""
+        size = self._pool.size
+        self._blocks, self._positions, self._bases = blocks, positions, list(positions[::size])
+        self._slots = array("q")
+        for block in blocks:
+            self._slots.extend(self._pool.ramp[block * size : block * size + size])
+        del self._slots[len(positions) :]
 
     def _told(self) -> int:
         """The position up to which tokens and evictions say all about what is cached."""
-        return min((since for why, since in self._altered.items() if why != "evicted"), default=1 << 62)
+        return min((since for why, since in self._altered.items() if why != Alteration.EVICTED), default=1 << 62)
 
     def _alive(self) -> None:
         if self._freed:
