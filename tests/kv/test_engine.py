@@ -16,9 +16,8 @@ from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, SpecError
 from kilburn.kv.attention import PART
 from kilburn.kv.compression import keep_within
 from kilburn.kv.engine import Engine
-from kilburn.kv.generation import generate, stream
+from kilburn.kv.generation import Sampling, generate, stream
 from kilburn.kv.presses import press
-from kilburn.kv.sampling import Sampling
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.storage import span_of
 from kilburn.kv.weights import Weights

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kilburn.errors import OutOfBlocks, PrefixRefused, SpecError
 from kilburn.kv.engine import Engine
+from kilburn.kv.generation import Sampling
 from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, Markers, MementoRules, Place
 from kilburn.kv.reasoning import reason, replay, stream
-from kilburn.kv.sampling import Sampling
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.weights import Weights
 from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, parse

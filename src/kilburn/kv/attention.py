@@ -13,16 +13,10 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
-from kilburn.errors import MissingExtra, UnsupportedModel
+from kilburn.errors import UnsupportedModel
 from kilburn.kv.storage import Span, Storage, length_of, part_of
+from kilburn.kv.tensors import Tensor, torch
 from kilburn.kv.watch import AttentionWatch
-
-try:
-    import torch
-    from torch import Tensor
-    from torch.nn.functional import scaled_dot_product_attention, softmax
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
 
 __all__ = ["NAME", "PROBE", "ForwardPass", "Segment", "register"]
 
@@ -169,15 +163,16 @@ def _is_slow_to_gather(query: Tensor) -> bool:
 def _plain(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """[1, query heads, n, dim] over [heads, m, dim], where the n are the last of the m."""
     _, heads, count, dim = query.shape
+    attend = torch.nn.functional.scaled_dot_product_attention
     if count == 1:
         # The query heads of a group as rows of one product: the keys are read once, not once per query head.
         grouped = query.view(1, keys.shape[0], -1, dim)
-        return scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale).view(1, heads, 1, dim)
+        return attend(grouped, keys[None], values[None], scale=scale).view(1, heads, 1, dim)
     length = keys.shape[1]
     if count == length:
-        return scaled_dot_product_attention(query, keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True)
+        return attend(query, keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True)
     mask = torch.ones((count, length), dtype=torch.bool, device=query.device).tril(length - count)
-    return scaled_dot_product_attention(query, keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True)
+    return attend(query, keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True)
 
 
 def _in_parts(query: Tensor, storage: Storage, layer: int, span: Span, scale: float) -> Tensor:
@@ -185,7 +180,7 @@ def _in_parts(query: Tensor, storage: Storage, layer: int, span: Span, scale: fl
     grouped = (query * scale).view(storage.shape.heads, -1, query.shape[3])
     parts = [part_of(span, start, start + PART) for start in range(0, length_of(span), PART)]
     scores = torch.cat([torch.matmul(grouped, storage.part(storage.keys[layer], part).transpose(1, 2)) for part in parts], dim=2)
-    weights = softmax(scores, dim=2)
+    weights = torch.softmax(scores, dim=2)
     made = torch.zeros_like(grouped)
     for start, part in enumerate(parts):
         made.baddbmm_(weights[:, :, start * PART : start * PART + PART], storage.part(storage.values[layer], part))
@@ -204,7 +199,7 @@ def _watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: i
         stop = min(count, start + ROWS)
         last = order[length - count + start : length - count + stop]
         scores = torch.matmul(grouped[:, :, start:stop], turned).float() * scale
-        weights = softmax(scores.masked_fill(order > last[:, None], float("-inf")), dim=-1)
+        weights = torch.softmax(scores.masked_fill(order > last[:, None], float("-inf")), dim=-1)
         watch.add(layer, start, count, weights.mean(dim=1))
         made[:, :, start:stop] = torch.matmul(weights.to(values.dtype), values[:, None])
     return made.view(1, heads, count, dim)

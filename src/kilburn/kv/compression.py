@@ -11,18 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from kilburn.errors import KVError, MissingExtra, OutOfBlocks, SpecError
+from kilburn.errors import KVError, OutOfBlocks, SpecError
 from kilburn.kv.engine import Engine
 from kilburn.kv.lineage import Alteration
 from kilburn.kv.observation import CachedPage, Observation, Press, Selection
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.storage import numbers_of, span_of
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["compress", "keep_within", "observe"]
 
@@ -54,10 +49,10 @@ def observe(engine: Engine, sequence: CachedSequence, press: Press, facts: Mappi
     shifts = None
     if sequence.shifts:
         shifts = torch.tensor([sequence.shifts.get(place, 0) for place in slots.logical], dtype=torch.int64, device=device)
-    pieces = []
+    pages = []
     for page, (start, stop) in table.pages.items().items():
         first, last = table.count(0, start), table.count(0, stop)
-        pieces.append(replace(facts.get(page, CachedPage(page, 0, 0)), start=first, stop=last))
+        pages.append(replace(facts.get(page, CachedPage(page, 0, 0)), start=first, stop=last))
     return Observation(
         positions=positions,
         end=table.end,
@@ -65,7 +60,7 @@ def observe(engine: Engine, sequence: CachedSequence, press: Press, facts: Mappi
         attention=watch.received if watch is not None and "attention" in needs else None,
         queries=watch.queries if watch is not None and "attention" in needs else None,
         recent=watch.recent[:, :, -press.recent :] if watch is not None and "recent" in needs else None,
-        pieces=tuple(pieces),
+        pages=tuple(pages),
         shifts=shifts,
     )
 

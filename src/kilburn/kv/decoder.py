@@ -13,16 +13,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kilburn.errors import MissingExtra, UnsupportedModel
+from kilburn.errors import UnsupportedModel
 from kilburn.kv.attention import NAME, PROBE, ForwardPass, Segment, register
 from kilburn.kv.rotation import rotate
 from kilburn.kv.storage import CacheShape, Storage, span_of
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["Decoder", "proven"]
 

@@ -12,21 +12,16 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from kilburn.errors import FreedSequence, InvalidRange, KVError, MissingExtra, OutOfBlocks, SpecError
+from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError
 from kilburn.kv.attention import ForwardPass, Segment
 from kilburn.kv.blocks import SIZE, Pool
 from kilburn.kv.prefixes import Key
 from kilburn.kv.sequence import CachedSequence, Past
 from kilburn.kv.storage import Storage, span_of
 from kilburn.kv.tables import Tables
+from kilburn.kv.tensors import Tensor, torch
 from kilburn.kv.watch import AttentionWatch
 from kilburn.kv.weights import Weights
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
 
 __all__ = ["Engine"]
 

@@ -53,7 +53,7 @@ class Observation:
         queries: how many queries each token could be seen by so far, itself included; shape [n], int64.
         recent: attention of the last queries on every token, averaged over the query heads of the group;
             shape [layers, heads, queries, n], float32; the last row is of the last token.
-        pieces: pages in order; tokens that no piece covers are nobody's.
+        pages: in order; tokens that none covers are nobody's.
         shifts: by how many positions each cached key was rotated on since it was computed, in all; shape [n],
             int64, or None where none was.
     """
@@ -64,7 +64,7 @@ class Observation:
     attention: Tensor | None = None
     queries: Tensor | None = None
     recent: Tensor | None = None
-    pieces: tuple[CachedPage, ...] = ()
+    pages: tuple[CachedPage, ...] = ()
     shifts: Tensor | None = None
 
     @property
@@ -103,7 +103,7 @@ class Press(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it has to see, of "keys", "attention" and "recent"; positions and pieces are always there."""
+        """What it has to see, of "keys", "attention" and "recent"; positions and pages are always there."""
         ...
 
     @property

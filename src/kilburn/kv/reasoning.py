@@ -12,17 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kilburn.errors import MissingExtra, OutOfBlocks
+from kilburn.errors import OutOfBlocks
 from kilburn.kv.engine import Engine
-from kilburn.kv.generation import Between
+from kilburn.kv.generation import GREEDY, Between, Sampling
 from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, MementoRules, Place, ThoughtBlock
-from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.sequence import CachedSequence
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import torch
 
 __all__ = ["Point", "ReasoningRun", "reason", "replay", "stream"]
 

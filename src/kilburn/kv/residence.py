@@ -19,10 +19,9 @@ from kilburn.kernel.process import Process
 from kilburn.kv.boundary import Boundary
 from kilburn.kv.edits import HOW, EditPlan, PlacedLine, Price, plan_edits
 from kilburn.kv.engine import Engine
-from kilburn.kv.generation import stream
+from kilburn.kv.generation import GREEDY, Sampling, stream
 from kilburn.kv.lineage import Alteration
 from kilburn.kv.observation import CachedPage
-from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.spill import owner_of
 from kilburn.kv.template import Template, WindowLine

@@ -7,13 +7,7 @@ position is exact only in the first layer.
 
 from __future__ import annotations
 
-from kilburn.errors import MissingExtra
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["rotate"]
 

@@ -5,16 +5,11 @@ A handle: the engine does everything. After `free` it raises.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kilburn.errors import FreedSequence, InvalidRange
 from kilburn.kv.lineage import Lineage
 from kilburn.kv.table import Table
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kilburn.kv.watch import AttentionWatch
+from kilburn.kv.tensors import Tensor
+from kilburn.kv.watch import AttentionWatch
 
 __all__ = ["CachedSequence", "Past"]
 

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from kilburn.errors import SpillFailed
 from kilburn.kv.prefixes import Key
@@ -28,9 +27,7 @@ from kilburn.kv.spill_file import (
     size_of,
     write,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kilburn.kv.tensors import Tensor
 
 __all__ = ["Shelf"]
 

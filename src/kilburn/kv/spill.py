@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.errors import InvalidRange, KVError, MissingExtra, OutOfBlocks
+from kilburn.errors import InvalidRange, KVError, OutOfBlocks
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kv.engine import Engine
@@ -25,13 +25,8 @@ from kilburn.kv.shelf import Shelf
 from kilburn.kv.spill_file import Draft, Miss, PageHeader, SequenceHeader
 from kilburn.kv.storage import Span, span_of
 from kilburn.kv.table import Table
+from kilburn.kv.tensors import Tensor, torch
 from kilburn.kv.watch import AttentionWatch
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
 
 __all__ = ["Miss", "RestoredPage", "Spill", "Spilled", "owner_of", "preempt", "resume"]
 

@@ -21,15 +21,10 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from kilburn.errors import MissingExtra, SpillFailed
+from kilburn.errors import SpillFailed
 from kilburn.kv.lineage import Alteration, Eviction
 from kilburn.kv.prefixes import Key
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = [
     "SUFFIX",

@@ -19,11 +19,7 @@ from kilburn.kv.decoder import Decoder, proven
 from kilburn.kv.prefixes import Key
 from kilburn.kv.rotation import rotate
 from kilburn.kv.storage import CacheShape
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import torch
 
 __all__ = ["Weights", "load", "weights_of"]
 

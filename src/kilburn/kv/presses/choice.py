@@ -1,26 +1,55 @@
 """How every press chooses: all of it where all fits, the earlier of equals, never more than the budget.
 
-It refuses to guess: parameters that make no sense, an observation without what was needed, scores that
-are no numbers are typed errors.
+Parameters that make no sense, an observation without what was needed and scores that are no numbers are typed errors.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
 
-from kilburn.errors import BudgetTooSmall, KVError, MissingExtra, SpecError
+from kilburn.errors import BudgetTooSmall, KVError, SpecError
+from kilburn.kv.observation import Observation, Selection
+from kilburn.kv.tensors import Tensor, torch
 
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+__all__ = ["BudgetPress", "afford", "behind", "flag", "given", "integer", "number", "oneof", "smoothed", "sound", "top"]
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from kilburn.kv.observation import Observation
+class BudgetPress(ABC):
+    """A press that keeps all tokens where the budget holds them, and else what `choose` says."""
 
-__all__ = ["afford", "behind", "flag", "given", "integer", "number", "oneof", "smoothed", "sound", "top"]
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it has to see, of "keys", "attention" and "recent"."""
+        return frozenset()
+
+    @property
+    def recent(self) -> int:
+        """How many of the last queries it has to see."""
+        return 0
+
+    def keep(self, seen: Observation, budget: int) -> Selection:
+        """At most `budget` tokens; all of them, unshifted, where there are no more than that.
+
+        Raises:
+            BudgetTooSmall: it is no positive number, or does not hold what this press must keep.
+        """
+        afford(self.name, budget)
+        if budget >= seen.count:
+            return Selection(torch.arange(seen.count, device=seen.positions.device))
+        return self.choose(seen, budget)
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def choose(self, seen: Observation, budget: int) -> Selection:
+        """Which tokens stay, where not all can.
+
+        Raises:
+            BudgetTooSmall: the budget does not hold what this press must keep.
+        """
 
 
 def afford(press: str, budget: int, **must: int) -> int:

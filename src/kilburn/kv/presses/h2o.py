@@ -1,31 +1,21 @@
 """H2O (Zhang et al., arXiv 2306.14048): the tokens that drew the most attention so far, and the last ones, for each head.
 
-It refuses to look at a prompt's length: the released code derives both shares from the first prompt and keeps
+A prompt's length plays no part: the released code derives both shares from the first prompt and keeps
 them however long the sequence grows; here they are shares of the budget that each call names.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kilburn.errors import MissingExtra
-from kilburn.kv.observation import Selection
-from kilburn.kv.presses.choice import afford, behind, flag, given, number, top
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-if TYPE_CHECKING:
-    from kilburn.kv.observation import Observation
+from kilburn.kv.observation import Observation, Selection
+from kilburn.kv.presses.choice import BudgetPress, behind, flag, given, number, top
 
 __all__ = ["H2o"]
 
 
 @dataclass(frozen=True)
-class H2o:
+class H2o(BudgetPress):
     """Keep heavy hitters and the last tokens.
 
     Args:
@@ -46,24 +36,11 @@ class H2o:
         """Accumulated attention."""
         return frozenset({"attention"})
 
-    @property
-    def recent(self) -> int:
-        """No query."""
-        return 0
-
-    def keep(self, seen: Observation, budget: int) -> Selection:
-        """For each head its heaviest tokens outside the window, and the window.
-
-        Raises:
-            BudgetTooSmall: it is no positive number.
-        """
-        afford("h2o", budget)
-        count = seen.count
-        if budget >= count:
-            return Selection(torch.arange(count, device=seen.positions.device))
-        heavy = int(budget * self.heavy)
+    def choose(self, seen: Observation, budget: int) -> Selection:
+        """For each head its heaviest tokens outside the window, and the window."""
+        count, heavy = seen.count, int(budget * self.heavy)
         start = count - (budget - heavy)
-        scores = given(seen, "attention", "h2o")[..., :start]
+        scores = given(seen, "attention", self.name)[..., :start]
         if self.normalise:
-            scores = scores / given(seen, "queries", "h2o")[:start].clamp(min=1)
+            scores = scores / given(seen, "queries", self.name)[:start].clamp(min=1)
         return Selection(behind(top(scores, heavy), start, count))

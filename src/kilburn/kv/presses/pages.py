@@ -1,29 +1,19 @@
 """Ours: what the last queries ask for beyond the usual, pooled to spans and pages, corrected by what the hierarchy knows.
 
 All heads keep the same tokens, because a block of the cache holds a slot of all layers and heads: what
-one head lets go is free only when all do. It refuses to drop what is not its to drop: pins, tokens of no
-page, the sinks and the window.
+one head lets go is free only when all do. Pins, tokens of no page, the sinks and the window always stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from kilburn.errors import InvalidRange, MissingExtra
-from kilburn.kv.observation import CachedPage, Selection
-from kilburn.kv.presses.choice import afford, given, integer, number, oneof, smoothed, sound
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kilburn.kv.observation import Observation
+from kilburn.errors import InvalidRange
+from kilburn.kv.observation import CachedPage, Observation, Selection
+from kilburn.kv.presses.choice import BudgetPress, afford, given, integer, number, oneof, smoothed, sound
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["Pages"]
 
@@ -46,7 +36,7 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pages:
+class Pages(BudgetPress):
     """Keep the spans of the pages that the last queries look at, whole pages where those are best.
 
     The worth of a span is what the hierarchy says of its page, times `(1 - weight)` its own score plus
@@ -111,24 +101,21 @@ class Pages:
         """As many queries as the window has tokens."""
         return self.window
 
-    def keep(self, seen: Observation, budget: int) -> Selection:
+    def choose(self, seen: Observation, budget: int) -> Selection:
         """What must stay and the best of the rest, for all heads; exactly `budget` tokens where there are more.
 
         Raises:
             BudgetTooSmall: it does not hold the pins, the tokens of no page, the sinks and the window.
-            InvalidRange: pieces overlap, or reach beyond the cached tokens.
+            InvalidRange: pages overlap, or reach beyond the cached tokens.
         """
-        afford("pages", budget)
         count, device = seen.count, seen.positions.device
-        if budget >= count:
-            return Selection(torch.arange(count, device=device))
-        pieces = seen.pieces or self._units(count)
-        free = list(self._free(pieces, count))
+        pages = seen.pages or self._units(count)
+        free = list(self._free(pages, count))
         open_tokens = sum(stop - start for _, start, stop in free)
         window = min(self.window, count)
         sinks = min(self.sinks, count - window)
         room = afford(
-            "pages", budget, sinks=sinks, in_the_window=window, pinned_or_of_no_page=count - open_tokens - sinks - window
+            self.name, budget, sinks=sinks, in_the_window=window, pinned_or_of_no_page=count - open_tokens - sinks - window
         )
         kept = [True] * count
         for _, start, stop in free:
@@ -154,8 +141,8 @@ class Pages:
     def _keep_unasked(self, kept: list[bool], free: list[Ranged], shortness: list[float], room: int) -> None:
         """Mark tokens with short keys as kept, and those around them on their page, the nearest first, while there is room."""
         ranked: list[tuple[float, float, int, int, int]] = []
-        for piece, start, stop in free:
-            likely = self._likely(piece)
+        for page, start, stop in free:
+            likely = self._likely(page)
             ranked += [(-likely * shortness[index], -likely, index, start, stop) for index in range(start, stop)]
         for _, _, index, start, stop in sorted(ranked):
             if kept[index]:
@@ -174,23 +161,23 @@ class Pages:
             CachedPage(number, start, min(count, start + self.unit)) for number, start in enumerate(range(0, count, self.unit), 1)
         )
 
-    def _free(self, pieces: tuple[CachedPage, ...], count: int) -> Iterator[Ranged]:
+    def _free(self, pages: tuple[CachedPage, ...], count: int) -> Iterator[Ranged]:
         """The pages that may go, each with the range of it that is neither sink nor window."""
         behind = 0
-        for piece in pieces:
-            if not behind <= piece.start <= piece.stop <= count:
+        for page in pages:
+            if not behind <= page.start <= page.stop <= count:
                 raise InvalidRange(
-                    f"page {piece.page} at {piece.start} to {piece.stop} of {count} cached tokens, behind {behind}",
-                    advice="give pieces in order, as indices of cached tokens",
+                    f"page {page.page} at {page.start} to {page.stop} of {count} cached tokens, behind {behind}",
+                    advice="give pages in order, as indices of cached tokens",
                 )
-            behind = piece.stop
-            start, stop = max(piece.start, self.sinks), min(piece.stop, count - self.window)
-            if piece.page and not piece.pinned and start < stop:
-                yield piece, start, stop
+            behind = page.stop
+            start, stop = max(page.start, self.sinks), min(page.stop, count - self.window)
+            if page.page and not page.pinned and start < stop:
+                yield page, start, stop
 
     def _scores(self, seen: Observation, free: list[Ranged]) -> tuple[list[float], list[float]]:
         """What was asked for of each token, with the contrast and without; 0 for those that stay anyway."""
-        votes = given(seen, "recent", "pages")[:, :, -self.window :].mean(dim=2)
+        votes = given(seen, "recent", self.name)[:, :, -self.window :].mean(dim=2)
         # Sinks draw so much that their neighbours would look asked for once scores are pooled.
         stays = torch.ones(seen.count, dtype=torch.bool)
         for _, start, stop in free:
@@ -199,12 +186,12 @@ class Pages:
         plain = self._merged(votes.masked_fill(stays, 0.0))
         if not self.contrast:
             return plain, plain
-        usual = given(seen, "attention", "pages") / given(seen, "queries", "pages").clamp(min=1)
+        usual = given(seen, "attention", self.name) / given(seen, "queries", self.name).clamp(min=1)
         return self._merged((votes - self.contrast * usual).clamp_(min=0).masked_fill_(stays, 0.0)), plain
 
     def _shortness(self, seen: Observation, free: list[Ranged]) -> list[float]:
         """How short each token's keys are, by standard deviations of each head, over all heads; from 0 to 1."""
-        norms = torch.linalg.vector_norm(given(seen, "keys", "pages").to(torch.float32), dim=-1)
+        norms = torch.linalg.vector_norm(given(seen, "keys", self.name).to(torch.float32), dim=-1)
         open_tokens = torch.cat([torch.arange(start, stop) for _, start, stop in free]).to(norms.device)
         own = norms[..., open_tokens]
         deviation = own.std(dim=-1, keepdim=True, correction=0).clamp(min=1e-12)
@@ -229,8 +216,8 @@ class Pages:
 
     def _spans(self, free: list[Ranged], scores: list[float], plain: list[float]) -> Iterator[_Span]:
         """The spans of all pages that may go, not yet in order."""
-        for order, (piece, start, stop) in enumerate(free):
-            likely = self._likely(piece)
+        for order, (page, start, stop) in enumerate(free):
+            likely = self._likely(page)
             whole, usual = self._pooled(scores[start:stop]), self._pooled(plain[start:stop])
             for at in range(start, stop, self.span):
                 end = min(stop, at + self.span)
@@ -244,15 +231,15 @@ class Pages:
     def _weighed(self, own: float, page: float) -> float:
         return (1 - self.weight) * own + self.weight * page
 
-    def _likely(self, piece: CachedPage) -> float:
+    def _likely(self, page: CachedPage) -> float:
         """What the hierarchy says of a page: 1 where it knows nothing against it."""
         likely = 1.0
-        if piece.folded:
+        if page.folded:
             likely *= self.folded
-        if piece.stale:
+        if page.stale:
             likely *= self.stale
-        if piece.distance is not None:
-            likely *= 0.5 ** (max(0.0, piece.distance) / self.halflife)
+        if page.distance is not None:
+            likely *= 0.5 ** (max(0.0, page.distance) / self.halflife)
         return likely
 
 

@@ -1,31 +1,21 @@
 """SnapKV (Li et al., arXiv 2404.14469): what the last queries look at, with its neighbours, for each key-value head.
 
-It refuses to choose for query heads: the released code repeats keys and values for the query heads of a
+It does not choose for query heads: the released code repeats keys and values for the query heads of a
 group first, and then stores a choice for each, which takes back what grouping had saved.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kilburn.errors import MissingExtra
-from kilburn.kv.observation import Selection
-from kilburn.kv.presses.choice import afford, behind, given, integer, oneof, smoothed, top
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-if TYPE_CHECKING:
-    from kilburn.kv.observation import Observation
+from kilburn.kv.observation import Observation, Selection
+from kilburn.kv.presses.choice import BudgetPress, afford, behind, given, integer, oneof, smoothed, top
 
 __all__ = ["Snapkv"]
 
 
 @dataclass(frozen=True)
-class Snapkv:
+class Snapkv(BudgetPress):
     """Keep what the last queries attend to, and their own tokens.
 
     Args:
@@ -53,17 +43,14 @@ class Snapkv:
         """As many queries as the window has tokens."""
         return self.window
 
-    def keep(self, seen: Observation, budget: int) -> Selection:
+    def choose(self, seen: Observation, budget: int) -> Selection:
         """For each head its best tokens before the window, and the window.
 
         Raises:
             BudgetTooSmall: it does not hold the window.
         """
-        afford("snapkv", budget)
+        room = afford(self.name, budget, in_the_window=self.window)
         count = seen.count
-        if budget >= count:
-            return Selection(torch.arange(count, device=seen.positions.device))
-        room = afford("snapkv", budget, in_the_window=self.window)
         start = count - self.window
-        votes = given(seen, "recent", "snapkv")[:, :, -self.window :, :start].sum(dim=2)
+        votes = given(seen, "recent", self.name)[:, :, -self.window :, :start].sum(dim=2)
         return Selection(behind(top(smoothed(votes, self.kernel, self.pool), room), start, count))
