@@ -2,7 +2,8 @@
 """Everything about this checkout with one command, given only Python and pip.
 
     python3 run.py demo [ARGS]     the main job on real input; ARGS go to `kilburn demo`
-    python3 run.py test            every check: ruff, mypy, import-linter, pytest with coverage
+    python3 run.py test            every check: ruff, mypy, import-linter, pytest (with coverage where CI=true)
+    python3 run.py test --quick    ruff, and the tests that take little: no language model, nothing marked slow
     python3 run.py test ARGS       pytest alone, with ARGS
     python3 run.py reference       write docs/reference/ anew from the code
 
@@ -44,6 +45,11 @@ CHECKS = [
     ("mypy", ["mypy"]),
     ("import-linter", ["lint-imports", "--no-cache"]),
 ]
+
+
+QUICK = ["-m", "not slow and not model", "--hypothesis-profile", "quick"]
+LEFT_OUT = """left out: mypy, import-linter, coverage, the tests marked `slow` or `model`, and nine tenths of the made-up
+examples; `python3 run.py test` runs everything"""
 
 
 def say(text):
@@ -170,18 +176,27 @@ def tool(name, *args):
 
 
 def test(args):
-    """All checks, or pytest alone where arguments name what to run. Pytest's summary comes last."""
-    if args:
+    """All checks, the quick ones, or pytest alone where arguments name what to run. Pytest's summary comes last."""
+    quick = args == ["--quick"]
+    if args and not quick:
         return tool("pytest", *args)
     failed = []
-    for name, command in CHECKS:
+    for name, command in CHECKS[:2] if quick else CHECKS:
         say(name)
         if tool(*command) != 0:
             failed.append(name)
     if failed:
         say("FAILED: " + ", ".join(failed))
-    say("pytest")
-    return tool("pytest", "--cov", "--cov-report=term") or int(bool(failed))
+    options = ["-n", str(min(max(os.cpu_count() or 1, 2), 8)), "--dist", "worksteal"]
+    if quick:
+        options += QUICK
+    elif os.environ.get("CI"):
+        options += ["--cov", "--cov-report=term"]
+    say("pytest " + " ".join(options))
+    status = tool("pytest", *options)
+    if quick:
+        say(LEFT_OUT)
+    return status or int(bool(failed))
 
 
 def main(args):

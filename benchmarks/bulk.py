@@ -66,7 +66,7 @@ def by_commit(path: str, bulk: Bulk) -> None:
                 pages.append(
                     Page(
                         id=at, digest=digest, kind=Kind.TEXT, role=Role.USER, message=at, tokens=100,
-                        time=0.0, trust=Trust.USER, place=(at, 0),
+                        time=0.0, trust=Trust.USER, order=(at, 0),
                     )
                 )  # fmt: skip
             ids = tuple(page.id for page in pages)

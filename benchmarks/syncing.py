@@ -63,7 +63,7 @@ def _commit(folder: Path, synchronous: str, size: int, times: int) -> list[float
                 pages.append(
                     Page(
                         id=at, digest=digest, kind=Kind.TEXT, role=Role.USER, message=at, tokens=100,
-                        time=0.0, trust=Trust.USER, place=(at, 0),
+                        time=0.0, trust=Trust.USER, order=(at, 0),
                     )
                 )  # fmt: skip
             ids = [page.id for page in pages]

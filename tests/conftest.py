@@ -1,6 +1,7 @@
-"""What every test shares: deterministic Hypothesis profiles, and a way to forbid the network.
+"""What every test shares: Hypothesis profiles, a way to forbid the network, and what the markers promise.
 
-It refuses to hold fixtures of one area: those live beside the tests that use them.
+The promises are held here. A test that uses a fixture with a language model is marked `model`; a test without that marker
+finds no model on the machine. A test that takes much processor time and is not marked `slow` fails.
 """
 
 from __future__ import annotations
@@ -12,8 +13,18 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Two threads that wait for each other on a busy machine are many times slower than one. Children inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+LANGUAGE_MODELS = {"local", "smollm", "speaker", "weights"}
+"""The fixtures that bring a language model."""
+SECONDS = 10.0
+"""Processor time that a test may take, with the programs that it starts, unless it is marked `slow`: twice what the marker
+says, for machines that are slower or busy."""
+
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("dev"), derandomize=True, print_blob=True)
+settings.register_profile("quick", parent=settings.get_profile("dev"), max_examples=10)
 settings.register_profile("deep", parent=settings.get_profile("dev"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
@@ -41,3 +52,35 @@ def offline() -> Iterator[None]:
     _guard["offline"] = True
     yield
     _guard["offline"] = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests whose fixtures bring a language model."""
+    for item in items:
+        if LANGUAGE_MODELS & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("model") is None:
+            item.add_marker("model")
+
+
+@pytest.fixture(autouse=True)
+def no_unmarked_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the machine's models from a test that is not marked `model`."""
+    if request.node.get_closest_marker("model") is None:
+        monkeypatch.setenv("KILBURN_HOME", "/nonexistent")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+
+
+def spent() -> float:
+    """Seconds of processor time that this process and those that it waited for have taken."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that is slow and not marked so. Under coverage every test is slower, and none is failed."""
+    before = spent()
+    result = yield
+    took = spent() - before
+    if took > SECONDS and item.get_closest_marker("slow") is None and "coverage" not in sys.modules:
+        pytest.fail(f"it took {took:.0f} s of processor time: mark it `slow`, or make it faster")
+    return result

@@ -52,7 +52,12 @@ def test_every_script_is_covered_here() -> None:
     assert scripts - {"ledgers"} == set(TINY), "ledgers compares events and has no figures"
 
 
-@pytest.mark.parametrize("name", TINY)
+LOADS = {"decode", "memento", "residence", "spill"}
+"""The benchmarks of a language model."""
+MARKED = [pytest.param(name, marks=[pytest.mark.model, pytest.mark.slow] if name in LOADS else []) for name in TINY]
+
+
+@pytest.mark.parametrize("name", MARKED)
 def test_a_benchmark_prints_json_with_ratios(name: str, tmp_path: Path) -> None:
     found = json.loads(run(name, tmp_path, *TINY[name], "--json"))
     assert found["benchmark"] == name

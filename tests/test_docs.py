@@ -3,7 +3,7 @@
 In a page, blocks run in order, in one folder that starts empty, sharing their names, with no
 network:
 
-- SmolLM2's weights are there, as after `kilburn models pull smollm2`.
+- SmolLM2's weights are there, as after `kilburn models pull smollm2`, where a block names them.
 - `python` runs; an `output` block after it is what it prints.
 - `console` runs its lines that start with `$ ` and call `kilburn`, `cat` or `python recipes/NAME.py`; what
   stands below a command is what it prints, and nothing there asks only for success. `# exits 2` behind a
@@ -18,6 +18,7 @@ Other languages are for reading. `sh` may not call `kilburn`: that is what `cons
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
 import shlex
@@ -26,12 +27,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kilburn.cli import main
 from kilburn.models.weights import pull
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +45,6 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 READ_ONLY = {"text", "json", "jsonl", "toml", "sql", "yaml", "sh", "output"}
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
-KILBURN = "import sys; sys.argv[0] = 'kilburn'; from kilburn.cli import main; sys.exit(main())"
 SECONDS = 120
 
 
@@ -104,11 +106,8 @@ def same(expected: str, printed: str) -> bool:
 
 def environment(home: Path) -> dict[str, str]:
     """A user who has nothing: an empty home, no network, a plain terminal."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_", "KILBURN_", "XDG_"))
-    }
     nowhere = "http://127.0.0.1:9"
-    own = {
+    return {
         "HOME": str(home),
         "PIP_NO_INDEX": "1",
         "COLUMNS": "100",
@@ -116,8 +115,24 @@ def environment(home: Path) -> dict[str, str]:
         "TERM": "dumb",
         "PYTHONUTF8": "1",
         "PYTHONWARNINGS": "error",
+        "HTTP_PROXY": nowhere,
+        "HTTPS_PROXY": nowhere,
+        "http_proxy": nowhere,
+        "https_proxy": nowhere,
     }
-    return inherited | own | {"HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "http_proxy": nowhere, "https_proxy": nowhere}
+
+
+@pytest.fixture
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be a user who has nothing, in a folder that is empty but for a home."""
+    for name in list(os.environ):
+        if name.startswith(("OPENAI_", "ANTHROPIC_", "KILBURN_", "XDG_")):
+            monkeypatch.delenv(name)
+    for name, value in environment(tmp_path / ".home").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".home").mkdir()
+    return tmp_path
 
 
 def commands_of(block: Block) -> Iterator[tuple[str, int, str]]:
@@ -136,33 +151,75 @@ def commands_of(block: Block) -> Iterator[tuple[str, int, str]]:
         yield command, status, expected
 
 
-def run_console(block: Block, where: str, folder: Path) -> None:
+def run_command(words: list[str]) -> tuple[int, str]:
+    """Run `kilburn` in this process, or `cat`; the exit status, and all that was printed."""
+    if words[0] == "cat":
+        return 0, "".join(Path(name).read_text(encoding="utf-8") for name in words[1:])
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+    with redirect_stdout(printed), redirect_stderr(printed):
+        status = main(words[1:])
+    printed.seek(0)
+    return status, printed.read()
+
+
+def run_program(words: list[str]) -> tuple[int, str]:
+    """Run a recipe as a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / words[0]), *words[1:]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=SECONDS,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def run_console(block: Block, where: str) -> None:
     for command, status, expected in commands_of(block):
         words = shlex.split(command)
         recipe = words[0] == "python" and words[1].startswith("recipes/")
         assert recipe or words[0] in ("kilburn", "cat"), f"{where}: only kilburn, cat and recipes run here, not {words[0]}"
-        if recipe:
-            program = [sys.executable, str(ROOT / words.pop(1))]
-        else:
-            program = [sys.executable, "-c", KILBURN] if words[0] == "kilburn" else ["cat"]
-        done = subprocess.run(
-            [*program, *words[1:]],
-            cwd=folder,
-            env=environment(folder / ".home"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            timeout=SECONDS,
-        )
-        assert done.returncode == status, f"{where}: `{command}` exits {done.returncode}, not {status}\n{done.stdout}"
+        ended, printed = run_program(words[1:]) if recipe else run_command(words)
+        assert ended == status, f"{where}: `{command}` exits {ended}, not {status}\n{printed}"
         if expected.strip():
-            assert same(expected, done.stdout), f"{where}: `{command}` prints\n{done.stdout}\nand not\n{expected}"
+            assert same(expected, printed), f"{where}: `{command}` prints\n{printed}\nand not\n{expected}"
 
 
 def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
     code = compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True)
     exec(code, names)
+
+
+def check_blocks(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the blocks of a page in this folder, and compare what they print."""
+    blocks = [block for block in blocks_of(page) if not block.skipped]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
+    for block in blocks:
+        where = f"{name_of(page)}:{block.line}"
+        if block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            run_python(block, page, names)
+            printed = capsys.readouterr().out
+        elif block.language == "output":
+            assert same(block.text, printed), f"{where}: the code above prints\n{printed}\nand not\n{block.text}"
+        elif block.language == "console":
+            run_console(block, where)
+    for value in names.values():
+        if hasattr(value, "close") and type(value).__module__.startswith("kilburn"):
+            value.close()
+
+
+def names_a_model(page: Path) -> bool:
+    return any("smollm2" in block.text for block in blocks_of(page) if block.language == "python" and not block.skipped)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not names_a_model(page)], ids=name_of)
+def test_blocks_run(page: Path, nobody: Path, capsys: pytest.CaptureFixture[str], offline: None) -> None:
+    check_blocks(page, capsys)
 
 
 @pytest.fixture(scope="session")
@@ -171,37 +228,14 @@ def weights() -> Path:
     return pull("smollm2").parent
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_blocks_run(
-    page: Path,
-    weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    offline: None,
+@pytest.mark.parametrize("page", [page for page in PAGES if names_a_model(page)], ids=name_of)
+def test_blocks_with_a_model_run(
+    page: Path, weights: Path, nobody: Path, capsys: pytest.CaptureFixture[str], offline: None
 ) -> None:
-    blocks = [block for block in blocks_of(page) if not block.skipped]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / ".home"))
-    models = tmp_path / ".home" / ".cache" / "kilburn" / "models"
+    models = nobody / ".home" / ".cache" / "kilburn" / "models"
     models.parent.mkdir(parents=True)
     models.symlink_to(weights)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    printed = ""
-    for block in blocks:
-        where = f"{name_of(page)}:{block.line}"
-        if block.file:
-            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
-        elif block.language == "python":
-            run_python(block, page, names)
-            printed = capsys.readouterr().out
-        elif block.language == "output":
-            assert same(block.text, printed), f"{where}: the code above prints\n{printed}\nand not\n{block.text}"
-        elif block.language == "console":
-            run_console(block, where, tmp_path)
-    for value in names.values():
-        if hasattr(value, "close") and type(value).__module__.startswith("kilburn"):
-            value.close()
+    check_blocks(page, capsys)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -255,12 +289,10 @@ def promised_by(program: Path) -> str:
 
 
 @pytest.mark.parametrize("program", EXAMPLES, ids=name_of)
-def test_examples_run(program: Path, tmp_path: Path) -> None:
-    (tmp_path / ".home").mkdir()
+def test_examples_run(program: Path, nobody: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(program)],
-        cwd=tmp_path,
-        env=environment(tmp_path / ".home"),
+        cwd=nobody,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

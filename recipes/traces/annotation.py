@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 import msgspec
 
 from kilburn.effect import Answer, Ask
-from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, TAGS
+from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, TAGS
 from traces.compression import compress
 from traces.segmentation import blocks_of, score_borders, sentences
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kilburn.effect import Answer, Ask
+from kilburn.effect import Answer, Ask, Outcome
 from kilburn.message import Kind, Role
-from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START
 from kilburn.policies.text.extract import Piece
 from kilburn.policies.text.identifiers import identifiers
 from kilburn.policies.text.judgement import garbage
+from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START
 from kilburn.wire.quotation import quoted
 from traces.segmentation import sentences
 
@@ -245,7 +245,7 @@ def compress(
         asked = f"Write its memento in at most {words} words.{mend}"
         prompt = f"{quoted('block', block)}\n{asked}"
         answer = yield Ask(prompt=prompt, system=WRITER, max_tokens=tokens, purpose=f"memento, try {attempt}")
-        if answer.outcome == "none":
+        if answer.outcome == Outcome.NO_MODEL:
             break
         text = _clean(answer.text) if answer.ok else ""
         if not _usable(text, block, asked, tokens, count):

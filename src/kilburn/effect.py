@@ -8,13 +8,42 @@ A failure is an answer too: it never raises inside a policy.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from kilburn.page import Span
 
-__all__ = ["Answer", "Ask", "Deferred", "Effect", "Find", "Hit", "Later", "Note"]
+__all__ = ["Answer", "Ask", "Deferred", "Effect", "Find", "Hit", "Later", "Note", "Outcome"]
+
+
+class Outcome(StrEnum):
+    """How an effect, or a whole consultation of a policy, ended."""
+
+    DONE = "done"
+    EMPTY = "empty"
+    """Nothing came."""
+    FAILED = "failed"
+    """It raised, or timed out."""
+    REFUSED = "refused"
+    """The model declined."""
+    REJECTED = "rejected"
+    """What the model wrote was of no use, or not a valid directive."""
+    TRUNCATED = "truncated"
+    """The reply met its cap."""
+    NO_MODEL = "none"
+    """No model is configured at this boundary."""
+    NO_PROGRESS = "no progress"
+    """Nothing that would have made room."""
+    ILLEGAL = "illegal"
+    """The moves broke a law."""
+    STARTED = "started"
+    """A question in the background."""
+    BUSY = "busy"
+    """One is running in the background already, and there is one at a time."""
+    LATE = "late"
+    """Others changed the process while the model was asked, or the session had ended."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +55,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: cap of the reply.
         schema: a JSON schema that the reply must follow, or None.
         purpose: for the ledger, such as "summary of p3-p40".
-        timeout: seconds after which no answer is an answer: "failed".
+        timeout: seconds after which no answer is an answer: FAILED.
     """
 
     prompt: str
@@ -52,8 +81,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
 class Later(msgspec.Struct, frozen=True, kw_only=True):
     """Ask in the background, about a snapshot: the agent goes on, and the answer stands in a later view.
 
-    The answer to this effect comes at once: "started", "busy" (one is running already, and there is
-    one at a time) or "none" (no model is configured). When the model has spoken, the next view has it
+    The answer to this effect comes at once: STARTED, BUSY or NO_MODEL. When the model has spoken, the next view has it
     in `View.deferred`, once; what it then replaces is exactly `pages`, whatever came meanwhile.
 
     Args:
@@ -63,7 +91,7 @@ class Later(msgspec.Struct, frozen=True, kw_only=True):
         purpose: for the ledger.
         key: comes back with the answer. There is one question at a time for all policies of a boundary: by
             it a policy knows its own, and leaves another's alone.
-        review: makes of the model's answer the one that is handed out, such as "rejected", from the same
+        review: makes of the model's answer the one that is handed out, such as REJECTED, from the same
             function, the question and the answer; beside the agent too, and pure.
     """
 
@@ -78,14 +106,13 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     """Tell the ledger how a compaction went, where the moves alone do not say it.
 
     Args:
-        outcome: how it stands where no moves follow: "empty", "failed", "refused", "rejected" (what
-            the model wrote was not a valid directive) or "no progress". Moves that are carried out
-            make it "done", whatever was noted.
+        outcome: how it stands where no moves follow: EMPTY, FAILED, REFUSED, REJECTED or NO_PROGRESS; None says
+            nothing of it. Moves that are carried out make it DONE, whatever was noted.
         why: in the policy's words; no word of a page's text, which forgetting could not reach there.
         figures: counts for the ledger, such as {"unmatched": 2}; of several notes they are added up.
     """
 
-    outcome: str = ""
+    outcome: Outcome | None = None
     why: str = ""
     figures: dict[str, int] = {}
 
@@ -107,15 +134,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What an effect gave.
 
     Args:
-        outcome: "done", "empty" (nothing came), "failed" (it raised or timed out), "refused" (the
-            model declined), "none" (no model is configured at this boundary), or "truncated" (the
-            reply hit its cap).
+        outcome: DONE, EMPTY, FAILED, REFUSED, TRUNCATED or NO_MODEL; of a `Later` STARTED or BUSY too.
         text: the model's words (Ask), or "".
         hits: the passages, best first (Find).
         detail: for the ledger: the error's text, or "".
     """
 
-    outcome: str
+    outcome: Outcome
     text: str = ""
     hits: tuple[Hit, ...] = ()
     detail: str = ""
@@ -123,7 +148,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         """Whether there is something to use."""
-        return self.outcome == "done"
+        return self.outcome == Outcome.DONE
 
 
 class Deferred(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,8 +36,7 @@ class Act(StrEnum):
     ASK = "ask"
     """A policy asked a model; `data` holds the outcome."""
     COMPACT = "compact"
-    """A policy was at work; `data` holds the outcome: "done", "empty", "failed", "refused", "rejected",
-    "truncated", "no progress", "illegal" (its moves broke a law), "started", "busy" or "late"."""
+    """A policy was at work; `data` holds the outcome (`kilburn.effect.Outcome`)."""
     REFUSE = "refuse"
     """Moves of a policy were rejected; nothing changed."""
     USAGE = "usage"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from enum import StrEnum
 
 import msgspec
 
 from kilburn.errors import UnknownAddress
 from kilburn.message import Kind, Role, Trust
 
-__all__ = ["OMITTED", "Page", "Parts", "Span", "address_of", "digest_of", "parse_address", "span_of", "tombstone_of"]
+__all__ = ["OMITTED", "Page", "Parts", "Place", "Span", "address_of", "digest_of", "parse_address", "span_of", "tombstone_of"]
 
 Span = tuple[int, int]
 """Half-open range of characters of a page's text."""
@@ -25,6 +26,23 @@ Parts = tuple[tuple[int, tuple[Span, ...]], ...]
 
 OMITTED = "…"
 """Stands between kept spans, on a line of its own."""
+
+
+class Place(StrEnum):
+    """Where a page is."""
+
+    IN = "in"
+    """Resident: in the window, whole."""
+    STUB = "stub"
+    """Below; a handle stands in its place, because its call is in the window."""
+    OUT = "out"
+    """Below, behind the handle of a gap."""
+    FOLDED = "folded"
+    """Below; a fold that is in the window stands for it."""
+    RETIRED = "retired"
+    """Below and superseded: readable by address, not found by search."""
+    DROPPED = "dropped"
+    """Forgotten; only its number is left."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +63,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         spans: for an EXCERPT of one source, its kept spans.
         parts: for an EXCERPT of several sources, the kept spans of each that has any.
         depth: 0 for originals, 1 for what is made from originals, and so on.
-        place: where it stands in the window: (id of an original, rank). Originals are (id, 0).
+        order: where it stands in the window: (id of an original, rank). Originals are (id, 0). Stored as "place".
         label: one line on what it is, for handles; at most 80 characters.
     """
 
@@ -66,7 +84,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...] = ()
     parts: Parts = ()
     depth: int = 0
-    place: tuple[int, int] = (0, 0)
+    order: tuple[int, int] = msgspec.field(default=(0, 0), name="place")
     label: str = ""
 
     @property

@@ -13,7 +13,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.event import Event
-from kilburn.page import Page, Span
+from kilburn.page import Page, Place, Span
 
 __all__ = ["Batch", "Passage", "ProcessInfo", "State", "Store", "checked_name"]
 
@@ -41,10 +41,9 @@ def checked_name(name: Any, what: str) -> str:
 
 
 class State(msgspec.Struct, frozen=True):
-    """Where a page is: "in" (the window), "stub" (a handle in place), "out" (below, behind a handle),
-    "folded" (a resident fold stands for it), "retired", or "dropped"; whether it is pinned; its mark."""
+    """What may change of a page: where it is, whether it is pinned, its mark."""
 
-    at: str = "out"
+    at: Place = Place.OUT
     pinned: bool = False
     mark: float = 0.0
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from kilburn.errors import OutOfBlocks, PrefixRefused, SpecError
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import Sampling
-from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, Markers, MementoRules, Place
+from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, Markers, MementoRules
 from kilburn.kv.reasoning import reason, replay, stream
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.weights import Weights
-from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, parse
+from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Where, parse
 
 from .oracle import gap, masked_logits
 
@@ -46,7 +46,7 @@ def test_a_block_leaves_when_its_memento_is_complete() -> None:
     assert [turn.evict for turn in turns if turn.drops] == [((102, 107),)]
     assert turns[11].evict
     assert reader.left == [8, START, END, OPEN, 11, 11, CLOSE, 9]
-    assert reader.where is Place.OUTSIDE
+    assert reader.where is Where.OUTSIDE
     assert not reader.faults
 
 
@@ -71,7 +71,7 @@ def test_the_last_block_stays_for_the_answer() -> None:
     # The first block leaves where the second opens; the second is there for the answer, in which markers mean nothing.
     assert reader.drops == [DroppedRange(10, 1, 4)]
     assert turns[9].evict == ((1, 4),)
-    assert reader.where is Place.ANSWER
+    assert reader.where is Where.ANSWER
     assert len(reader.blocks) == 2
     assert not reader.faults
     assert len(read(tokens)[0].drops) == 2
@@ -91,14 +91,14 @@ def test_a_restart_says_what_is_to_be_computed_again() -> None:
 @pytest.mark.parametrize(
     ("tokens", "fault"),
     [
-        ([START, 5, START, 5, END], ("block start inside a block", 2)),
-        ([END], ("block end outside of a block", 0)),
-        ([8, OPEN, 6, CLOSE], ("summary start outside of a block", 1)),
-        ([START, 5, OPEN], ("summary start inside a block", 2)),
-        ([START, 5, END, START], ("block start before a memento", 3)),
-        ([START, 5, END, OPEN, END], ("block end inside a memento", 4)),
+        ([START, 5, START, 5, END], ("block_start inside a block", 2)),
+        ([END], ("block_end outside of a block", 0)),
+        ([8, OPEN, 6, CLOSE], ("summary_start outside of a block", 1)),
+        ([START, 5, OPEN], ("summary_start inside a block", 2)),
+        ([START, 5, END, START], ("block_start before a memento", 3)),
+        ([START, 5, END, OPEN, END], ("block_end inside a memento", 4)),
         ([*block(4, 0)], ("an empty memento", 7)),
-        ([START, 5, THINK], ("think end inside a block", 2)),
+        ([START, 5, THINK], ("think_end inside a block", 2)),
     ],
 )
 def test_markers_out_of_place_change_nothing(tokens: list[int], fault: tuple[str, int]) -> None:
@@ -113,7 +113,7 @@ def test_a_nested_start_is_part_of_the_block() -> None:
 
 
 def test_the_end_in_the_middle_of_a_block_leaves_it_whole() -> None:
-    for stop, where in ((3, Place.BLOCK), (7, Place.BETWEEN), (9, Place.MEMENTO)):
+    for stop, where in ((3, Where.BLOCK), (7, Where.BETWEEN), (9, Where.MEMENTO)):
         reader, turns = read(block(5, 2)[:stop])
         assert reader.where is where
         assert not any(turn.drops for turn in turns)
@@ -146,7 +146,7 @@ def test_a_marker_that_is_forced_is_read_as_it_was_meant() -> None:
     assert reader.feed(1).force == (2, 3)
     # 1, 2 is a block's start to a reader that does not know what it asked for.
     assert [reader.feed(token) for token in (2, 3)] == [Instruction(), Instruction(force=(3, 4))]
-    assert reader.where is Place.BETWEEN
+    assert reader.where is Where.BETWEEN
     assert not reader.faults
 
 
@@ -154,7 +154,7 @@ def test_what_is_asked_for_and_not_done_is_asked_for_again() -> None:
     reader = MementoRules(LONG, max_block_tokens=2).reader()
     turns = [reader.feed(token) for token in (1, 2, 3, 9, 9, 1, 9)]
     assert [turn.force for turn in turns] == [(), (), (), (), (1, 2, 4), (), (1, 2, 4)]
-    assert reader.where is Place.BLOCK
+    assert reader.where is Where.BLOCK
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_any_stream_has_the_blocks_that_its_text_has(tokens: list[int]) -> None:
         for found in parsed.blocks
     ]
     assert [(found.content, found.memento, (found.start, found.end)) for found in reader.blocks] == expected
-    assert not parsed.faults or reader.faults or reader.where is not Place.OUTSIDE or _said_between(tokens)
+    assert not parsed.faults or reader.faults or reader.where is not Where.OUTSIDE or _said_between(tokens)
 
 
 def _said_between(tokens: list[int]) -> bool:
@@ -445,9 +445,9 @@ def test_stops_and_limits(tiny: Weights) -> None:
     assert (nothing.tokens, nothing.finish, nothing.peak_cached) == ([], "length", 40)
     # What is forced stops nobody, and is cut where the limit is.
     cut = reason(engine, [engine.open(PROMPT)], 2, MementoRules(LONG, force_start=True), stops={1, 2})[0]
-    assert (cut.tokens, cut.finish, cut.where) == ([1, 2], "length", Place.OUTSIDE)
+    assert (cut.tokens, cut.finish, cut.where) == ([1, 2], "length", Where.OUTSIDE)
     middle = reason(engine, [engine.open(PROMPT)], 30, forced(size=96), stops=())[0]
-    assert (middle.where, middle.drops) == (Place.BLOCK, [])
+    assert (middle.where, middle.drops) == (Where.BLOCK, [])
 
 
 def test_a_pool_that_is_too_small_for_all_of_it_is_enough(tiny: Weights) -> None:

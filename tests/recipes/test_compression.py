@@ -11,8 +11,8 @@ import pytest
 
 from kilburn.effect import Answer, Ask
 from kilburn.kernel.drive import answerer, run
-from kilburn.policies.text.blocks import BLOCK_START, parse
 from kilburn.testing import Scripted
+from kilburn.wire.mementos import BLOCK_START, parse
 from traces.annotation import annotate
 from traces.compression import POINTS, compress, extractive, grade
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.terminal import Said, kilburn
-from kilburn.policies.text.blocks import BLOCK_START, parse
+from kilburn.wire.mementos import BLOCK_START, parse
 from mementos import app
 
 STEP = (

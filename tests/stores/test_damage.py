@@ -90,7 +90,7 @@ def test_a_damaged_session_blocks_no_other(talk: Path, tmp_path: Path) -> None:
     assert command("forget", "b", "p1", "--yes", "--db", talk).status == 0
 
 
-def test_a_session_that_cannot_be_opened_is_set_aside_and_its_name_is_free(talk: Path) -> None:
+def test_a_session_that_cannot_be_opened_is_quarantined_and_its_name_is_free(talk: Path) -> None:
     before = read(talk, "b")
     counts = "SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM event), (SELECT count(*) FROM content)"
     rows = apsw.Connection(str(talk)).execute(counts).fetchall()
@@ -99,14 +99,14 @@ def test_a_session_that_cannot_be_opened_is_set_aside_and_its_name_is_free(talk:
         store.process("a")
     said = command("fsck", "--repair", "--db", talk, "--json")
     assert (said.status, said.json["left"]) == (0, [])
-    (name,) = said.json["aside"]
-    assert "set aside" in name
+    (name,) = said.json["quarantined"]
+    assert "quarantined" in name
     assert command("fsck", "--db", talk).status == 0
     assert read(talk, "b") == before
     assert apsw.Connection(str(talk)).execute(counts).fetchall() == rows
     with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store:
         store.process("a").append(user("begun anew"))
-        with pytest.raises(StoreCorrupt, match="set aside"):
+        with pytest.raises(StoreCorrupt, match="quarantined"):
             store.process(name)
 
 
@@ -264,7 +264,7 @@ def test_a_writer_that_knows_no_seals_is_shut_out(talk: Path, statement: str) ->
     assert read(talk, "a") == before
 
 
-def test_a_session_that_was_set_aside_can_be_forgotten(talk: Path) -> None:
+def test_a_session_that_was_quarantined_can_be_forgotten(talk: Path) -> None:
     with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store:
         store.process("a").append(user("canarysecret of its own"))
         store.process("b").append(user("both said this"))
@@ -272,7 +272,7 @@ def test_a_session_that_was_set_aside_can_be_forgotten(talk: Path) -> None:
     change(talk, "UPDATE page SET meta = x'c1' WHERE process = 1 AND id = 3")
     assert command("fsck", "--repair", "--db", talk).status == 0
     before = read(talk, "b")
-    name = "a (set aside, 1)"
+    name = "a (quarantined, 1)"
     said = command("forget", name, "p1", "--yes", "--db", talk)
     assert said.status != 0
     assert "--all" in said.err

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
+
+import pytest
 
 from kilburn.page import digest_of
 from kilburn.stores.sqlite import Sqlite
@@ -15,27 +20,69 @@ from kilburn.testing.stores import batch_of
 
 KILLS = 110
 
-WRITER = """
-import sys
-from kilburn.store import Batch
+WRITERS = """
+import os, signal, sys
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.stores import batch_of
 
-with Sqlite(sys.argv[1], busy_timeout=120) as store:
-    number = store.process(sys.argv[2], time=1.0).number
-    print("open", flush=True)
-    while True:
-        head = store.process(sys.argv[2], time=1.0).head
-        batch = batch_of(head, {head + 1: f"{sys.argv[2]} page{head + 1} " + "words to compress " * (head % 200)})
-        if head % 7 == 6:
-            batch.erase = [head - 2]
-        store.commit(number, batch)
-        print(head + 1, flush=True)
+def write(path, name, out):
+    with Sqlite(path, busy_timeout=120) as store:
+        number = store.process(name, time=1.0).number
+        print("open", file=out)
+        while True:
+            head = store.process(name, time=1.0).head
+            batch = batch_of(head, {head + 1: f"{name} page{head + 1} " + "words to compress " * (head % 200)})
+            if head % 7 == 6:
+                batch.erase = [head - 2]
+            store.commit(number, batch)
+            print(head + 1, file=out)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    path, name, pipe = line.rstrip("\\n").split("\\t")
+    if os.fork() == 0:
+        with open(pipe, "w", buffering=1) as out:
+            print(os.getpid(), file=out)
+            write(path, name, out)
 """
+"""A process that has imported everything, and for each line it reads becomes a writer once more."""
 
 
-def writer(path: Path, name: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", WRITER, str(path), name], stdout=subprocess.PIPE, text=True)
+class Writer:
+    """A process that writes batches until it is killed, and prints each head that was acknowledged."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self.number = int(out.readline())
+
+    def kill(self) -> list[int]:
+        """Kill it; the heads that nobody has read yet."""
+        os.kill(self.number, signal.SIGKILL)
+        with self.out:
+            # The pipe ends when the process is gone.
+            return [int(line) for line in self.out if line != "open\n"]
+
+
+class Writers:
+    """Starts writers."""
+
+    def __init__(self, server: subprocess.Popen[str], folder: Path) -> None:
+        self.server, self.pipe = server, folder / "pipe"
+
+    def start(self, path: Path, name: str) -> Writer:
+        os.mkfifo(self.pipe)
+        assert self.server.stdin is not None
+        self.server.stdin.write(f"{path}\t{name}\t{self.pipe}\n")
+        self.server.stdin.flush()
+        writer = Writer(self.pipe.open(encoding="utf-8"))
+        self.pipe.unlink()
+        return writer
+
+
+@pytest.fixture(scope="module")
+def writers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writers]:
+    with subprocess.Popen([sys.executable, "-c", WRITERS], stdin=subprocess.PIPE, text=True) as server:
+        yield Writers(server, tmp_path_factory.mktemp("writers"))
 
 
 def text_of(number: int, name: str) -> str:
@@ -55,24 +102,21 @@ def check(store: Sqlite, name: str, acknowledged: int) -> None:
     assert all(texts[page.digest] == text_of(page.id, name) for page in pages if page.digest)
 
 
-def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
+def test_a_killed_writer_loses_nothing_acknowledged(writers: Writers, tmp_path: Path) -> None:
     chance = random.Random(5)
     path = tmp_path / "k.db"
     acknowledged = [0, 0]
     for _ in range(KILLS // 2):
         # Two at a time, so that one dies while the other holds or wants the lock.
-        children = [writer(path, "one"), writer(path, "two")]
+        children = [writers.start(path, "one"), writers.start(path, "two")]
         # Each has written some batches, however slow the machine is; then a moment that is anywhere in a batch.
         for at, child in enumerate(children):
-            assert child.stdout is not None
-            assert child.stdout.readline() == "open\n"
+            assert child.out.readline() == "open\n"
             for _ in range(chance.randint(1, 5)):
-                acknowledged[at] = int(child.stdout.readline())
+                acknowledged[at] = int(child.out.readline())
         time.sleep(chance.uniform(0.0, 0.01))
         for at, child in enumerate(children):
-            child.send_signal(signal.SIGKILL)
-            out, _ = child.communicate()
-            acknowledged[at] = max([acknowledged[at], *map(int, out.split())])
+            acknowledged[at] = max([acknowledged[at], *child.kill()])
         with Sqlite(path) as store:
             check(store, "one", acknowledged[0])
             check(store, "two", acknowledged[1])
@@ -83,11 +127,11 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     assert min(acknowledged) > KILLS // 2
 
 
-def test_readers_see_whole_batches_while_one_writes(tmp_path: Path) -> None:
+def test_readers_see_whole_batches_while_one_writes(writers: Writers, tmp_path: Path) -> None:
     path = tmp_path / "k.db"
     with Sqlite(path) as store:
         store.process("one", time=1.0)
-    child = writer(path, "one")
+    child = writers.start(path, "one")
     try:
         with Sqlite(path, readonly=True) as first, Sqlite(path, readonly=True) as second:
             seen = 0
@@ -102,7 +146,6 @@ def test_readers_see_whole_batches_while_one_writes(tmp_path: Path) -> None:
             assert seen >= 30
     finally:
         child.kill()
-        child.communicate()
     with Sqlite(path) as store:
         assert store.findings() == []
         number = len(list(store.pages(1))) + 1

@@ -32,7 +32,7 @@ def fold(sources: tuple[int, ...]) -> Page:
         trust=Trust.TOOL,
         sources=sources,
         depth=1,
-        place=(1, 0),
+        order=(1, 0),
         label="[p1 in short:]",
     )
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilburn.stores.passages import SIZE, passages
+from kilburn.stores.passages import SIZE, TOKENIZER, passages, searchable
 from kilburn.stores.sqlite import Sqlite
 from kilburn.stores.textindex import FEW
-from kilburn.stores.words import TOKENIZER, searchable
 from kilburn.testing.stores import batch_of
 
 ANY = st.text(st.characters(exclude_categories=["Cs"]))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kilburn.effect import Outcome
 from kilburn.errors import LawBroken, ModelError, Refused
 from kilburn.event import Act, Event
 from kilburn.kernel.process import Process
@@ -31,13 +32,13 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     """How it went.
 
     Args:
-        outcome: "done"; or why nothing changed: "empty", "failed", "refused", "rejected", "no progress", "truncated".
+        outcome: DONE; or why nothing changed.
         address: of the page that stands for the rest, or "".
         freed: tokens of the window that it freed.
         why: in words, or "".
     """
 
-    outcome: str
+    outcome: Outcome
     address: str = ""
     freed: int = 0
     why: str = ""
@@ -65,7 +66,7 @@ def _check_settled(process: Process) -> None:
     with process.lock:
         waiting = process.window.waiting()
     if waiting:
-        process.record(Act.COMPACT, policy=NAME, cause="user", outcome="rejected", why="a tool call has no result yet")
+        process.record(Act.COMPACT, policy=NAME, cause="user", outcome=Outcome.REJECTED, why="a tool call has no result yet")
         raise LawBroken(6, f"{address_of(waiting[0])} is a call without a result yet", advice="append its result, then compact")
 
 
@@ -76,8 +77,10 @@ def _outcome(events: Sequence[Event]) -> Compaction:
         if event.act is Act.FOLD and "fold" in event.data:
             address = address_of(event.data["fold"])
         if event.act is Act.COMPACT:
-            return Compaction(outcome=event.data["outcome"], address=address, freed=event.data.get("freed", 0), why=event.why)
-    return Compaction(outcome="no progress", why="nothing that may leave is worth a summary")
+            return Compaction(
+                outcome=Outcome(event.data["outcome"]), address=address, freed=event.data.get("freed", 0), why=event.why
+            )
+    return Compaction(outcome=Outcome.NO_PROGRESS, why="nothing that may leave is worth a summary")
 
 
 def compact_at_provider(
@@ -104,21 +107,21 @@ def compact_at_provider(
     try:
         reply = complete(model, request)
     except Refused as error:
-        return _noted(process, Compaction(outcome="refused", why=type(error).__name__))
+        return _noted(process, Compaction(outcome=Outcome.REFUSED, why=type(error).__name__))
     except ModelError as error:
-        return _noted(process, Compaction(outcome="failed", why=type(error).__name__))
+        return _noted(process, Compaction(outcome=Outcome.FAILED, why=type(error).__name__))
     block = block_of(reply.message)
     if block is None or len(reply.message.parts) != 1:
-        return _noted(process, Compaction(outcome="rejected", why="the reply is not exactly one compaction block"))
+        return _noted(process, Compaction(outcome=Outcome.REJECTED, why="the reply is not exactly one compaction block"))
     if not block.stands:
-        return _noted(process, Compaction(outcome="failed", why="the provider's compaction gave nothing"))
+        return _noted(process, Compaction(outcome=Outcome.FAILED, why="the provider's compaction gave nothing"))
     address = process.append(reply.message)
     before = process.use
     with process.lock:
         leaving = behind(process.view(), turn - keep)
         if leaving:
             process.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
-    return _noted(process, Compaction(outcome="done", address=address, freed=before - process.use))
+    return _noted(process, Compaction(outcome=Outcome.DONE, address=address, freed=before - process.use))
 
 
 def _noted(process: Process, compaction: Compaction) -> Compaction:

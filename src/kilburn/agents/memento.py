@@ -20,16 +20,16 @@ import msgspec
 from kilburn.agents.cap import Cap, clip
 from kilburn.agents.loop import Limits, Said
 from kilburn.budget import Budget
-from kilburn.effect import Answer, Ask
+from kilburn.effect import Answer, Ask, Outcome
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Role
 from kilburn.model import Delta, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
-from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Block, Parser, Where, parse
 from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import judge
+from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
 from kilburn.wire.quotation import quoted
 
 __all__ = ["INSTRUCTIONS", "Closed", "Finished", "MementoLoop", "Mode", "Reasoned", "Wording"]
@@ -76,7 +76,7 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
         address: the page that holds it whole; "" while the reply still runs.
     """
 
-    block: Block
+    block: ThoughtBlock
     memento: str
     tokens: int
     memento_tokens: int
@@ -317,10 +317,10 @@ class MementoLoop:
 
 
 def _text_of(answer: Answer) -> str:
-    return answer.text if answer.outcome in ("done", "truncated") else ""
+    return answer.text if answer.outcome in (Outcome.DONE, Outcome.TRUNCATED) else ""
 
 
-def _outside(text: str, blocks: tuple[Block, ...]) -> str:
+def _outside(text: str, blocks: tuple[ThoughtBlock, ...]) -> str:
     """The words outside of blocks."""
     edges = [0, *(edge for block in blocks for edge in (block.start, block.end)), len(text)]
     return "".join(text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)).strip()

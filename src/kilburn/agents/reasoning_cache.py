@@ -15,7 +15,7 @@ from contextlib import closing
 import msgspec
 
 from kilburn.agents.cap import Cap, clip
-from kilburn.effect import Answer, Ask
+from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
 from kilburn.kernel.drive import answerer
@@ -23,7 +23,7 @@ from kilburn.kernel.process import Process
 from kilburn.message import Kind, Role
 from kilburn.model import Model, Reply, Request
 from kilburn.move import Evict, Fold, Move
-from kilburn.page import parse_address
+from kilburn.page import Place, parse_address
 from kilburn.policies.text.extract import Piece
 from kilburn.policies.text.judgement import garbage
 from kilburn.wire.quotation import nonce_of
@@ -84,12 +84,11 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         number: from 1.
-        outcome: of the reasoning: "done", "truncated" (it met its cap), "empty" or "refused".
+        outcome: of the reasoning: DONE, TRUNCATED (it met its cap), EMPTY or REFUSED.
         trace_address: where the raw trace is read, "" where there is none; `trace_tokens` what it costs.
         summary: what the next round begins with.
-        summary_outcome: "done", "truncated" (cut at its cap), or why the old summary stayed: "empty",
-            "failed", "refused", "rejected" (a loop, a copy of the trace or of the prompt), or "none"
-            (there was no trace to summarise).
+        summary_outcome: DONE, TRUNCATED (cut at its cap), or why the old summary stayed: EMPTY, FAILED, REFUSED,
+            REJECTED (a loop, a copy of the trace or of the prompt), or NO_MODEL (there was no trace to summarise).
         prompt_tokens: of the reasoning prompt; `summary_prompt_tokens` of the other one, `written_tokens`
             of the new summary where one was written.
         answer: what the trace has in its last \\boxed{}, or "".
@@ -97,12 +96,12 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     number: int
-    outcome: str
+    outcome: Outcome
     trace_address: str
     trace_tokens: int
     summary: str
     summary_tokens: int
-    summary_outcome: str
+    summary_outcome: Outcome
     summary_detail: str = ""
     prompt_tokens: int = 0
     summary_prompt_tokens: int = 0
@@ -225,7 +224,7 @@ class ReasoningCache:
         """The rounds as they are done: what `run` gathers. Whoever reads them keeps those before a failure."""
         process = self.process
         task = process.window.task
-        if not task or process.window.at(task) == "dropped" or process.text(task) != problem:
+        if not task or process.window.at(task) == Place.DROPPED or process.text(task) != problem:
             self.process.append({"role": "user", "content": problem})
         traces: list[int] = []
         for number in range(1, self.schedule.rounds + 1):
@@ -240,11 +239,11 @@ class ReasoningCache:
         template = self.prompts.resume if summary else self.prompts.reason
         prompt = template.format(problem=problem, summary=summary, mark=nonce_of(problem + summary))
         trace, outcome = self._reason(prompt, number)
-        address, asked, answer, verdict, fresh = "", "", Answer(outcome="none"), "none", ""
+        address, asked, answer, verdict, fresh = "", "", Answer(outcome=Outcome.NO_MODEL), Outcome.NO_MODEL, ""
         if trace:
             address = self.process.append({"role": "assistant", "content": trace})
             traces.append(parse_address(address)[0])
-        if trace and outcome != "refused":
+        if trace and outcome != Outcome.REFUSED:
             asked = self.prompts.summarise.format(
                 problem=problem, summary=summary, trace=trace, mark=nonce_of(problem + summary + trace)
             )
@@ -269,7 +268,7 @@ class ReasoningCache:
             seconds=time.monotonic() - began,
         )
 
-    def _reason(self, prompt: str, number: int) -> tuple[str, str]:
+    def _reason(self, prompt: str, number: int) -> tuple[str, Outcome]:
         """The trace, cut at its cap, and how it ended. Thinking that a model gives apart is part of it."""
         schedule, system = self.schedule, self.prompts.system
         hoisted = self.model.form == "messages"
@@ -291,8 +290,8 @@ class ReasoningCache:
                     break
         trace = cap.kept
         if not trace.strip():
-            return "", "refused" if finish == "refused" else "empty"
-        return trace, {"length": "truncated", "refused": "refused"}.get(finish, "done")
+            return "", Outcome.REFUSED if finish == "refused" else Outcome.EMPTY
+        return trace, {"length": Outcome.TRUNCATED, "refused": Outcome.REFUSED}.get(finish, Outcome.DONE)
 
     def _summarise(self, prompt: str, number: int) -> Answer:
         schedule = self.schedule
@@ -300,21 +299,21 @@ class ReasoningCache:
             Ask(prompt=prompt, max_tokens=schedule.summary, purpose=f"summary of round {number}", timeout=schedule.timeout)
         )
 
-    def _judged(self, answer: Answer, trace: str) -> tuple[str, str]:
+    def _judged(self, answer: Answer, trace: str) -> tuple[str, Outcome]:
         """The new summary, "" where the old one stays, and how that came about."""
-        if answer.outcome not in ("done", "truncated"):
+        if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
             return "", answer.outcome
         text = clip(answer.text.strip(), self.schedule.summary, self._count)
         # The old summary may come back, it is in the prompt; the instruction or the trace may not.
         recited = any(len(line) >= LINE and line in text for line in self.prompts.summarise.splitlines() if "{" not in line)
         if recited or garbage(text, [Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), trace)]):
-            return "", "rejected"
+            return "", Outcome.REJECTED
         if text == answer.text.strip() and answer.ok:
-            return text, "done"
+            return text, Outcome.DONE
         end = max(text.rfind("\n"), text.rfind(". ")) + 1
-        return (text[:end].rstrip() if end > len(text) // 2 else text), "truncated"
+        return (text[:end].rstrip() if end > len(text) // 2 else text), Outcome.TRUNCATED
 
-    def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: str) -> None:
+    def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: Outcome) -> None:
         """Let the trace leave the process's window: behind the summary, which stands for all traces, or a handle."""
         why = f"round {number}"
         with self.process.batch() as kernel:

@@ -23,7 +23,7 @@ from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.process import Process
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.move import Drop, Retire
-from kilburn.page import Page, address_of, parse_address
+from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.store import ProcessInfo, checked_name
 from kilburn.terminal import line
 from kilburn.wire.form import dump, parse
@@ -108,7 +108,7 @@ def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
     yield encode({"kilburn": "session", "version": VERSION, "session": info.name, "created": info.created}) + b"\n"
     waiting: list[tuple[Message, list[Page]]] = []
     for pages in _messages(process):
-        kept = [page for page in pages if process.window.at(page.id) != "dropped"]
+        kept = [page for page in pages if process.window.at(page.id) != Place.DROPPED]
         process.fetch(kept)
         whole = len(kept) == len(pages)
         waiting.append((_message(process, pages), pages))
@@ -120,7 +120,7 @@ def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
     states = [(page, state) for page, state in process.pages() if page.id > 0]
     state = _State(
         pinned=[page.address for page, state in states if state.pinned],
-        retired=[page.address for page, state in states if state.at == "retired"],
+        retired=[page.address for page, state in states if state.at == Place.RETIRED],
         marks={page.address: state.mark for page, state in states if state.mark},
     )
     yield encode({"state": state}) + b"\n"
@@ -149,7 +149,7 @@ def _message(process: Process, pages: Sequence[Page]) -> Message:
     """The message as `parse` gave it; what is forgotten of it is left out."""
     parts, extra = [], None
     for page in pages:
-        if process.window.at(page.id) != "dropped":
+        if process.window.at(page.id) != Place.DROPPED:
             part, leftovers = process.part(page)
             parts.append(part)
             extra = extra or leftovers
@@ -166,14 +166,14 @@ def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Ite
     if not messages:
         return
     at = process.window.at
-    if all(at(page.id) != "dropped" for _, pages in group for page in pages):
+    if all(at(page.id) != Place.DROPPED for _, pages in group for page in pages):
         original = _original(messages)
         if original is not None:
             yield {"message": original, "time": group[0][1][0].time}
             return
     for message, pages in group:
         left = iter(message.parts)
-        parts = [None if at(page.id) == "dropped" else next(left) for page in pages]
+        parts = [None if at(page.id) == Place.DROPPED else next(left) for page in pages]
         holed = None in parts
         yield _Line(
             parts=parts,

@@ -22,7 +22,7 @@ from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.page import Page
-from kilburn.stores.sealed import ASIDE
+from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
 
@@ -35,7 +35,7 @@ NOT_REACHED = "not reached: providers' caches, file-system snapshots, and copies
 def forget(
     name: Session,
     address: Annotated[str | None, typer.Argument(help="p17, a range p17-p42, or f3.", show_default=False)] = None,
-    whole: Annotated[bool, typer.Option("--all", help="All of a session that `fsck --repair` set aside.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="All of a session that `fsck --repair` quarantined.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     why: Annotated[str, typer.Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")] = "",
     db: Db = None,
@@ -44,7 +44,7 @@ def forget(
 ) -> None:
     """Forget pages, with their folds and index entries, for ever; prints a receipt.
 
-    A session that `kilburn fsck --repair` set aside has no pages that can be named any more: --all erases
+    A session that `kilburn fsck --repair` quarantined has no pages that can be named any more: --all erases
     whatever is left of it, texts that no other session has included.
 
     Example:
@@ -52,9 +52,9 @@ def forget(
         kilburn forget session-1 p17 --yes
     """
     if whole == (address is not None):
-        raise SpecError("forget takes an address, or --all for a session that was set aside", advice="give one of the two")
+        raise SpecError("forget takes an address, or --all for a session that was quarantined", advice="give one of the two")
     if address is None:
-        _forget_aside(existing(db), tenant or "default", name, yes=yes, json=json)
+        _forget_quarantined(existing(db), tenant or "default", name, yes=yes, json=json)
         return
     with writing(db, tenant) as store:
         process = session(store, name)
@@ -73,12 +73,12 @@ def forget(
     tell(NOT_REACHED)
 
 
-def _forget_aside(path: str, tenant: str, name: str, *, yes: bool, json: bool) -> None:
-    """Erase a session that was set aside."""
+def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: bool) -> None:
+    """Erase a session that was quarantined."""
     with Sqlite(path, tenant=tenant) as store:
-        numbers = [info.number for info in store.processes() if info.name == name and info.damaged == ASIDE]
+        numbers = [info.number for info in store.processes() if info.name == name and info.damaged == QUARANTINED]
         if not numbers:
-            raise SpecError(f"{name!r} is no session that was set aside", advice="`kilburn fsck` lists them; give an address")
+            raise SpecError(f"{name!r} is no session that was quarantined", advice="`kilburn fsck` lists them; give an address")
         if not yes:
             _confirm(f"all of {name!r}")
         for number in numbers:

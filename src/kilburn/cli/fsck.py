@@ -21,9 +21,9 @@ from kilburn.event import Act
 from kilburn.kernel.folding import keeps_its_spans
 from kilburn.kernel.space import AddressSpace
 from kilburn.message import Kind
-from kilburn.page import Page, address_of
+from kilburn.page import Page, Place, address_of
 from kilburn.store import Batch, ProcessInfo, State
-from kilburn.stores.sealed import ASIDE
+from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
 
@@ -61,7 +61,7 @@ def fsck(
     """Check a store: every seal and hash, every fold's sources, index against pages, ledger against states.
 
     --repair rebuilds the text index, counters and states, puts a note in the place of an observation that
-    cannot be read, and sets a session that cannot be opened aside under another name. It deletes nothing
+    cannot be read, and puts a session that cannot be opened into quarantine under another name. It deletes nothing
     that was said; an altered text stays reported.
 
     Exit status 1 where something is wrong (after --repair: where something stays wrong).
@@ -85,21 +85,21 @@ def fsck(
     except StoreError as error:
         broken = {"kind": "file", "session": None, "page": None, "what": error.what, "derived": False}
         found, left = [*found, broken], [*left, broken]
-    aside = [info.name for info in infos if info.damaged == ASIDE]
+    quarantined = [info.name for info in infos if info.damaged == QUARANTINED]
     sessions, pages = len(infos), sum(info.pages for info in infos)
     if json:
         report = {"db": path, "sessions": sessions, "pages": pages, "findings": found, "left": left if repair else None}
-        emit(report | ({"aside": aside} if aside else {}))
+        emit(report | ({"quarantined": quarantined} if quarantined else {}))
     else:
         for finding in found:
             place = " ".join(str(finding[key]) for key in ("session", "page") if finding[key])
             tell(line(f"{finding['kind']}: {place + ': ' if place else ''}{finding['what']}"))
-        for name in aside:
-            tell(line(f"set aside: {name}"))
+        for name in quarantined:
+            tell(line(f"quarantined: {name}"))
         state = "all is well" if not found else "repaired" if repair and not left else many(len(left), "finding")
         tell(f"{line(path)}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
         if left and not repair:
-            tell("kilburn fsck --repair makes good what is derived, and sets aside what cannot be read")
+            tell("kilburn fsck --repair makes good what is derived, and quarantines what cannot be read")
     if left:
         raise typer.Exit(1)
 
@@ -164,7 +164,7 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
             yield finding("ledger", page.id, "the ledger does not know this page")
         elif again != state:
             yield finding("state", page.id, f"stored as {_said(state)}, the ledger says {_said(again)}", derived=True)
-        if page.id < 0 and state.at != "dropped":
+        if page.id < 0 and state.at != Place.DROPPED:
             for what in _wrong_with(store, page, pages, lambda number: tier.states[number].at):
                 yield finding("fold", page.id, what)
 
@@ -179,7 +179,7 @@ def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[
     if not fold.sources or len(sources) != len(fold.sources):
         yield f"it cites {len(fold.sources)} sources, {len(sources)} of them exist"
         return
-    dropped = [source.address for source in sources if at(source.id) == "dropped"]
+    dropped = [source.address for source in sources if at(source.id) == Place.DROPPED]
     if dropped:
         yield f"its source {dropped[0]} was forgotten"
         return
@@ -197,20 +197,20 @@ def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[
 
 
 def _repair(store: Sqlite, found: list[Finding]) -> list[Finding]:
-    """Rebuild what is derived and set aside what cannot be read; returns what is still wrong."""
+    """Rebuild what is derived and quarantine what cannot be read; returns what is still wrong."""
     try:
         store.repair()
     except StoreCorrupt as error:
         return [*found, {"kind": "file", "session": None, "page": None, "what": f"not repaired: {error.what}", "derived": False}]
     for info in store.processes():
-        if not info.number or info.damaged == ASIDE:
+        if not info.number or info.damaged == QUARANTINED:
             continue
         try:
             if info.damaged:
                 raise StoreCorrupt(info.damaged)
             tier, rows = _opened(store, info).tier, list(store.pages(info.number))
         except StoreCorrupt as error:
-            name = store.set_aside(info.number)
+            name = store.quarantine(info.number)
             say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))
             continue
         known = {page.id: (state, tier.states[page.id]) for page, state in rows if page.id in tier.states}

@@ -13,11 +13,12 @@ from kilburn.cli.screen import age, bar, count, grid, many
 from kilburn.cli.session import percent, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.page import Place
 from kilburn.terminal import console, emit
 
 __all__ = ["top"]
 
-PLACES = ("in", "stub", "folded", "out", "retired", "dropped")
+PLACES = (Place.IN, Place.STUB, Place.FOLDED, Place.OUT, Place.RETIRED, Place.DROPPED)
 
 
 class Watch:
@@ -83,10 +84,10 @@ def frame(rows: list[dict[str, Any]], tenant: str) -> Any:
         "in window",
         "of",
         "seen",
-        "in",
-        "stub",
-        "folded",
-        "out",
+        Place.IN,
+        Place.STUB,
+        Place.FOLDED,
+        Place.OUT,
         "hit rate",
         "faults",
         "refaults",

@@ -34,7 +34,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind
-from kilburn.page import Page, parse_address, span_of
+from kilburn.page import Page, Place, parse_address, span_of
 
 __all__ = ["PASSES", "POLICIES", "Setting", "evaluate", "measure"]
 
@@ -251,7 +251,7 @@ def _way(home: int, spans: Sequence[tuple[int, int]], pages: Mapping[int, Page])
         if not older:
             return []
         # The summary that reaches back farthest.
-        chosen = min(older, key=lambda page: page.place)
+        chosen = min(older, key=lambda page: page.order)
         way.append(chosen.address)
         spans = [parse_address(address) for address in ranges(chosen.sources)]
     return []
@@ -274,6 +274,6 @@ def _audit(process: Process, appended: Sequence[dict[str, Any]], trial: Trial) -
                 break
             leaves.update([one.id] if not one.depth else [])
             waiting += one.sources if one.depth else ()
-        trial.resolved += bool(leaves) and all(bool(process.window.at(leaf) != "dropped") for leaf in leaves)
+        trial.resolved += bool(leaves) and all(bool(process.window.at(leaf) != Place.DROPPED) for leaf in leaves)
     trial.outcomes = dict(Counter(event.data["outcome"] for event in process.events() if event.act is Act.COMPACT))
     trial.asked = dict(Counter(event.data["outcome"] for event in process.events() if event.act is Act.ASK))

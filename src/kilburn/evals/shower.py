@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import kilburn
+from kilburn.effect import Outcome
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.future import future_of
@@ -102,7 +103,7 @@ class KilburnShower:
 
     def acts(self) -> int:
         """Times that the policy's moves were carried out."""
-        return sum(event.act is Act.COMPACT and event.data.get("outcome") == "done" for event in self._process.events())
+        return sum(event.act is Act.COMPACT and event.data.get("outcome") == Outcome.DONE for event in self._process.events())
 
     def close(self) -> None:
         """Close the store."""

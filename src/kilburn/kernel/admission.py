@@ -13,7 +13,7 @@ from kilburn.budget import Counter
 from kilburn.errors import DuplicateCall, InvalidMessage, LawBroken, OrphanResult
 from kilburn.kernel.tier import Tier
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
-from kilburn.page import Page, digest_of
+from kilburn.page import Page, Place, digest_of
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import beside, form_of, is_plain, is_sent, sent_name, sent_text
@@ -98,7 +98,7 @@ def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: flo
                 call=part.call,
                 name=part.name,
                 sources=message.sources,
-                place=(number, 0),
+                order=(number, 0),
                 label=_label(part),
             )
             page = _with_extra(page, part, leftovers, drafts)
@@ -150,7 +150,7 @@ def _check_call(part: Part, tier: Tier, calls: dict[str, Page], answered: set[st
                 f"no call with id {part.call!r} in this process", advice="append the assistant message with the call first"
             )
         known = tier.calls.get(part.call or "")
-        if known is not None and tier.at(known) == "dropped":
+        if known is not None and tier.at(known) == Place.DROPPED:
             raise OrphanResult(f"call {part.call!r} was forgotten", advice="its result has no place; leave it out")
         if part.call in answered or (known is not None and known not in tier.open):
             raise OrphanResult(f"call {part.call!r} has its result already", advice="append one result a call")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from kilburn.effect import Answer, Ask, Deferred, Later
+from kilburn.effect import Answer, Ask, Deferred, Later, Outcome
 from kilburn.errors import KilburnError
 from kilburn.kernel.kernel import Kernel
 
@@ -56,12 +56,12 @@ class Background:
     def start(self, later: Later) -> Answer:
         """Ask, unless there is no model or another question is still on its way."""
         if self._answer is None:
-            return Answer(outcome="none")
+            return Answer(outcome=Outcome.NO_MODEL)
         if self._errand is not None:
-            return Answer(outcome="busy")
+            return Answer(outcome=Outcome.BUSY)
         self._errand = _Errand(later, self._kernel.tier.turn)
         self._fresh = True
-        return Answer(outcome="started")
+        return Answer(outcome=Outcome.STARTED)
 
     def _work(self, errand: _Errand, answer: Callable[[Ask], Answer]) -> None:
         later = errand.later
@@ -71,15 +71,15 @@ class Background:
             reviewed = said if later.review is None else later.review(self._text, ask, said)
             errand.answer = msgspec.convert(msgspec.structs.asdict(reviewed), Answer)
         except KilburnError as error:  # a page was forgotten, or the store closed, meanwhile
-            errand.answer = Answer(outcome="failed", detail=f"{type(error).__name__}: {error}")
+            errand.answer = Answer(outcome=Outcome.FAILED, detail=f"{type(error).__name__}: {error}")
         except Exception as error:
             # The policy's own mistake, in a thread that nobody joins: it is logged here and becomes an answer.
             log.exception("a question in the background failed")
-            errand.answer = Answer(outcome="failed", detail=type(error).__name__)
+            errand.answer = Answer(outcome=Outcome.FAILED, detail=type(error).__name__)
         finally:
             # Whatever ends this thread (SystemExit is no Exception), the next question must not wait for ever.
             if errand.answer is None:
-                errand.answer = Answer(outcome="failed", detail="its thread ended without an answer")
+                errand.answer = Answer(outcome=Outcome.FAILED, detail="its thread ended without an answer")
 
     def _text(self, page: int) -> str:
         with self._kernel.lock:
@@ -94,7 +94,7 @@ class Background:
         if answer is not None:
             self._handed, self._errand = errand, None
             if not self._is_current(errand):
-                answer = Answer(outcome="failed", detail="pages that it was about are not what they were")
+                answer = Answer(outcome=Outcome.FAILED, detail="pages that it was about are not what they were")
         return Deferred(pages=errand.later.pages, turn=errand.turn, answer=answer, key=errand.later.key)
 
     def _is_current(self, errand: _Errand) -> bool:
@@ -120,7 +120,7 @@ class Background:
             except RuntimeError as error:
                 # No more threads here. The batch is written, so that nothing may be raised.
                 log.warning("a question in the background could not be asked: %s", error)
-                self._errand.answer = Answer(outcome="failed", detail="no thread could be started")
+                self._errand.answer = Answer(outcome=Outcome.FAILED, detail="no thread could be started")
         self._handed, self._fresh = None, False
 
     def undo(self) -> None:

@@ -6,6 +6,8 @@ a model says; only that nothing came.
 
 from __future__ import annotations
 
+from kilburn.effect import Outcome
+
 __all__ = ["Breaker"]
 
 FAILURES = 3
@@ -26,9 +28,9 @@ class Breaker:
         """Whether to spare the model at this turn."""
         return turn < self._until
 
-    def note(self, outcome: str, turn: int) -> None:
+    def note(self, outcome: Outcome, turn: int) -> None:
         """Take in how a question went."""
-        if outcome != "failed":
+        if outcome != Outcome.FAILED:
             self._failed = 0
             return
         self._failed += 1

@@ -15,13 +15,14 @@ from typing import Any
 
 import msgspec
 
-from kilburn.effect import Answer, Ask, Effect, Find, Hit, Later, Note
+from kilburn.effect import Answer, Ask, Effect, Find, Hit, Later, Note, Outcome
 from kilburn.errors import KernelError, LawBroken, SpecError
 from kilburn.event import Act
 from kilburn.kernel.background import Background
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.kernel import Kernel
 from kilburn.move import Move
+from kilburn.page import Place
 from kilburn.policy import Cause, Policy, View
 
 __all__ = ["Consultation"]
@@ -38,18 +39,18 @@ that never yields cannot be stopped."""
 MOVES = 10_000
 """Moves that one plan may return."""
 
-SPARED = Answer(outcome="failed", detail="the model failed too often; it is asked again some turns later")
+SPARED = Answer(outcome=Outcome.FAILED, detail="the model failed too often; it is asked again some turns later")
 
 
 class _Course(msgspec.Struct):
     """What happened while a policy was at work."""
 
     cause: Cause
-    asked: list[str] = []
+    asked: list[Outcome] = []
     notes: list[Note] = []
-    later: str = ""
+    later: Outcome | None = None
     moves: int = 0
-    broke: str = ""
+    broke: Outcome | None = None
     why: str = ""
     waits: bool = True
     overtaken: bool = False
@@ -72,7 +73,7 @@ class Consultation:
         """Carry out what a policy plans, or leave everything as it was.
 
         Args:
-            waits: whether a model may be waited for; otherwise each `Ask` is answered "none" at once.
+            waits: whether a model may be waited for; otherwise each `Ask` is answered NO_MODEL at once.
 
         Returns:
             False where others changed the process while a model was waited for. The batch is gone then,
@@ -84,7 +85,7 @@ class Consultation:
             self._note_answer(course, view.deferred.answer, f"{self.background.purpose}, in the background")
         moves = yield from self._moves(policy, view, course)
         if course.overtaken:
-            self._note(course, "late", 0)
+            self._note(course, Outcome.LATE, 0)
             return False
         before = self.kernel.use
         if moves:
@@ -105,7 +106,7 @@ class Consultation:
         except Exception as error:
             # A policy is somebody else's code. What it raised may quote a page, which the ledger must not hold.
             log.exception("policy %s failed", self.name)
-            course.broke, course.why = "failed", f"the policy failed: {type(error).__name__}"
+            course.broke, course.why = Outcome.FAILED, f"the policy failed: {type(error).__name__}"
             return ()
         return moves
 
@@ -117,24 +118,24 @@ class Consultation:
             course.moves = len(moves)
         except KernelError as error:
             self.kernel.undo(point)
-            course.broke = "no progress" if isinstance(error, LawBroken) and error.law == 2 else "illegal"
+            course.broke = Outcome.NO_PROGRESS if isinstance(error, LawBroken) and error.law == 2 else Outcome.ILLEGAL
             self.kernel.note(Act.REFUSE, policy=self.name, cause=course.cause, why=str(error), moves=len(moves))
 
-    def _outcome(self, course: _Course, view: View, before: int) -> str:
-        """How it went in one word, or "" where nothing happened at all."""
+    def _outcome(self, course: _Course, view: View, before: int) -> Outcome | None:
+        """How it went; None where nothing happened at all."""
         if course.broke:
             return course.broke
         if course.moves:
-            return "no progress" if view.excess and self.kernel.use >= before else "done"
+            return Outcome.NO_PROGRESS if view.excess and self.kernel.use >= before else Outcome.DONE
         noted = [note.outcome for note in course.notes if note.outcome]
         # Where no model is configured nothing was asked: a rule that found nothing to do is no compaction.
-        asked = [outcome for outcome in course.asked if outcome != "none"]
-        failed = [outcome for outcome in asked if outcome != "done"]
+        asked = [outcome for outcome in course.asked if outcome != Outcome.NO_MODEL]
+        failed = [outcome for outcome in asked if outcome != Outcome.DONE]
         if noted or course.later or failed:
             return noted[-1] if noted else course.later or failed[-1]
-        return "no progress" if asked else ""
+        return Outcome.NO_PROGRESS if asked else None
 
-    def _note(self, course: _Course, outcome: str, freed: int) -> None:
+    def _note(self, course: _Course, outcome: Outcome, freed: int) -> None:
         figures: dict[str, int] = {}
         for note in course.notes:
             for name, count in note.figures.items():
@@ -178,11 +179,11 @@ class Consultation:
             return self._find(effect)
         if isinstance(effect, Note):
             course.notes.append(effect)
-            return Answer(outcome="done")
+            return Answer(outcome=Outcome.DONE)
         if self._breaker.is_open(self.kernel.tier.turn):
             return SPARED
         answer = self.background.start(effect)
-        course.later = "" if answer.outcome == "none" else answer.outcome
+        course.later = None if answer.outcome == Outcome.NO_MODEL else answer.outcome
         return answer
 
     def _ask(self, ask: Ask, course: _Course) -> Generator[Ask, Answer, Answer]:
@@ -192,9 +193,9 @@ class Consultation:
         """
         kernel = self.kernel
         if not course.waits:
-            return Answer(outcome="none")
+            return Answer(outcome=Outcome.NO_MODEL)
         if self._breaker.is_open(kernel.tier.turn):
-            course.asked.append("failed")
+            course.asked.append(Outcome.FAILED)
             return SPARED
         before, began = kernel.changes, time.monotonic()
         batch, errand = kernel.set_aside(), self.background.set_aside()
@@ -222,7 +223,7 @@ class Consultation:
 
     def _note_answer(self, course: _Course, answer: Answer, purpose: str) -> None:
         course.asked.append(answer.outcome)
-        if answer.outcome == "none":
+        if answer.outcome == Outcome.NO_MODEL:
             return  # nobody is there to be asked
         self.kernel.note(
             Act.ASK, policy=self.name, cause=course.cause, why=purpose, outcome=answer.outcome, detail=answer.detail[:300]
@@ -232,14 +233,16 @@ class Consultation:
         kernel, tier = self.kernel, self.kernel.tier
         passages = kernel.store.search(find.query, process=kernel.info.number, limit=4 * find.limit)
         wanted = [
-            passage for passage in passages if passage.page in tier.pages and tier.at(passage.page) in ("out", "stub", "folded")
+            passage
+            for passage in passages
+            if passage.page in tier.pages and tier.at(passage.page) in (Place.OUT, Place.STUB, Place.FOLDED)
         ]
         kernel.contents.fetch(tier.pages[passage.page].digest for passage in wanted[: find.limit])
         hits = tuple(
             Hit(page=passage.page, span=passage.span, text=kernel.text(passage.page)[slice(*passage.span)], score=passage.score)
             for passage in wanted[: find.limit]
         )
-        return Answer(outcome="done" if hits else "empty", hits=hits)
+        return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=hits)
 
 
 def _guarded(step: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from kilburn.effect import Answer, Ask
+from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import ModelError, Refused
 from kilburn.event import encodable
 from kilburn.model import Model, Reply, Request, complete
@@ -60,15 +60,15 @@ async def arun(operation: Generator[Ask, Answer, Result], answer: Answerer) -> R
 
 
 def answerer(model: Model | None) -> Answerer:
-    """Answers `Ask`s with a model; without one, every answer's outcome is "none".
+    """Answers `Ask`s with a model; without one, every answer's outcome is NO_MODEL.
 
     A model is somebody else's code: whatever it raises, and no answer within the question's time-out, is
-    the outcome "failed". One that hangs is left behind in its thread.
+    the outcome FAILED. One that hangs is left behind in its thread.
     """
 
     def answer(ask: Ask) -> Answer:
         if model is None:
-            return Answer(outcome="none")
+            return Answer(outcome=Outcome.NO_MODEL)
         said: list[Answer] = []
         worker = threading.Thread(target=lambda: said.append(_ask(model, ask)), name="kilburn-ask", daemon=True)
         worker.start()
@@ -78,7 +78,7 @@ def answerer(model: Model | None) -> Answerer:
         if said:
             return said[0]
         why = f"no answer within {timeout:g} s" if worker.is_alive() else "its thread ended without an answer"
-        return Answer(outcome="failed", detail=why)
+        return Answer(outcome=Outcome.FAILED, detail=why)
 
     return answer
 
@@ -90,11 +90,11 @@ def _ask(model: Model, ask: Ask) -> Answer:
         # As below: a provider's words may quote the prompt. The advice is ours.
         log.info("model %s: %s", model.name, error)
         told = f"{type(error).__name__}: {error.advice}" if error.advice else type(error).__name__
-        return Answer(outcome="refused" if isinstance(error, Refused) else "failed", detail=told)
+        return Answer(outcome=Outcome.REFUSED if isinstance(error, Refused) else Outcome.FAILED, detail=told)
     except Exception as error:
         # Its message may quote the prompt, which the ledger must not hold.
         log.exception("model %s raised", model.name)
-        return Answer(outcome="failed", detail=type(error).__name__)
+        return Answer(outcome=Outcome.FAILED, detail=type(error).__name__)
 
 
 def _request(model: Model, ask: Ask) -> Request:
@@ -113,11 +113,11 @@ def _request(model: Model, ask: Ask) -> Request:
 
 def _judge(reply: Reply, most: int) -> Answer:
     if reply.finish == "refused":
-        return Answer(outcome="refused", detail="the model declined")
+        return Answer(outcome=Outcome.REFUSED, detail="the model declined")
     if reply.calls:
-        return Answer(outcome="failed", detail="the model called a tool instead of answering")
+        return Answer(outcome=Outcome.FAILED, detail="the model called a tool instead of answering")
     text = encodable(reply.text[:most])
     if not text.strip():
-        return Answer(outcome="empty")
+        return Answer(outcome=Outcome.EMPTY)
     cut = reply.finish == "length" or len(reply.text) > most
-    return Answer(outcome="truncated" if cut else "done", text=text)
+    return Answer(outcome=Outcome.TRUNCATED if cut else Outcome.DONE, text=text)

@@ -18,7 +18,7 @@ from kilburn.kernel.laws import Change, is_bound
 from kilburn.kernel.tier import Tier
 from kilburn.message import Kind, Part, Role, Trust
 from kilburn.move import Fold
-from kilburn.page import OMITTED, Page, Span, address_of, digest_of, span_of
+from kilburn.page import OMITTED, Page, Place, Span, address_of, digest_of, span_of
 from kilburn.wire.quotation import nonce_of
 from kilburn.wire.sent import form_of
 from kilburn.wire.turns import safe_name
@@ -98,7 +98,7 @@ def derived_page(
         role=stands_for.role if stands_for else Role.USER,
         message=stands_for.message if stands_for else 0,
         tokens=cost_of(counter, _as_shown(text, stands_for), stands_for.role, leftovers)
-        + framing(counter, stands_for.role, stands_for.place[0])
+        + framing(counter, stands_for.role, stands_for.order[0])
         if stands_for
         else text_cost(counter, text),
         time=now,
@@ -111,7 +111,7 @@ def derived_page(
         spans=tuple(move.keep),
         parts=move.parts,
         depth=1 + change.depth,
-        place=change.place or (tier.last, 1 - tier.last_derived),
+        order=change.place or (tier.last, 1 - tier.last_derived),
         label=heading[:80],
     )
     _check_progress(page, change, tier)
@@ -238,7 +238,7 @@ def _check_progress(page: Page, change: Change, tier: Tier) -> None:
     freed = sum(
         tier.stubs.get(member, tier.cost(member))
         for member, at in change.at.items()
-        if at not in ("in", "stub") and tier.is_visible(member)
+        if at not in (Place.IN, Place.STUB) and tier.is_visible(member)
     )
     if page.tokens >= freed:
         raise LawBroken(2, f"no progress: a fold of {page.tokens} tokens for {freed}", advice="fold more, or write less")

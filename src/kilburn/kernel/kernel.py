@@ -32,7 +32,7 @@ from kilburn.kernel.space import AddressSpace
 from kilburn.kernel.tier import OUT
 from kilburn.message import Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
-from kilburn.page import Page, Span, parse_address
+from kilburn.page import Page, Place, Span, parse_address
 
 __all__ = ["LEAST", "Kernel"]
 
@@ -58,7 +58,7 @@ class Kernel(AddressSpace):
         if first not in tier.pages or last not in tier.pages:
             known = f"this process has p1-p{tier.last}" if tier.last else "this process has no pages yet"
             raise UnknownAddress(f"{address} does not exist in {self.info.name!r}", advice=known)
-        found = [page for page in range(first, last + 1) if tier.at(page) != "dropped"]
+        found = [page for page in range(first, last + 1) if tier.at(page) != Place.DROPPED]
         if not found:
             raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
         return found
@@ -82,8 +82,8 @@ class Kernel(AddressSpace):
         pinned = pins_on_arrival(drafts, self.tier, self.capacity)
         for page in drafts.pages:
             self._add(page, drafts.texts)
-            self.tier.set(page.id, msgspec.structs.replace(OUT, at="in", pinned=page.id in pinned))
-        self.note(Act.ADMIT, [page.id for page in drafts.pages], to={"in": [page.id for page in drafts.pages]})
+            self.tier.set(page.id, msgspec.structs.replace(OUT, at=Place.IN, pinned=page.id in pinned))
+        self.note(Act.ADMIT, [page.id for page in drafts.pages], to={Place.IN: [page.id for page in drafts.pages]})
         for number, why in pinned.items():
             self.note(Act.PIN, [number], why=why)
         self.check_pins()
@@ -110,7 +110,7 @@ class Kernel(AddressSpace):
         """Whether a late result's group, its results as handles, leaves an open tool loop its room."""
         tier = self.tier
         loop = tier.loop(LEAST)
-        back = {page for page in tier.group(late.id) if tier.at(page) == "in" and not tier.pages[page].answers}
+        back = {page for page in tier.group(late.id) if tier.at(page) == Place.IN and not tier.pages[page].answers}
         stays = back.union(loop, tier.pins, tier.held())
         handles = text_cost(self.counter, PENDING) * (1 + len(tier.group(late.id)) - len(back))
         return not loop or sum(map(tier.cost, stays)) + handles <= self.capacity
@@ -122,7 +122,7 @@ class Kernel(AddressSpace):
                 self.contents.keep(digest, texts[digest])
         self.pending.new.append(page)
         self.pending.touched.add(page.id)
-        self.tier.add(page, OUT if page.id < 0 else msgspec.structs.replace(OUT, at="folded"))
+        self.tier.add(page, OUT if page.id < 0 else msgspec.structs.replace(OUT, at=Place.FOLDED))
 
     def check_pins(self) -> None:
         """Law 2 against law 3: the pins, and one handle for the rest, must fit."""
@@ -181,13 +181,13 @@ class Kernel(AddressSpace):
         if change.uncover:
             self.tier.set_cover(change.uncover, None)
         for page, at in change.at.items():
-            gone = at == "dropped"
+            gone = at == Place.DROPPED
             state = msgspec.structs.replace(self.tier.states[page], at=at)
             self.tier.set(page, msgspec.structs.replace(state, pinned=False, mark=0.0) if gone else state)
             self.pending.touched.add(page)
         if fold is not None:
             self.tier.set_cover(change.cover, fold)
-            self.tier.set(fold, msgspec.structs.replace(self.tier.states[fold], at="in"))
+            self.tier.set(fold, msgspec.structs.replace(self.tier.states[fold], at=Place.IN))
 
     def _with_ends(self, move: Fold) -> Fold:
         """An excerpt in the place of the user's latest message, while that is the latest of all, keeps its head and tail,
@@ -239,8 +239,8 @@ class Kernel(AddressSpace):
         self.check_pins()
 
 
-def _by_place(at: dict[int, str]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
+def _by_place(at: dict[int, Place]) -> dict[Place, list[int]]:
+    places: dict[Place, list[int]] = {}
     for page, where in at.items():
         places.setdefault(where, []).append(page)
     return places

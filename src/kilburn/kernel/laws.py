@@ -16,7 +16,7 @@ from kilburn.kernel.layout import PATIENCE
 from kilburn.kernel.tier import Tier
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move, Retire
-from kilburn.page import Page, address_of
+from kilburn.page import Page, Place, address_of
 
 __all__ = [
     "Change",
@@ -37,7 +37,7 @@ class Change(msgspec.Struct, kw_only=True):
     """What a legal move does: pages' new places, and for a fold what it stands for (`cited`: exactly what it cites),
     where, and how deep its sources are."""
 
-    at: dict[int, str] = {}
+    at: dict[int, Place] = {}
     uncover: list[int] = []
     cover: Collection[int] = ()
     cited: bool = False
@@ -82,7 +82,7 @@ def known(tier: Tier, pages: Sequence[int]) -> list[Page]:
             raise UnknownAddress(
                 f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
             )
-        if tier.at(page) == "dropped":
+        if tier.at(page) == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
         found.append(tier.pages[page])
     return found
@@ -98,16 +98,16 @@ def check_held(tier: Tier, change: Change) -> None:
     """The user's latest message stays until the next one; pages that come back may take an excerpt's place."""
     for page in tier.request:
         standing = tier.stands_itself(page)
-        if standing is not None and change.at.get(standing, "in") != "in" and change.at.get(page) != "in":
+        if standing is not None and change.at.get(standing, Place.IN) != Place.IN and change.at.get(page) != Place.IN:
             raise LawBroken(
                 3, f"{address_of(page)} is the user's latest message", advice="it may leave when the next one is there"
             )
 
 
-def _rest(tier: Tier, page: int) -> str:
+def _rest(tier: Tier, page: int) -> Place:
     """Where a page goes when it leaves: behind the fold that stands for it, or out."""
     fold = tier.cover.get(page)
-    return "folded" if fold is not None and tier.is_visible(fold) else "out"
+    return Place.FOLDED if fold is not None and tier.is_visible(fold) else Place.OUT
 
 
 def _acts_as(tier: Tier, page: Page) -> Kind:
@@ -126,18 +126,18 @@ def check_load(tier: Tier, move: Load) -> Change:
     """A load brings whole groups, never a retired page (law 9) or a result without its call (law 6)."""
     change = Change(at={}, uncover=[])
     for page in known(tier, move.pages):
-        if tier.at(page.id) == "retired":
+        if tier.at(page.id) == Place.RETIRED:
             raise LawBroken(9, f"{page.address} is retired", advice="recall it by address; it stays readable as history")
         for member in tier.group(page.id) if page.id > 0 else (page.id,):
-            if tier.at(member) in ("out", "stub", "folded") and (member > 0 or member in move.pages):
-                change.at[member] = "in"
+            if tier.at(member) in (Place.OUT, Place.STUB, Place.FOLDED) and (member > 0 or member in move.pages):
+                change.at[member] = Place.IN
                 _replace_stand_in(tier, member, change)
     for member in change.at:
         page = tier.pages[member]
         if (
             page.answers
-            and change.at[member] == "in"
-            and change.at.get(page.answers) != "in"
+            and change.at[member] == Place.IN
+            and change.at.get(page.answers) != Place.IN
             and tier.stands_itself(page.answers) is None
         ):
             raise LawBroken(6, f"the call of {page.address} is not there any more", advice="recall it by address")
@@ -148,7 +148,7 @@ def check_load(tier: Tier, move: Load) -> Change:
 
 def _has_result(tier: Tier, call: Page, change: Change) -> bool:
     results = [member for member in tier.group(call.id) if tier.pages[member].answers == call.id]
-    return any(change.at.get(result) == "in" or tier.stands_itself(result) is not None for result in results)
+    return any(change.at.get(result) == Place.IN or tier.stands_itself(result) is not None for result in results)
 
 
 def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
@@ -159,7 +159,7 @@ def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
     change.uncover.append(page)
     if tier.pages[fold].sources == (page,):
         _unpinned(tier, [fold])
-        change.at[fold] = "out"
+        change.at[fold] = Place.OUT
 
 
 def check_evict(tier: Tier, move: Evict, patience: int = PATIENCE, *, forced: bool = False) -> Change:
@@ -215,21 +215,21 @@ def _leave_alone(tier: Tier, page: Page, leaving: set[int], *, forced: bool) -> 
     return (over or forced) and leaving.issuperset(thoughts)
 
 
-def _departures(tier: Tier, leaving: set[int]) -> dict[int, str]:
-    at: dict[int, str] = {}
+def _departures(tier: Tier, leaving: set[int]) -> dict[int, Place]:
+    at: dict[int, Place] = {}
     for member in leaving:
         page = tier.pages[member]
         if page.kind in DERIVED:
-            at[member] = "out"
+            at[member] = Place.OUT
             for source in _covered_by(tier, member):
-                if tier.at(source) == "folded":
+                if tier.at(source) == Place.FOLDED:
                     stub = tier.pages[source].kind is Kind.RESULT and _call_stays(tier, tier.pages[source], leaving)
-                    at[source] = "stub" if stub else "out"
+                    at[source] = Place.STUB if stub else Place.OUT
         elif page.kind in (Kind.RESULT, Kind.IMAGE, Kind.OPAQUE) and _call_stays(tier, page, leaving):
-            at[member] = "stub"
+            at[member] = Place.STUB
         else:
             rest = _rest(tier, member)
-            at[member] = "out" if tier.cover.get(member) in leaving else rest
+            at[member] = Place.OUT if tier.cover.get(member) in leaving else rest
     return {page: where for page, where in at.items() if tier.at(page) != where}
 
 
@@ -271,14 +271,14 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
     first = tier.pages[move.pages[0]]
     if not (len(chosen) == 1 and ((move.keep and not is_bound(first)) or first.kind is Kind.RESULT)):
         _whole_groups(tier, chosen, subsumed)
-    at = {page: "folded" for page in sorted(fresh) if page > 0}
-    at.update({page: "out" for page in sorted(leaving) if page < 0})
+    at = {page: Place.FOLDED for page in sorted(fresh) if page > 0}
+    at.update({page: Place.OUT for page in sorted(leaving) if page < 0})
     covered: Collection[int] = chosen
     if derived:
         further = [source for page in derived for source in _covered_by(tier, page) if source not in chosen]
         covered = [*(page for page in move.pages if page > 0), *further]
     # What the subsumed folds stood for is among these, so that nothing is to be uncovered first.
-    place = min(tier.pages[page].place for page in leaving)
+    place = min(tier.pages[page].order for page in leaving)
     return Change(at=at, cover=covered, cited=not derived, place=place, depth=deepest)
 
 
@@ -340,7 +340,7 @@ def check_retire(tier: Tier, move: Retire) -> Change:
             partners -= {standing for call in tier.awaited() if (standing := tier.stands(call)) is not None}
             _unpinned(tier, partners)
             leaving |= partners
-    at = _departures(tier, leaving) | dict.fromkeys(chosen, "retired")
+    at = _departures(tier, leaving) | dict.fromkeys(chosen, Place.RETIRED)
     return Change(at={page: where for page, where in at.items() if tier.at(page) != where}, uncover=_uncovered(tier, leaving))
 
 
@@ -352,7 +352,7 @@ def closure_of_drop(tier: Tier, pages: Sequence[int]) -> set[int]:
         more = {
             page.id
             for page in tier.pages.values()
-            if page.id not in gone and gone & set(page.sources) and tier.at(page.id) != "dropped"
+            if page.id not in gone and gone & set(page.sources) and tier.at(page.id) != Place.DROPPED
         }
         gone |= more
         grown = bool(more)
@@ -373,7 +373,13 @@ def check_drop(tier: Tier, gone: set[int]) -> Change:
     at = {page: where for page, where in _departures(tier, leaving).items() if page not in gone}
     for fold in gone:
         if fold < 0:
-            at.update({source: "out" for source in _covered_by(tier, fold) if source not in gone and tier.at(source) == "folded"})
-    at.update(dict.fromkeys(gone, "dropped"))
+            at.update(
+                {
+                    source: Place.OUT
+                    for source in _covered_by(tier, fold)
+                    if source not in gone and tier.at(source) == Place.FOLDED
+                }
+            )
+    at.update(dict.fromkeys(gone, Place.DROPPED))
     uncover = _uncovered(tier, leaving | gone) + [page for page in gone if page in tier.cover]
     return Change(at=at, uncover=sorted(set(uncover)))

@@ -13,7 +13,7 @@ import msgspec
 from kilburn.kernel.cover import Cover
 from kilburn.kernel.gaps import Gaps, Key
 from kilburn.message import Kind, Role
-from kilburn.page import Page
+from kilburn.page import Page, Place
 from kilburn.store import State
 from kilburn.wire.sent import sent_name
 
@@ -25,8 +25,8 @@ PATIENCE = 8
 """Messages of the user and the assistant after which a call that still has no result counts as abandoned: four
 exchanges, in which a tool that runs beside the talk may well end. Its result may come later all the same."""
 
-VISIBLE = frozenset({"in", "stub"})
-GONE = frozenset({"retired", "dropped"})
+VISIBLE = frozenset({Place.IN, Place.STUB})
+GONE = frozenset({Place.RETIRED, Place.DROPPED})
 
 
 def _may_be_blank(page: Page) -> bool:
@@ -90,8 +90,8 @@ class Layout:
         """Results that stand as a handle in place, with what the handle costs."""
         return self._stubs
 
-    def at(self, page: int) -> str:
-        """Where a page is: "in", "stub", "out", "folded", "retired" or "dropped"."""
+    def at(self, page: int) -> Place:
+        """Where a page is."""
         return self.states[page].at
 
     def cost(self, page: int) -> int:

@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from kilburn.effect import Outcome
 from kilburn.errors import StoreCorrupt
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.tier import OUT, Tier
 from kilburn.model import is_count
-from kilburn.page import Page
+from kilburn.page import Page, Place
 
 __all__ = ["Ledger", "Stats", "apply", "replay"]
 
@@ -108,7 +109,7 @@ class Ledger:
             case Act.FOLD:
                 stats.folds += 1
                 # What an earlier fold stood for had left before.
-                self._evicted.update(dict.fromkeys(event.data.get("to", {}).get("folded", ()), event.turn))
+                self._evicted.update(dict.fromkeys(event.data.get("to", {}).get(Place.FOLDED, ()), event.turn))
             case Act.RETIRE:
                 stats.retired += len(event.pages)
             case Act.DROP:
@@ -121,7 +122,7 @@ class Ledger:
                 self._ship(event)
             case Act.ASK:
                 stats.asks += 1
-                stats.asks_failed += event.data.get("outcome") != "done"
+                stats.asks_failed += event.data.get("outcome") != Outcome.DONE
             case Act.REFUSE:
                 stats.refused_moves += 1
             case Act.USAGE:
@@ -172,7 +173,7 @@ def apply(event: Event, pages: Mapping[int, Page], tier: Tier) -> None:
         return
     if event.act is Act.ADMIT:
         for number in event.pages:
-            tier.add(_page(pages, number, event), msgspec.structs.replace(OUT, at="in"))
+            tier.add(_page(pages, number, event), msgspec.structs.replace(OUT, at=Place.IN))
     elif event.act in (Act.PIN, Act.UNPIN, Act.REMEMBER):
         for number in event.pages:
             state = tier.states[number]
@@ -190,14 +191,14 @@ def _apply_move(event: Event, pages: Mapping[int, Page], tier: Tier) -> None:
         tier.add(_page(pages, made, event), OUT)
     for where, members in event.data.get("to", {}).items():
         for number in members:
-            state = msgspec.structs.replace(tier.states[number], at=where)
-            tier.set(number, msgspec.structs.replace(state, pinned=False, mark=0.0) if where == "dropped" else state)
+            state = msgspec.structs.replace(tier.states[number], at=Place(where))
+            tier.set(number, msgspec.structs.replace(state, pinned=False, mark=0.0) if where == Place.DROPPED else state)
     if "uncover" in event.data:
         tier.set_cover(event.data["uncover"], None)
     if made is not None:
         # Written only where it is not what the fold cites.
         tier.set_cover(event.data.get("cover", event.pages), made)
-        tier.set(made, msgspec.structs.replace(tier.states[made], at="in"))
+        tier.set(made, msgspec.structs.replace(tier.states[made], at=Place.IN))
 
 
 def _page(pages: Mapping[int, Page], number: int, event: Event) -> Page:

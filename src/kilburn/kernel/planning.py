@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from kilburn.budget import Budget
-from kilburn.effect import Answer, Ask, Deferred
+from kilburn.effect import Answer, Ask, Deferred, Outcome
 from kilburn.errors import KernelError, PinsExceedWindow
 from kilburn.event import Act
 from kilburn.kernel.admission import text_cost
@@ -23,7 +23,7 @@ from kilburn.kernel.kernel import LEAST, Kernel
 from kilburn.kernel.layout import GONE, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
-from kilburn.page import Page, Span
+from kilburn.page import Page, Place, Span
 from kilburn.policy import Cause, Policy, View
 
 __all__ = ["Planner"]
@@ -84,7 +84,7 @@ class Planner:
 
     def bring(self, pages: Sequence[int]) -> None:
         """Bring pages into the window whole, before they are pinned."""
-        below = tuple(page for page in pages if self.kernel.tier.at(page) != "in")
+        below = tuple(page for page in pages if self.kernel.tier.at(page) != Place.IN)
         if below:
             self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.ADVICE)
 
@@ -151,7 +151,7 @@ class Planner:
 
     def _task(self) -> str:
         tier = self.kernel.tier
-        return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != "dropped" else ""
+        return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != Place.DROPPED else ""
 
     def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
         view = self.view(cause, wanted, self.background.look())
@@ -161,7 +161,7 @@ class Planner:
         """The session ends: an answer that is still awaited comes too late, and the ledger says so."""
         purpose = self.background.abandon()
         if purpose is not None:
-            self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome="late", freed=0, moves=0)
+            self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome=Outcome.LATE, freed=0, moves=0)
 
     def _page_system(self, wanted: tuple[int, ...]) -> None:
         """Of a leading system prompt that is too long to pin, head and tail are pinned instead (law 3)."""
@@ -227,7 +227,7 @@ class Planner:
                     self._shorten(tier.pages[number], room // (len(calls) + 1))
         for number in wanted:
             page = tier.pages[number]
-            if number not in tier.pins and tier.at(number) == "in" and page.tokens > room and page.kind is not Kind.IMAGE:
+            if number not in tier.pins and tier.at(number) == Place.IN and page.tokens > room and page.kind is not Kind.IMAGE:
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:
@@ -306,9 +306,9 @@ class Planner:
         """Evict thinking from before a page, message by message, as long as the window is over its capacity."""
         kernel, tier = self.kernel, self.kernel.tier
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
-            if kernel.excess and page.kind is Kind.REASONING and page.id < before and tier.at(page.id) == "in":
+            if kernel.excess and page.kind is Kind.REASONING and page.id < before and tier.at(page.id) == Place.IN:
                 together = map(tier.pages.__getitem__, tier.group(page.id))
-                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == "in")
+                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == Place.IN)
                 self._try(Evict(pages=thoughts, why="thinking that does not fit"))
 
     def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
@@ -328,7 +328,7 @@ class Planner:
         for page in view.pages:
             if not kernel.excess:
                 return
-            if kernel.tier.at(page.id) == "in" and page.id not in stays:
+            if kernel.tier.at(page.id) == Place.IN and page.id not in stays:
                 least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
                 # Of the user's latest message a shorter excerpt is better than none.
                 whole = kernel.tier.pages[page.sources[0]] if page.depth and page.id in kernel.tier.held() else page
@@ -343,9 +343,9 @@ class Planner:
                 leave one after the other.
         """
         tier = self.kernel.tier
-        if tier.at(page.id) != "in":
+        if tier.at(page.id) != Place.IN:
             return
-        group = [tier.priced(member) for member in tier.group(page.id) if tier.at(member) == "in"]
+        group = [tier.priced(member) for member in tier.group(page.id) if tier.at(member) == Place.IN]
         chosen = replace(view, pages=group, pins=stays, open=self._open(patience)).free([page], 1)
         if chosen:
             self._try(Evict(pages=chosen, why="over capacity"))

@@ -25,7 +25,7 @@ from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcri
 from kilburn.kernel.search import Found, found
 from kilburn.kernel.tier import Tier
 from kilburn.message import Message, Part
-from kilburn.page import Page, parse_address
+from kilburn.page import Page, Place, parse_address
 from kilburn.policy import Cause
 from kilburn.store import State
 from kilburn.wire.form import dump
@@ -161,7 +161,11 @@ class Reader:
                 numbers, recalled = self._read(address)
             if not kernel.store.readonly:
                 kernel.observe(
-                    Act.FAULT, numbers, policy="user", cause=Cause.FAULT, missed=[n for n in numbers if kernel.tier.at(n) != "in"]
+                    Act.FAULT,
+                    numbers,
+                    policy="user",
+                    cause=Cause.FAULT,
+                    missed=[n for n in numbers if kernel.tier.at(n) != Place.IN],
                 )
             return recalled
 
@@ -332,7 +336,7 @@ class Reader:
         made: dict[int, Message] = {}
         with self._current() as kernel:
             tier = kernel.tier
-            kept = [page for page in tier.pages.values() if page.id > 0 and tier.at(page.id) != "dropped"]
+            kept = [page for page in tier.pages.values() if page.id > 0 and tier.at(page.id) != Place.DROPPED]
             for at, page in enumerate(kept):
                 if at % READ == 0:
                     self.fetch(kept[at : at + READ])
@@ -342,7 +346,7 @@ class Reader:
                     made[page.message] = Message(role=page.role, parts=(part,), extra=leftovers, sources=page.sources)
                 else:
                     made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
-            damaged = {page.message for page in tier.pages.values() if page.id > 0 and tier.at(page.id) == "dropped"}
+            damaged = {page.message for page in tier.pages.values() if page.id > 0 and tier.at(page.id) == Place.DROPPED}
         return dump(list(_without_form(made, damaged).values() if damaged else made.values()))
 
 

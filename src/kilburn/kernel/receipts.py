@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from kilburn.effect import Outcome
 from kilburn.event import Act, Event
 from kilburn.page import address_of, parse_address, span_of
 
@@ -24,8 +25,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         turn: the last admitted message; `time` is in seconds since the epoch.
         policy: who did it: a policy's spec, "kernel" or "user"; `cause` is why it was asked.
-        outcome: "done", or why nothing changed: "empty", "failed", "refused", "rejected", "truncated",
-            "no progress", "illegal", "started", "busy" or "late".
+        outcome: DONE, or why nothing changed.
         why: in the policy's words.
         left: addresses of what left the window or was folded, in ranges; each can be recalled.
         folds: addresses of what stands in their place.
@@ -39,7 +39,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     policy: str
     cause: str
-    outcome: str
+    outcome: Outcome
     why: str = ""
     left: tuple[str, ...] = ()
     folds: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
         time=last.time,
         policy=last.policy,
         cause=last.cause,
-        outcome=data.get("outcome", "done"),
+        outcome=Outcome(data.get("outcome", Outcome.DONE)),
         why="; ".join(dict.fromkeys(why)),
         left=ranges(left),
         folds=tuple(address_of(event.data["fold"]) for event in moves if "fold" in event.data),

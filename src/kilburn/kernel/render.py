@@ -48,7 +48,7 @@ class Prompt(list[dict[str, Any]]):
 def items(tier: Tier) -> list[Item]:
     """All that stands in the prompt, in order."""
     shown: list[Item] = [
-        ((*page.place, page.id), page, tier.stub(page.id) if page.id in tier.stubs else "") for page in tier.visible()
+        ((*page.order, page.id), page, tier.stub(page.id) if page.id in tier.stubs else "") for page in tier.visible()
     ]
     shown += [((gap[0], 0, gap[0]), None, handle_of(gap)) for gap in tier.gaps]
     shown.sort(key=lambda item: item[0])

@@ -14,6 +14,7 @@ import msgspec
 
 from kilburn.budget import Counter
 from kilburn.errors import StoreCorrupt
+from kilburn.page import Place
 from kilburn.store import Passage
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         score: how well it matched; higher is better, comparable within one search.
         age: seconds since it was admitted.
         origin: who said it: "system", "user", "assistant", or "tool NAME".
-        where: "in" (in the window now) or below ("out", "folded", "stub").
+        where: IN (in the window now) or below (OUT, FOLDED, STUB).
         tokens: what the text costs.
     """
 
@@ -46,7 +47,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     score: float
     age: float
     origin: str
-    where: str
+    where: Place
     tokens: int
 
 
@@ -57,7 +58,7 @@ def found(passages: Sequence[Passage], processes: Mapping[int, Reader], counter:
     for passage in passages:
         kernel = processes[passage.process].kernel
         page = kernel.tier.pages.get(passage.page)
-        if page is None or kernel.tier.at(page.id) in ("dropped", "retired"):
+        if page is None or kernel.tier.at(page.id) in (Place.DROPPED, Place.RETIRED):
             continue
         try:
             text = kernel.text(page.id)

@@ -33,7 +33,7 @@ from kilburn.kernel.pending import START, Pending, Savepoint
 from kilburn.kernel.render import PENDING, part_of
 from kilburn.kernel.tier import Tier
 from kilburn.model import is_count
-from kilburn.page import Page, address_of
+from kilburn.page import Page, Place, address_of
 from kilburn.policy import Use
 from kilburn.store import ProcessInfo, Store
 from kilburn.tokens.calibrated import Calibrated
@@ -170,7 +170,7 @@ class AddressSpace:
             raise UnknownAddress(
                 f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
             )
-        if self.tier.at(page) == "dropped":
+        if self.tier.at(page) == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
         return self.contents.get(known.digest)
 
@@ -330,7 +330,7 @@ class AddressSpace:
             # A replay is never undone; its journal, kept whole, took hundreds of megabytes.
             self.tier.begin()
         if self._ruler not in ("", self.counter.name):
-            kept = [page for page in pages.values() if page.id in self.tier.pages and self.tier.at(page.id) != "dropped"]
+            kept = [page for page in pages.values() if page.id in self.tier.pages and self.tier.at(page.id) != Place.DROPPED]
             self.contents.fetch(digest for page in kept for digest in (page.digest, page.extra))
             self.tier.reprice({page.id: self._recount(page) for page in kept})
 
@@ -339,7 +339,7 @@ class AddressSpace:
         part, leftovers = part_of(page, self.contents.get(page.digest), self.contents.get(page.extra))
         if page.depth:
             part = shown_part(page, part.text, self.tier)
-        return cost_of(self.counter, part, page.role, leftovers) + framing(self.counter, page.role, page.place[0])
+        return cost_of(self.counter, part, page.role, leftovers) + framing(self.counter, page.role, page.order[0])
 
     def settle_ruler(self) -> None:
         """Remember which counter the costs are by."""
@@ -410,7 +410,7 @@ class AddressSpace:
             # A fold may cite thousands of pages: only those that it takes along now are used, and those
             # that were used as often share one entry.
             more = int(event.act is not Act.FOLD)
-            pages = event.pages if more else event.data["to"].get("folded", ())
+            pages = event.pages if more else event.data["to"].get(Place.FOLDED, ())
             counts = {page: before.count if (before := self.uses.get(page)) else 0 for page in pages}
             entries = {count: Use(count + more, event.turn, event.time) for count in set(counts.values())}
             self.uses.update({page: entries[count] for page, count in counts.items()})

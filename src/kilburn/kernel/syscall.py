@@ -17,7 +17,7 @@ from kilburn.errors import KilburnError
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
-from kilburn.page import Page
+from kilburn.page import Page, Place
 from kilburn.wire.quotation import nonce_of
 
 __all__ = ["NAMES", "SYSCALLS", "Said", "call"]
@@ -181,7 +181,7 @@ def origin_of(process: Process, page: Page) -> str:
     tier = process.kernel.tier
     who = f"tool {tier.pages[page.answers].name}" if page.answers else str(page.role)
     when = dt.datetime.fromtimestamp(page.time, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"{who}, {when}" + (", superseded" if tier.at(page.id) == "retired" else "")
+    return f"{who}, {when}" + (", superseded" if tier.at(page.id) == Place.RETIRED else "")
 
 
 def _search(process: Process, arguments: str, call_id: str | None) -> Said:

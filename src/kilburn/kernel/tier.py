@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterable
 
 from kilburn.kernel.layout import GONE, OUT, VISIBLE, Layout
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import Page, tombstone_of
+from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import State
 
 __all__ = ["OUT", "Tier"]
 
-FOLDED = frozenset({"folded"})
+FOLDED = frozenset({Place.FOLDED})
 
 
 class Tier(Layout):
@@ -63,7 +63,7 @@ class Tier(Layout):
             self._journal.append(lambda: self._regroup(page.group, members))
         if page.id > 0:
             self._note_call(page)
-        self.states[page.id] = OUT if page.id < 0 else State(at="folded")
+        self.states[page.id] = OUT if page.id < 0 else State(at=Place.FOLDED)
         if page.id > 0:
             self.folded.add(page.id)
         self.set(page.id, state)
@@ -84,11 +84,11 @@ class Tier(Layout):
         """Take other costs per page (another tokenizer), outside any batch."""
         states = dict(self.states)
         for page in states:
-            self._swap(page, self.states[page], State(at="folded"))
+            self._swap(page, self.states[page], State(at=Place.FOLDED))
         self.costs = costs
         self.seen = sum(self.cost(page) for page in self.pages if page > 0)
         for page, state in states.items():
-            self._swap(page, State(at="folded"), state)
+            self._swap(page, State(at=Place.FOLDED), state)
 
     def begin(self) -> None:
         """Start a batch: forget the journal."""
@@ -118,32 +118,32 @@ class Tier(Layout):
         if before.at == after.at:
             return
         self._note_place(page, before.at, after.at)
-        key = (*self.pages[page].place, page)
+        key = (*self.pages[page].order, page)
         if before.at in VISIBLE or after.at in VISIBLE:
             # Coming in at the end is the usual case; all else rebuilds the list when it is looked at.
-            at_end = after.at == "in" and before.at not in VISIBLE and (not self._order or key > self._order[-1])
+            at_end = after.at == Place.IN and before.at not in VISIBLE and (not self._order or key > self._order[-1])
             if self._kept is not None and at_end:
                 self._kept.append(self.priced(page))
             else:
                 self._kept = None
         if before.at in VISIBLE:
-            self._held -= self._stubs.pop(page) if before.at == "stub" else self.cost(page)
+            self._held -= self._stubs.pop(page) if before.at == Place.STUB else self.cost(page)
             if after.at not in VISIBLE:
                 del self._order[bisect_left(self._order, key)]
                 self._gaps.close(key)
-        elif before.at == "out" and page > 0:
+        elif before.at == Place.OUT and page > 0:
             self._gaps.remove(page)
         if after.at in VISIBLE:
             if before.at not in VISIBLE:
                 insort(self._order, key)
                 self._gaps.part(key)
-            if after.at == "stub":
+            if after.at == Place.STUB:
                 self._stubs[page] = self._cost_of_stub(self.pages[page])
-            self._held += self._stubs[page] if after.at == "stub" else self.cost(page)
-        elif after.at == "out" and page > 0:
+            self._held += self._stubs[page] if after.at == Place.STUB else self.cost(page)
+        elif after.at == Place.OUT and page > 0:
             self._gaps.add(page, self.cost(page))
 
-    def _note_place(self, page: int, before: str, after: str) -> None:
+    def _note_place(self, page: int, before: Place, after: Place) -> None:
         for places, members in ((VISIBLE, self.shown), (GONE, self.gone), (FOLDED, self.folded)):
             if after in places:
                 members.add(page)
@@ -170,7 +170,7 @@ class Tier(Layout):
             self.groups.pop(group, None)
 
     def _forget(self, page: Page, before: tuple[int, int, int, int, tuple[int, ...], int]) -> None:
-        self._swap(page.id, self.states[page.id], State(at="folded"))
+        self._swap(page.id, self.states[page.id], State(at=Place.FOLDED))
         self.folded.discard(page.id)
         del self.pages[page.id], self.states[page.id]
         self.last, self.last_derived, self.turn, self.said, self.request, self.seen = before

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kilburn.budget import Budget
-from kilburn.effect import Answer, Effect, Note
+from kilburn.effect import Answer, Effect, Note, Outcome
 from kilburn.errors import BudgetTooSmall, SpecError
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
@@ -132,7 +132,7 @@ def _run(plan: Generator[Effect, Answer, Sequence[Move]]) -> Sequence[Move] | No
     try:
         effect = next(plan)
         for _ in range(EFFECTS):
-            effect = plan.send(Answer(outcome="done" if isinstance(effect, Note) else "none"))
+            effect = plan.send(Answer(outcome=Outcome.DONE if isinstance(effect, Note) else Outcome.NO_MODEL))
         return None
     except StopIteration as stop:
         moves: Sequence[Move] = stop.value or ()

@@ -2,8 +2,8 @@
 
 Pure: token ids come in one at a time, and after each the reader says what is to be done. A block's keys and
 values go, the memento's stay, which were computed while the block could be seen: so they may hold what
-its words do not say. After Memento (Microsoft, microsoft/memento). It refuses to hold an engine
-(`kilburn.kv.reasoning` drives one), and to read text (`kilburn.policies.memento` does).
+its words do not say. After Memento (Microsoft, microsoft/memento). `kilburn.kv.reasoning` drives an engine by
+it; the order of the markers is that of the tags in a text (`kilburn.wire.mementos`).
 
     <|block_start|>reasoning<|block_end|><|summary_start|>memento<|summary_end|> ... </think>answer
 """
@@ -12,26 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-__all__ = ["OFF", "BlockReader", "DroppedRange", "Instruction", "Markers", "MementoRules", "Place", "ThoughtBlock"]
+from kilburn.wire.mementos import PLACES, Fault, Grammar, Tag, ThoughtBlock, Where
+
+__all__ = ["OFF", "BlockReader", "DroppedRange", "Instruction", "Markers", "MementoRules"]
 
 OFF = -1
 """`keep_last_n_blocks` of a run in which nothing leaves."""
 
 Range = tuple[int, int]
-
-
-class Place(StrEnum):
-    """What the next token belongs to."""
-
-    OUTSIDE = "outside"
-    BLOCK = "block"
-    BETWEEN = "between"
-    """Behind a block's end, before its memento."""
-    MEMENTO = "memento"
-    ANSWER = "answer"
-    """Behind the end of thinking: markers mean nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -121,24 +110,6 @@ class MementoRules:
 
 
 @dataclass(frozen=True)
-class ThoughtBlock:
-    """A block whose memento is complete, in tokens counted from the start of the generation.
-
-    Args:
-        content: half-open, markers not included; `memento` likewise.
-        start: of all of it, markers included; `end` behind it.
-        forced_end: whether its end was forced, and `forced_summary` that of its memento.
-    """
-
-    content: Range
-    memento: Range
-    start: int
-    end: int
-    forced_end: bool = False
-    forced_summary: bool = False
-
-
-@dataclass(frozen=True)
 class DroppedRange:
     """Generated tokens `start` to `stop` left when `at` tokens had been generated."""
 
@@ -170,35 +141,27 @@ class Instruction:
 NOTHING = Instruction()
 
 
-class BlockReader:
+class BlockReader(Grammar):
     """Reads one generation, token by token: `begin` first, then `feed` with each token, forced ones too.
 
     A marker out of place (nested blocks, a memento without a block) is a fault: it is taken as plain tokens and
     changes nothing. So is an empty memento, whose block then stays for good.
 
     Attributes:
-        where: what the next token belongs to.
-        blocks: whose mementos are complete, in order.
         drops: what left, in order.
-        faults: what was out of place, and behind how many tokens.
         tokens: all that were generated, those that left included.
     """
 
     def __init__(self, memento: MementoRules, start: int = 0) -> None:
+        super().__init__()
         self.memento = memento
-        self.where = Place.OUTSIDE
-        self.blocks: list[ThoughtBlock] = []
         self.drops: list[DroppedRange] = []
-        self.faults: list[tuple[str, int]] = []
         self.tokens: list[int] = []
-        self._start = start
+        self._offset = start
         # Blocks that are complete and whole, oldest first.
         self._whole: list[ThoughtBlock] = []
-        # Behind the marker that opened what is open, and behind the last marker of any kind: a token is part of one only.
-        self._opened = self._read = 0
-        self._began = 0
-        self._content: Range = (0, 0)
-        self._forced_end = False
+        # Behind the last marker of any kind: a token is part of one only.
+        self._read = 0
         self._forcing = ""
         self._pending: tuple[int, ...] = ()
         self._done = 0
@@ -212,7 +175,7 @@ class BlockReader:
     def feed(self, token: int) -> Instruction:
         """Take the next token that was cached; returns what is to be done before the one after it."""
         self.tokens.append(token)
-        if self.where is Place.ANSWER:
+        if self.where is Where.ANSWER:
             return NOTHING
         if self._pending:
             # What was forced is known to be a marker, even where it and the tokens before it could be read otherwise.
@@ -221,45 +184,37 @@ class BlockReader:
                 if self._done < len(self._pending):
                     return NOTHING
                 name, self._pending = self._forcing, ()
-                return self._turn(name, forced=True)
+                return self._take(name, forced=True)
             self._pending = ()
         room = len(self.tokens) - self._read
         for name, mark, count in self._marks:
             if count <= room and mark[-1] == token and tuple(self.tokens[-count:]) == mark:
-                return self._turn(name)
+                return self._take(name)
         return self._cap()
 
-    def _turn(self, name: str, forced: bool = False) -> Instruction:
+    def _take(self, name: str, forced: bool = False) -> Instruction:
         """A marker has ended: the way to the next place, or a fault."""
-        end = len(self.tokens)
+        end = self._read = len(self.tokens)
         at = end - len(getattr(self.memento.markers, name))
-        before, opened, self._read = self.where, self._opened, end
-        if name == "block_start" and before is Place.OUTSIDE:
-            self.where, self._began, self._opened = Place.BLOCK, at, end
-            return self._drop(self.memento.keep_last_n_blocks)
-        if name == "block_end" and before is Place.BLOCK:
-            self.where, self._content, self._forced_end = Place.BETWEEN, (opened, at), forced
-            return self._force("summary_start")
-        if name == "summary_start" and before is Place.BETWEEN:
-            self.where, self._opened = Place.MEMENTO, end
-            return NOTHING
-        if name == "summary_end" and before is Place.MEMENTO:
-            return self._close((opened, at), forced)
         if name == "think_end":
-            self.where = Place.ANSWER
-            if before is Place.OUTSIDE:
-                return NOTHING
-        self._fault(name.replace("_", " ") + _PLACES[before], at)
-        return self._cap()
+            if self.where is not Where.OUTSIDE:
+                self.faults.append(Fault(f"think_end {PLACES[self.where]}", at))
+            self.where = Where.ANSWER
+        elif not self.turn(Tag(name), at, end, forced=forced):
+            return self._cap()
+        elif name == Tag.BLOCK_START:
+            return self._drop(self.memento.keep_last_n_blocks)
+        elif name == Tag.BLOCK_END:
+            return self._force(Tag.SUMMARY_START)
+        elif name == Tag.SUMMARY_END:
+            return self._close(self.blocks[-1])
+        return NOTHING
 
-    def _close(self, words: Range, forced: bool) -> Instruction:
+    def _close(self, block: ThoughtBlock) -> Instruction:
         """A memento is complete."""
         memento = self.memento
-        block = ThoughtBlock(self._content, words, self._began, len(self.tokens), self._forced_end, forced)
-        self.where = Place.OUTSIDE
-        self.blocks.append(block)
-        if words[0] == words[1]:
-            self._fault("an empty memento", words[0])
+        if block.memento[0] == block.memento[1]:
+            self.faults.append(Fault("an empty memento", block.memento[0]))
         else:
             self._whole.append(block)
         keep = memento.keep_last_n_blocks
@@ -267,7 +222,7 @@ class BlockReader:
         return Instruction(done.evict, done.restart, self._open().force)
 
     def _open(self) -> Instruction:
-        return self._force("block_start") if self.memento.force_start else NOTHING
+        return self._force(Tag.BLOCK_START) if self.memento.force_start else NOTHING
 
     def _force(self, name: str, done: int = 0) -> Instruction:
         """Ask for a marker, of which so many tokens are there."""
@@ -277,16 +232,16 @@ class BlockReader:
 
     def _cap(self) -> Instruction:
         """Close what is too long; where its end has begun already, only the rest of it is asked for."""
-        if self.where is Place.BLOCK:
-            name, most = "block_end", self.memento.max_block_tokens
-        elif self.where is Place.MEMENTO:
-            name, most = "summary_end", self.memento.max_summary_tokens
+        if self.where is Where.BLOCK:
+            name, most = Tag.BLOCK_END, self.memento.max_block_tokens
+        elif self.where is Where.MEMENTO:
+            name, most = Tag.SUMMARY_END, self.memento.max_summary_tokens
         else:
             return NOTHING
-        if not most or len(self.tokens) - self._opened < most:
+        if not most or len(self.tokens) - self.opened < most:
             return NOTHING
         mark = getattr(self.memento.markers, name)
-        room = min(len(mark) - 1, len(self.tokens) - max(self._opened, self._read))
+        room = min(len(mark) - 1, len(self.tokens) - max(self.opened, self._read))
         done = next((count for count in range(room, 0, -1) if tuple(self.tokens[-count:]) == mark[:count]), 0)
         return self._force(name, done)
 
@@ -305,7 +260,7 @@ class BlockReader:
             return NOTHING
         self.drops += [DroppedRange(len(self.tokens), start, stop) for start, stop in ranges]
         if not self.memento.restart_mode:
-            return Instruction(evict=tuple((self._start + start, self._start + stop) for start, stop in ranges))
+            return Instruction(evict=tuple((self._offset + start, self._offset + stop) for start, stop in ranges))
         return Instruction(restart=tuple(self.left))
 
     @property
@@ -314,18 +269,8 @@ class BlockReader:
         edges = [0, *(edge for drop in self.drops for edge in (drop.start, drop.stop)), len(self.tokens)]
         return [token for start, stop in zip(edges[::2], edges[1::2], strict=True) for token in self.tokens[start:stop]]
 
-    def _fault(self, what: str, at: int) -> None:
-        self.faults.append((what, at))
 
-
-_NAMES = ("block_start", "block_end", "summary_start", "summary_end", "think_end")
-
-_PLACES = {
-    Place.OUTSIDE: " outside of a block",
-    Place.BLOCK: " inside a block",
-    Place.BETWEEN: " before a memento",
-    Place.MEMENTO: " inside a memento",
-}
+_NAMES = (*Tag, "think_end")
 
 
 def _within(part: Sequence[int], whole: Sequence[int]) -> bool:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from kilburn.errors import OutOfBlocks
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import GREEDY, Between, Sampling
-from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, MementoRules, Place, ThoughtBlock
+from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, MementoRules
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.tensors import torch
+from kilburn.wire.mementos import Fault, ThoughtBlock, Where
 
 __all__ = ["Point", "ReasoningRun", "reason", "replay", "stream"]
 
@@ -54,8 +55,8 @@ class ReasoningRun:
     tokens: list[int]
     blocks: list[ThoughtBlock]
     drops: list[DroppedRange]
-    faults: list[tuple[str, int]]
-    where: Place
+    faults: list[Fault]
+    where: Where
     finish: str
     trace: list[Point] = field(repr=False)
     unit: int

@@ -25,6 +25,7 @@ from kilburn.kv.observation import CachedPage
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.spill import owner_of
 from kilburn.kv.template import Template, WindowLine
+from kilburn.page import Place
 from kilburn.policy import Cause
 
 __all__ = ["Followed", "Residence"]
@@ -208,7 +209,9 @@ class Residence:
     def _purge(self) -> bool:
         """Drop what was computed in sight of a page that is forgotten now: what derives from it goes with it."""
         states = self.process.window.states
-        stood = [start for page, start in self.sequence.table.stood.items() if page in states and states[page].at == "dropped"]
+        stood = [
+            start for page, start in self.sequence.table.stood.items() if page in states and states[page].at == Place.DROPPED
+        ]
         if not stood:
             return False
         cut = 0 if Alteration.COMPRESSED in self.sequence.table.altered else min(stood)

@@ -27,6 +27,7 @@ from kilburn.kv.storage import Span, span_of
 from kilburn.kv.table import Table
 from kilburn.kv.tensors import Tensor, torch
 from kilburn.kv.watch import AttentionWatch
+from kilburn.page import Place
 
 __all__ = ["Miss", "RestoredPage", "Spill", "Spilled", "owner_of", "preempt", "resume"]
 
@@ -331,7 +332,7 @@ def owner_of(process: Process) -> str:
 
 def _forgotten(process: Process) -> set[int]:
     with process.lock:
-        return {page for page, state in process.window.states.items() if state.at == "dropped"}
+        return {page for page, state in process.window.states.items() if state.at == Place.DROPPED}
 
 
 def _difference(part: PageHeader, table: Table, start: int) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from kilburn.effect import Answer, Ask, Effect, Note
+from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page
@@ -110,7 +110,7 @@ class Agentfold:
             return []
         if self.ask:
             answer = yield self._question(view, partition)
-            if answer.outcome != "none":
+            if answer.outcome != Outcome.NO_MODEL:
                 return (yield from self._heed(view, partition, answer))
         return self._by_rule(view, partition)
 
@@ -176,7 +176,7 @@ class Agentfold:
                 return moves
         begins = partition.starts[0] if partition.starts else 0
         older = [page for page in view.pages if not view.is_latest(page)]
-        order = chain((page for page in older if page.place[0] >= begins), older)
+        order = chain((page for page in older if page.order[0] >= begins), older)
         leaving = view.free(order, view.excess)
         return [Evict(pages=leaving, why="over capacity")] if leaving else []
 
@@ -226,7 +226,7 @@ class Agentfold:
 
 
 def _rejected(why: str) -> Generator[Effect, Answer, Sequence[Move]]:
-    yield Note(outcome="rejected", why=why)
+    yield Note(outcome=Outcome.REJECTED, why=why)
     return []
 
 
@@ -234,7 +234,7 @@ def _folded(view: View, stretch: Stretch, first: int, last: int, text: str) -> G
     """The moves of a valid directive, or a note where the window would not become shorter."""
     moves = _moves(view, stretch, first, last, text)
     if not moves:
-        yield Note(outcome="no progress", why=f"a text as long as what it replaces, {stretch.freed} tokens")
+        yield Note(outcome=Outcome.NO_PROGRESS, why=f"a text as long as what it replaces, {stretch.freed} tokens")
         return []
     yield Note(why="granular condensation" if first == last else "deep consolidation", figures={"steps": last - first + 1})
     return moves

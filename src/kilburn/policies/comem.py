@@ -14,7 +14,7 @@ from functools import partial
 from itertools import filterfalse
 from typing import overload
 
-from kilburn.effect import Answer, Ask, Effect, Later, Note
+from kilburn.effect import Answer, Ask, Effect, Later, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of, span_of
@@ -114,7 +114,7 @@ class Comem:
         memory = f"[Memory up to {address_of(snapshot[-1])}; what stands below it is newer and holds.]\n{answer.text}"
         words, tokens = view.count(answer.text), view.count(memory) + view.handle + SLACK
         if not sources or words > self._most(view) or tokens >= freed:
-            yield Note(outcome="no progress", why=f"a memory of {words} tokens for {freed}")
+            yield Note(outcome=Outcome.NO_PROGRESS, why=f"a memory of {words} tokens for {freed}")
             return _room(view)
         yield Note(figures={"folded": len(sources)})
         suspects = leaving if len(sources) < before else [page for page in leaving if page in partly]
@@ -190,7 +190,7 @@ def _compose(pages: Sequence[Page], most: int, policy: Comem, read: Callable[[in
 
 def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer: Answer) -> Answer:
     """The answer, if its words may stand for the originals: as they are, or with the facts that they lost."""
-    if answer.outcome not in ("done", "truncated"):
+    if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
         return answer
     said = answer.text if answer.ok else _whole_sentences(answer.text)
     pieces = _Log(pages, read)
@@ -199,8 +199,8 @@ def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer:
     if verdict.reparable:
         text = complete(said, verdict.missing, pieces, ask.max_tokens, _rough)
     if text.strip():
-        return Answer(outcome="done", text=text.strip(), detail=verdict.outcome)
-    return Answer(outcome="rejected", detail=verdict.outcome)
+        return Answer(outcome=Outcome.DONE, text=text.strip(), detail=verdict.outcome)
+    return Answer(outcome=Outcome.REJECTED, detail=verdict.outcome)
 
 
 def _rough(text: str) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kilburn.effect import Answer, Ask, Effect, Note
+from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.errors import SpecError
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
@@ -49,7 +49,7 @@ is what the summary before still holds, and the most telling lines of what no su
 MARK = 8
 """Tokens of the line above a text that says whose it is."""
 
-_OUTCOMES = {"empty": "empty", "refusal": "refused", "toolong": "no progress"}
+_OUTCOMES = {"empty": Outcome.EMPTY, "refusal": Outcome.REFUSED, "toolong": Outcome.NO_PROGRESS}
 _GARBAGE = ("empty", "refusal", "repeats", "toolong", "echo")
 
 
@@ -125,7 +125,7 @@ class Compact:
         if not text:
             return []
         if view.count(text) + 2 * view.handle >= freed:
-            yield Note(outcome="no progress", why=f"a summary as long as the {freed} tokens that it replaces")
+            yield Note(outcome=Outcome.NO_PROGRESS, why=f"a summary as long as the {freed} tokens that it replaces")
             return []
         yield Note(figures={"compacted_pages": len(sources), "cleared_input_tokens": freed})
         fold = Fold(pages=sources, text=text, why=f"summary of {span_of(sources[0], sources[-1])}")
@@ -157,14 +157,16 @@ class Compact:
         pieces = _pieces(view, sources, leaving)
         prompt = f"{quoted('log', _log(view, sources, pieces, room))}\n{asked}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=f"summary of {span_of(sources[0], sources[-1])}")
-        if answer.outcome == "none":
+        if answer.outcome == Outcome.NO_MODEL:
             return extract(pieces, to, view.count, query=view.task, reach=READ).text
         if not answer.ok:
             return ""
         said = _unwrapped(answer.text)
         verdict = judge(said, [], prompt=f"{SYSTEM}\n{asked}", tokens=4 * to, count=view.count)
         if verdict.outcome in _GARBAGE:
-            yield Note(outcome=_OUTCOMES.get(verdict.outcome, "rejected"), why=f"the summary was not used: {verdict.outcome}")
+            yield Note(
+                outcome=_OUTCOMES.get(verdict.outcome, Outcome.REJECTED), why=f"the summary was not used: {verdict.outcome}"
+            )
             return ""
         return said
 

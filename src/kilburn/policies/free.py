@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from kilburn.effect import Answer, Ask, Effect, Note
+from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import OMITTED, Page, Span, address_of, span_of
@@ -56,12 +56,12 @@ class Proposal:
 
     Args:
         directives: stretches, by anchors or exactly.
-        outcome: "" where the directives count; else how it ended, as in `Note.outcome`.
+        outcome: None where the directives count; else how it ended, as in `Note.outcome`.
         why: for the ledger, no word of a page's text.
     """
 
     directives: Sequence[Anchors | Exact] = ()
-    outcome: str = ""
+    outcome: Outcome | None = None
     why: str = ""
 
 
@@ -111,7 +111,7 @@ class Prompted:
         """The directives of one reply, or the reason why there are none."""
         pages = [page for page in scanned if not page.fixed]
         if not pages:
-            return Proposal(outcome="no progress", why="nothing to clean")
+            return Proposal(outcome=Outcome.NO_PROGRESS, why="nothing to clean")
         answer = yield Ask(
             prompt=f"The agent's task:\n{quoted('task', task[:2000])}\n\n{_shown(pages)}\n\nName what to delete.",
             system=SYSTEM,
@@ -124,13 +124,13 @@ class Prompted:
             return Proposal(outcome=answer.outcome, why="the cleaner gave no whole reply")
         directives = parse_anchors(answer.text)
         if directives is None:
-            return Proposal(outcome="rejected", why="the reply is no list of anchors")
+            return Proposal(outcome=Outcome.REJECTED, why="the reply is no list of anchors")
         if not directives:
-            return Proposal(outcome="no progress", why="the cleaner found nothing to delete")
+            return Proposal(outcome=Outcome.NO_PROGRESS, why="the cleaner found nothing to delete")
         gone = sum(stop - start for spans in resolve_anchors(directives, pages).cuts.values() for start, stop in spans)
         shown = sum(stop - start for page in pages for start, stop in page.spans)
         if gone > self.most * shown:
-            return Proposal(outcome="rejected", why=f"it would delete {gone} of {shown} characters")
+            return Proposal(outcome=Outcome.REJECTED, why=f"it would delete {gone} of {shown} characters")
         return Proposal(directives)
 
 
@@ -181,7 +181,7 @@ class Free:
             return []
         if isinstance(self.cleaner, str):
             proposal = yield from (Heuristic() if self.cleaner == "heuristic" else Prompted()).propose(scanned, view.task)
-            if proposal.outcome == "none" and self.cleaner == "auto":
+            if proposal.outcome == Outcome.NO_MODEL and self.cleaner == "auto":
                 proposal = yield from Heuristic().propose(scanned, view.task)
         else:
             proposal = yield from self.cleaner.propose(scanned, view.task)
@@ -200,7 +200,7 @@ class Free:
             moves += [move] if move else []
         if proposal.directives:
             counted = {name: count for name, count in figures.items() if count}
-            yield Note(outcome="" if moves else "no progress", why=f"{len(moves)} pages cleaned", figures=counted)
+            yield Note(outcome=None if moves else Outcome.NO_PROGRESS, why=f"{len(moves)} pages cleaned", figures=counted)
         return moves
 
     def _within_reach(self, view: View) -> list[tuple[Page, int]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from kilburn.effect import Answer, Effect, Note
+from kilburn.effect import Answer, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
@@ -67,19 +67,19 @@ class Mem1:
                 return [Evict(pages=old, why="before the last internal state")]
         return self._relieve(view, last) if view.excess else []
 
-    def _since(self, view: View, reply: Sequence[Page]) -> tuple[int, str, str]:
+    def _since(self, view: View, reply: Sequence[Page]) -> tuple[int, Outcome | None, str]:
         """The first page of the message that holds the state; or 0, and how it is with the state instead."""
-        outcome, why = "empty", "the reply holds no internal state"
+        outcome, why = Outcome.EMPTY, "the reply holds no internal state"
         for page in reversed(reply):
             for words in words_of(view, [page]):
                 state = state_of(words)
                 if isinstance(state, Malformed):
-                    return 0, "rejected", state.why
+                    return 0, Outcome.REJECTED, state.why
                 if state is not None and state.strip():
                     tokens = view.count(state) if self.cap is not None else 0
                     if self.cap is not None and tokens > self.cap:
-                        return 0, "rejected", f"a state of {tokens} tokens where {self.cap} are allowed"
-                    return next(each.id for each in reply if each.message == page.message), "", ""
+                        return 0, Outcome.REJECTED, f"a state of {tokens} tokens where {self.cap} are allowed"
+                    return next(each.id for each in reply if each.message == page.message), None, ""
                 if state is not None:
                     why = "the internal state is empty"
         return 0, outcome, why
@@ -88,7 +88,7 @@ class Mem1:
         """What stands before a page and may leave: whole groups, nothing pinned, nothing of the task."""
         is_task = _task(view, last)
         resident = {page.id for page in view.pages}
-        old = {page.id: page for page in view.pages if page.place[0] < since}
+        old = {page.id: page for page in view.pages if page.order[0] < since}
         kept = {page.id for page in old.values() if page.id in view.pins or is_task(page)}
         for page in old.values():
             together = view.group(page.id)

@@ -1,6 +1,6 @@
 """Memento: a finished block of reasoning leaves the window, the few lines that the model wrote about it stay.
 
-The model marks its own blocks and mementos with tags (see `kilburn.policies.text.blocks`); for agents
+The model marks its own blocks and mementos with tags (see `kilburn.wire.mementos`); for agents
 without tags an action with its observation is a natural block. After Memento (Microsoft,
 microsoft/memento). What stays of a tagged text is byte-identical, and the block is read again by its
 page's address. Only what the assistant wrote is read for tags: in anyone else's text they are data.
@@ -13,15 +13,15 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kilburn.effect import Answer, Ask, Effect, Note
+from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Span, address_of
-from kilburn.policies.text.blocks import Block, parse
 from kilburn.policies.text.extract import Piece, extract
 from kilburn.policies.text.judgement import complete, judge
 from kilburn.policies.text.lines import merge
 from kilburn.policy import Cause, View
+from kilburn.wire.mementos import ThoughtBlock, parse
 from kilburn.wire.quotation import quoted
 
 __all__ = ["Memento"]
@@ -82,7 +82,7 @@ class Memento:
     def _tagged(self, view: View) -> Generator[Effect, Answer, list[Move]]:
         fresh, faults = _fresh(view)
         if faults:
-            yield Note(outcome="rejected", why=f"malformed tags: {faults[0]}", figures={"malformed": len(faults)})
+            yield Note(outcome=Outcome.REJECTED, why=f"malformed tags: {faults[0]}", figures={"malformed": len(faults)})
         waits = self.keep_last_block_for_answer and view.cause is Cause.ADMIT
         if not fresh and not waits and view.cause is Cause.ADMIT:
             return []
@@ -106,7 +106,7 @@ class Memento:
             yield Note(figures={"blocks": left, "block_tokens": freed})
         return moves[::-1]
 
-    def _fold(self, view: View, page: Page, text: str, old: Sequence[Block]) -> tuple[Fold | None, int]:
+    def _fold(self, view: View, page: Page, text: str, old: Sequence[ThoughtBlock]) -> tuple[Fold | None, int]:
         """The page without the contents of these blocks, and the tokens of them that leave now."""
         shown: tuple[Span, ...] = page.spans if page.kind is Kind.EXCERPT else ((0, len(text)),)
         gaps = [block.content for block in old] if self.delimiters else [gap for block in old for gap in _around(block)]
@@ -152,14 +152,14 @@ class Memento:
         prompt = f"{quoted('step', step)}\nWrite the memento of this step in at most {max(10, self.to // 2)} words."
         purpose = f"memento of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=self.to, purpose=purpose)
-        if answer.outcome == "none":
+        if answer.outcome == Outcome.NO_MODEL:
             return verbatim, "extract"
         if answer.ok:
             verdict = judge(answer.text, pieces, prompt=prompt, tokens=self.to, count=view.count)
             whole = complete(answer.text, verdict.missing, pieces, self.to, view.count) if verdict.reparable else ""
             if verdict.acceptable or whole:
                 return whole or answer.text, "model"
-            yield Note(outcome="rejected", why=f"memento: {verdict.outcome}", figures={"rejected": 1})
+            yield Note(outcome=Outcome.REJECTED, why=f"memento: {verdict.outcome}", figures={"rejected": 1})
         return verbatim, "extract"
 
 
@@ -187,7 +187,7 @@ def _fresh(view: View) -> tuple[int, list[str]]:
     return found, faults
 
 
-def _pages_with_blocks(view: View, pages: Sequence[Page], enough: int) -> Iterator[tuple[Page, str, tuple[Block, ...]]]:
+def _pages_with_blocks(view: View, pages: Sequence[Page], enough: int) -> Iterator[tuple[Page, str, tuple[ThoughtBlock, ...]]]:
     """Resident pages with well-formed blocks, the newest first, until so many blocks were met.
 
     Older ones were dealt with when they were new.
@@ -228,7 +228,7 @@ def _is_last_word(view: View) -> bool:
     return False
 
 
-def _around(block: Block) -> tuple[Span, Span]:
+def _around(block: ThoughtBlock) -> tuple[Span, Span]:
     """All of a block but its memento's text: its tags and its content."""
     return (block.start, block.memento[0]), (block.memento[1], block.end)
 
@@ -289,5 +289,5 @@ def _old_pairs(view: View, keep: int, least: int) -> Iterator[list[Page]]:
 def _step(view: View, own: Sequence[Page], resident: Mapping[int, Page]) -> tuple[list[Page], list[Page]]:
     """Of the resident pages of a step's message, what was said with its calls; and the calls with their results."""
     members = {member for page in own if page.kind is Kind.CALL for member in view.group(page.id) if member in resident}
-    together = sorted((resident[member] for member in members), key=lambda page: page.place)
+    together = sorted((resident[member] for member in members), key=lambda page: page.order)
     return [page for page in own if page.kind is Kind.TEXT and page.id not in members and view.is_movable(page)], together

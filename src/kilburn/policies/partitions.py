@@ -188,4 +188,4 @@ def _roots(view: View, page: Page) -> set[int]:
 
 
 def _origin(page: Page) -> int:
-    return page.place[0]
+    return page.order[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from kilburn.effect import Answer, Ask, Effect, Note
+from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
@@ -73,7 +73,7 @@ class Recursive:
         if not text:
             return moves
         if view.count(text) + 2 * view.handle >= sum(page.tokens for page in folded):
-            yield Note(outcome="no progress", why="a summary as long as what it replaces")
+            yield Note(outcome=Outcome.NO_PROGRESS, why="a summary as long as what it replaces")
             return moves
         return [*moves, Fold(pages=sources, text=text, why="over the last summary")]
 
@@ -84,9 +84,9 @@ class Recursive:
             prompt = f"{quoted('log', log)}\nCondense this log in at most {to // 2} words."
             purpose = f"summary of {address_of(pieces[0].page)} to {address_of(pieces[-1].page)}"
             answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
-            if answer.outcome in ("done", "truncated"):
+            if answer.outcome in (Outcome.DONE, Outcome.TRUNCATED):
                 return answer.text if view.count(answer.text) <= 2 * to else ""
-            if answer.outcome != "none":
+            if answer.outcome != Outcome.NO_MODEL:
                 yield Note(outcome=answer.outcome)
                 return ""
         return extract(pieces, to, view.count, query=view.task).text
@@ -108,4 +108,4 @@ def _sources(view: View, pages: Sequence[Page]) -> tuple[int, ...]:
     cited: dict[int, None] = {}
     for page in pages:
         cited.update(dict.fromkeys((page.id,) if page.kind is Kind.FOLD and not page.message else view.originals(page)))
-    return tuple(sorted(cited, key=lambda page: view.page(page).place))
+    return tuple(sorted(cited, key=lambda page: view.page(page).order))

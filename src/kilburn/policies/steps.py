@@ -19,7 +19,7 @@ __all__ = ["beginnings", "fresh_messages", "last_original", "latest_reply", "wor
 
 def last_original(view: View) -> int:
     """Id of the last original that was admitted, as far as the window tells; 0 where there is none."""
-    shown = view.pages[-1].place[0] if view.pages else 0
+    shown = view.pages[-1].order[0] if view.pages else 0
     return max(shown, *view.wanted, *view.stubs) if view.wanted or view.stubs else shown
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kilburn.effect import Answer, Ask, Effect, Note
+from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
@@ -111,7 +111,7 @@ class Summarize:
         if not text:
             return drop
         if view.count(text) + 2 * view.handle >= freed:
-            yield Note(outcome="no progress", why=f"a summary as long as the {freed} tokens that it replaces")
+            yield Note(outcome=Outcome.NO_PROGRESS, why=f"a summary as long as the {freed} tokens that it replaces")
             return drop
         return [*drop, Fold(pages=tuple(sources), text=text, why=how)]
 
@@ -156,9 +156,9 @@ class Summarize:
         prompt = f"{quoted('log', log)}\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
-        if answer.outcome == "none":
+        if answer.outcome == Outcome.NO_MODEL:
             return "", ""
-        if not answer.ok and answer.outcome != "truncated":
+        if not answer.ok and answer.outcome != Outcome.TRUNCATED:
             return "", f"; the model's summary was {answer.outcome}"
         said = answer.text if answer.ok else _whole_sentences(answer.text)
         verdict = judge(said, pieces, prompt=prompt, tokens=to, count=view.count)

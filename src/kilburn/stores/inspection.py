@@ -1,12 +1,12 @@
 """What can be wrong with a file, and what can be done about it.
 
-It refuses to repair by guessing: what is lost or altered is reported, never replaced. What is derived
-is made again; what cannot be read is put out of the way, byte for byte.
+What is lost or altered is reported, never replaced by a guess. What is derived is made again; what
+cannot be read is put into quarantine, byte for byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import apsw
 import msgspec
@@ -16,17 +16,21 @@ from kilburn.event import STATE, Act, Event
 from kilburn.page import Page, address_of
 from kilburn.store import State
 from kilburn.stores.codec import digest_of_stored, unpack
+from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.passages import passages
 from kilburn.stores.records import UNREADABLE, seal_of
-from kilburn.stores.schema import create_text, drop_text, text_is_set
-from kilburn.stores.sealed import Sealed, Session
-from kilburn.stores.statement import row, rows, rows_of_each
+from kilburn.stores.sealed import TALLY, Sealed, Session
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.transaction import content_of, sealed_event, set_stand, set_tally
 
-__all__ = ["Finding", "erase_session", "inspect", "rebuild", "set_aside"]
+__all__ = ["Finding", "erase_session", "inspect", "quarantine_session", "rebuild"]
 
 OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
+
+OF_NO_PAGE = (
+    "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
+)
+"""Of a content: no page has it as its text or beside its text."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,26 +53,25 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) -> list[Finding]:
-    """Everything that is wrong; empty when all is well. What was set aside is left out. Never raises for damage."""
+    """Everything that is wrong; empty when all is well. What is quarantined is left out. Never raises for damage."""
     found: list[Finding] = []
     sessions: list[Session] = []
-    _gather(found, "session", lambda: _sessions(db, sealed, tenant, sessions))
-    whole = [one for one in sessions if not one.aside]
-    _gather(found, "file", lambda: _file(db))
-    _gather(found, "content", lambda: _contents(db, tenant))
+    _gather(found, "session", _sessions(db, sealed, tenant, sessions))
+    whole = [one for one in sessions if not one.quarantined]
+    _gather(found, "file", _file(db))
+    _gather(found, "content", _contents(db, tenant))
     for session in whole:
-        _gather(found, "page", lambda session=session: _pages(db, sealed, tenant, session), session)  # type: ignore[misc]
-        _gather(found, "ledger", lambda session=session: _ledger(db, sealed, session), session)  # type: ignore[misc]
-    _gather(found, "orphan", lambda: _strays(db))
-    _gather(found, "index", lambda: _entries(db, index, tenant, whole))
+        _gather(found, "page", _pages(db, sealed, tenant, session), session.number)
+        _gather(found, "ledger", _ledger(db, sealed, session), session.number)
+    _gather(found, "orphan", _strays(db))
+    _gather(found, "index", _entries(db, index, tenant, whole))
     return found
 
 
-def _gather(found: list[Finding], kind: str, check: Callable[[], Iterable[Finding]], session: Session | None = None) -> None:
-    """What one check finds; a check that stumbles over damage has found it."""
-    process = session.number if session is not None else 0
+def _gather(found: list[Finding], kind: str, check: Iterator[Finding], process: int = 0) -> None:
+    """Add what one check finds; a check that stumbles over damage has found it."""
     try:
-        found.extend(check())
+        found.extend(check)
     except (KilburnError, apsw.Error, *UNREADABLE) as error:
         what = error.what if isinstance(error, KilburnError) else f"it cannot be checked: {type(error).__name__}: {error}"
         found.append(Finding(kind=kind, what=what, process=process, derived=kind == "index"))
@@ -83,7 +86,7 @@ def _file(db: apsw.Connection) -> Iterator[Finding]:
 def _sessions(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[Session]) -> Iterator[Finding]:
     sessions += sealed.sessions(tenant)
     for session in sessions:
-        if session.damaged and not session.aside:
+        if session.damaged and not session.quarantined:
             what = f"session {session.name!r}: {session.damaged}"
             yield Finding(kind="session", what=what, process=session.number, derived="counters" in session.damaged)
     wanted = row(db, "SELECT sessions FROM tenant WHERE id = ?", tenant)
@@ -114,11 +117,7 @@ def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
             unpack(codec, data, size, digest)
         except StoreCorrupt as error:
             yield Finding(kind="content", what=error.what)
-    orphans = (
-        "SELECT CAST(digest AS BLOB) FROM content WHERE tenant = ? AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
-        " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
-    )
-    for (digest,) in rows(db, orphans, tenant):
+    for (digest,) in rows(db, f"SELECT CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
         yield Finding(kind="orphan", what=f"content {digest.hex()} belongs to no page", derived=True)
 
 
@@ -206,7 +205,7 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[
             continue
         for entry, _, start, stop in entries:
             wanted[entry] = sum(hash(word) for word in index.stems(text[start:stop]))
-    if tenant and not text_is_set(db, tenant):
+    if tenant and not index.is_configured():
         yield Finding(kind="index", what="the text index has lost its settings", derived=True)
     owners = {one.number for one in sessions}
     known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED")}
@@ -231,14 +230,14 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
     observations and stray rows that cannot be read into quarantine."""
     _redigest(db, tenant)
     db.execute("REINDEX")
-    drop_text(db, tenant)
-    create_text(db, tenant)
+    index.drop()
+    index.create()
     # No session has these; those of a session are made anew below.
     db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM process NOT INDEXED)")
     named: set[str] | None = set()
     for session in sealed.sessions(tenant):
         named = _relink(db, sealed, tenant, session, named)
-        if session.aside:
+        if session.quarantined:
             continue
         if not session.damaged:
             _quarantine_strays(db, sealed, session)
@@ -246,13 +245,8 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
         _restate(db, sealed, session)
         _rebuild_process(db, index, session.number)
         _recount(db, sealed, session)
-    orphans = (
-        "SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ?"
-        " AND NOT EXISTS(SELECT 1 FROM page WHERE content = content.id)"
-        " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
-    )
     # Where a page cannot be read, nobody knows which text was its.
-    for number, digest in rows(db, orphans, tenant):
+    for number, digest in rows(db, f"SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
         if named is not None and not (isinstance(digest, bytes) and digest.hex() in named):
             db.execute("DELETE FROM content WHERE id = ?", (number,))
     db.execute(
@@ -368,7 +362,7 @@ def _rebuild_process(db: apsw.Connection, index: TextIndex, process: int) -> Non
 def _recount(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
     """A session's counters anew: all of them where they were altered, else only those of the index."""
     ((used, head, pages, tokens, entries, characters, created),) = rows(
-        db, "SELECT used, head, pages, tokens, passages, characters, created FROM process WHERE id = ?", session.number
+        db, f"SELECT {', '.join(TALLY)}, created FROM process WHERE id = ?", session.number
     )
     if "counters" in session.damaged:
         read = [page for _, page, _ in sealed.each_page(session) if isinstance(page, Page)]
@@ -392,14 +386,10 @@ def erase_session(db: apsw.Connection, process: int) -> None:
         "DELETE FROM process WHERE id = ?",
     ):
         db.execute(statement, (process,))
-    db.executemany(
-        "DELETE FROM content WHERE id = ?1 AND NOT EXISTS(SELECT 1 FROM page WHERE content = ?1)"
-        " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = ?1)",
-        [(number,) for number in contents],
-    )
+    db.executemany(f"DELETE FROM content WHERE id = ? AND {OF_NO_PAGE}", [(number,) for number in contents])
 
 
-def set_aside(db: apsw.Connection, tenant: int, process: int) -> str:
+def quarantine_session(db: apsw.Connection, tenant: int, process: int) -> str:
     """Give a session that cannot be read a name that says so; returns it. Its rows stay as they are."""
     found = row(db, "SELECT CAST(name AS BLOB), created FROM process WHERE id = ? AND tenant = ?", process, tenant)
     if found is None:
@@ -407,9 +397,9 @@ def set_aside(db: apsw.Connection, tenant: int, process: int) -> str:
     before, created = found
     before = before.decode("utf-8", "replace") if isinstance(before, bytes) else f"session {process}"
     created = created if isinstance(created, float) else 0.0
-    name = f"{before} (set aside, {process})"
+    name = f"{before} (quarantined, {process})"
     seal = seal_of("process", process, tenant, name.encode(), created, 1)
     db.execute("UPDATE process SET name = ?, created = ?, aside = 1, seal = ? WHERE id = ?", (name, created, seal, process))
-    tally = row(db, "SELECT used, head, pages, tokens, passages, characters FROM process WHERE id = ?", process)
-    db.execute("UPDATE process SET tally = ? WHERE id = ?", (seal_of("tally", process, *(tally or ())), process))
+    ((*tally,),) = rows(db, f"SELECT {', '.join(TALLY)} FROM process WHERE id = ?", process)
+    db.execute("UPDATE process SET tally = ? WHERE id = ?", (seal_of("tally", process, *tally), process))
     return name

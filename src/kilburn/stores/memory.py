@@ -1,6 +1,6 @@
 """The store without a disk: plain dicts, for tests and throw-away sessions.
 
-It keeps the whole contract but durability, and refuses to be clever: search compares every passage.
+It keeps the whole contract but durability; search compares every passage.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
-from kilburn.page import Page, tombstone_of
+from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
 from kilburn.stores.codec import encoded, key_of
-from kilburn.stores.passages import passages
-from kilburn.stores.records import record_of_event, record_of_page
-from kilburn.stores.transaction import scrubbed, telling
-from kilburn.stores.words import searchable
+from kilburn.stores.passages import passages, searchable
+from kilburn.stores.records import record_of_event, record_of_page, scrub, telling_words
 
 __all__ = ["Memory"]
 
@@ -123,9 +121,9 @@ class Memory:
         words: set[str] = set()
         for number in erased:
             page = known.pages[number]
-            words.update(telling(page))
+            words.update(telling_words(page))
             known.pages[number] = tombstone_of(page)
-            known.states[number] = State("dropped")
+            known.states[number] = State(Place.DROPPED)
             known.indexed.discard(number)
         if erased:
             kept = {
@@ -135,7 +133,7 @@ class Memory:
                 for digest in (page.digest, page.extra)
             }
             self._texts = {digest: text for digest, text in self._texts.items() if digest in kept}
-            known.events = [event if erased.isdisjoint(event.pages) else scrubbed(event, words) for event in known.events]
+            known.events = [event if erased.isdisjoint(event.pages) else scrub(event, words) for event in known.events]
 
     def pages(self, process: int) -> Iterator[tuple[Page, State]]:
         """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""

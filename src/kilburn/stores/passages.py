@@ -1,17 +1,58 @@
-"""Cutting a text into passages of one search result each.
+"""What a search finds of a text: its passages, and the words that each is found by.
 
-Passages follow lines, so that a hit is readable; only a line that is longer than a passage is cut,
-at a blank where there is one. It refuses to know what the text means.
+Passages follow lines, so that a hit is readable; only a line that is longer than a passage is cut, at a
+blank where there is one.
+
+The text index splits a text into words itself, by SQLite's `unicode61` rules (fixed at Unicode 6.1, so
+that a deletion years later finds the same words) with `_` as a letter. That alone finds `foo_bar` and
+nothing inside it, so the words below are written behind the text, before indexing and before
+searching alike:
+
+- the parts of `snake_case`, `CamelCase` and `mixed2numbers`: `getUserName` by `user`;
+- paths and dotted names as one word, joined by `_`, whole and their last two parts:
+  `src/kilburn/store.py` as `src_kilburn_store_py` and `store_py`, so that the whole identifier is
+  one rare word rather than four common ones;
+- pairs of neighbours in Chinese, Japanese and Korean writing, which puts no blanks between words.
+
+They depend on the text alone and on nothing that changes with the Python version; a change here
+needs a migration that rebuilds every index, for an entry is deleted by naming its exact words.
 """
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+
 from kilburn.page import Span
 
-__all__ = ["SIZE", "passages"]
+__all__ = ["SIZE", "STOP", "TOKENIZER", "passages", "searchable", "shortened"]
 
 SIZE = 800
 """Characters: about 200 tokens, so that five hits fit a 1,000-token recall."""
+
+TOKENIZER = ("porter", "unicode61", "remove_diacritics", "2", "tokenchars", "_")
+
+LONGEST = 200
+"""Characters; a longer run of letters, points and slashes is data, not a name."""
+
+_COMPOUND = re.compile(
+    r"\b[A-Za-z0-9_]*(?:_[A-Za-z0-9]|[a-z0-9][A-Z]|[A-Za-z][0-9]|[A-Za-z0-9_][./\\:-]{1,2}[A-Za-z0-9_])[A-Za-z0-9_./\\:-]*",
+    re.ASCII,
+)
+_RUN = re.compile(r"[A-Za-z0-9_./\\:-]{2,}")
+_JOINT = re.compile(r"[./\\:-]+")
+_PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]{2,}")
+
+_SILENT = """
+a about after all also am an and any are as at be been before but by can could did do does for from get got had has have he
+her here him his how i if in into is it its just like ll me more my no not now of on one or our out over re said say she so
+some such than that the their them then there these they this those to too up us ve very was we well were what when where
+which while who why will with would you your let need see should may
+"""
+
+STOP = frozenset(_SILENT.split())
+"""English words that say nothing; left out of a query unless it has no others."""
 
 
 def passages(text: str, size: int = SIZE) -> list[Span]:
@@ -31,3 +72,46 @@ def passages(text: str, size: int = SIZE) -> list[Span]:
             spans.append((start, stop))
         start = stop
     return spans
+
+
+def searchable(text: str) -> str:
+    """The text with the further words that it is found by."""
+    more: list[str] = []
+    # A compound never leaves its run of such characters, and most runs were seen before.
+    for run in dict.fromkeys(_RUN.findall(text)):
+        more.extend(_compounds(run) if len(run) <= LONGEST else _compounds.__wrapped__(run))
+    if not text.isascii():
+        for match in _UNSPACED.finditer(text):
+            run = match.group()
+            more.extend(run[at : at + 2] for at in range(len(run) - 1))
+    if more:
+        text = f"{text}\n{' '.join(more)}"
+    # FTS5 takes NUL for the end of a text in some of its paths.
+    return text.replace("\0", " ")
+
+
+@lru_cache(maxsize=20_000)
+def _compounds(run: str) -> tuple[str, ...]:
+    words = (match.group() for match in _COMPOUND.finditer(run))
+    return tuple(part for word in words if len(word) <= LONGEST for part in _parts(word))
+
+
+def _parts(word: str) -> tuple[str, ...]:
+    more: list[str] = []
+    names = [name for name in _JOINT.split(word) if name]
+    for name in names:
+        pieces = _PIECE.findall(name)
+        if len(pieces) > 1 or (pieces and len(pieces[0]) < len(name)):
+            more.extend(piece for piece in pieces if len(piece) > 1)
+            if "_" in name:
+                more.extend(part for part in name.split("_") if len(part) > 1 and part not in pieces)
+    if len(names) > 1:
+        more.append("_".join(names))
+        if len(names) > 2:
+            more.append("_".join(names[-2:]))
+    return tuple(more)
+
+
+def shortened(query: str, most: int = 16_000) -> str:
+    """The beginning and the end of a query that is longer than any question."""
+    return query if len(query) <= most else f"{query[: most // 2]} {query[-most // 2 :]}"

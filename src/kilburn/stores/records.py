@@ -23,7 +23,7 @@ from kilburn.errors import StoreError
 from kilburn.event import STATE, Event
 from kilburn.page import Page
 
-__all__ = ["UNREADABLE", "event_of", "page_of", "record_of_event", "record_of_page", "seal_of"]
+__all__ = ["UNREADABLE", "event_of", "page_of", "record_of_event", "record_of_page", "scrub", "seal_of", "telling_words"]
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 """What decoding raises on a record that is not what was written, and encoding on one that cannot be."""
@@ -171,3 +171,23 @@ def _ids(record: bytes) -> tuple[int, ...]:
 
 def _expanded(runs: Sequence[int]) -> tuple[int, ...]:
     return tuple(chain.from_iterable(range(first, last + 1) for first, last in zip(runs[::2], runs[1::2], strict=True)))
+
+
+def telling_words(page: Page) -> set[str]:
+    """What an event's data might say of a page; words too short to tell anything would hit what is not of it."""
+    return {word for word in (page.digest, page.extra, page.label, page.call) if word and len(word) >= 6}
+
+
+def scrub(event: Event, words: set[str]) -> Event:
+    """The event without its reason and without whatever in its data says one of these words; keys are Kilburn's own."""
+    return msgspec.structs.replace(event, why="", data={key: _without(value, words) for key, value in event.data.items()})
+
+
+def _without(value: object, words: set[str]) -> object:
+    if isinstance(value, str):
+        return "" if any(word in value for word in words) else value
+    if isinstance(value, dict):
+        return {key: _without(item, words) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without(item, words) for item in value]
+    return value

@@ -6,14 +6,13 @@ file that is not Kilburn's are refused, never guessed at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import apsw
 
 from kilburn.errors import StoreCorrupt, StoreVersion
+from kilburn.stores.connection import transaction_scope, write_transaction
 from kilburn.stores.records import seal_of
-from kilburn.stores.words import TOKENIZER
 
 __all__ = [
     "APPLICATION",
@@ -25,14 +24,7 @@ __all__ = [
     "as_sealed",
     "check_identity",
     "check_library",
-    "create_text",
-    "drop_text",
-    "ending",
-    "immediate",
     "migrate",
-    "set_text",
-    "text_is_set",
-    "text_table",
 ]
 
 APPLICATION = 0x4B494C42
@@ -54,7 +46,7 @@ def check_library(version: str) -> None:
         )
 
 
-SESSIONS = """
+TABLES = """
 CREATE TABLE tenant(
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE
@@ -75,9 +67,7 @@ CREATE TABLE process(
     characters INTEGER NOT NULL DEFAULT 0,
     UNIQUE(tenant, name)
 ) STRICT;
-"""
 
-PAGES = """
 -- One row a text and tenant: two tenants with the same text have a row each, so that neither
 -- can learn from time or size that the other has it.
 CREATE TABLE content(
@@ -106,9 +96,7 @@ CREATE TABLE page(
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX page_content ON page(content);
 CREATE INDEX page_extra ON page(extra) WHERE extra IS NOT NULL;
-"""
 
-LEDGER = """
 CREATE TABLE event(
     process INTEGER NOT NULL REFERENCES process(id),
     number INTEGER NOT NULL,
@@ -124,7 +112,6 @@ CREATE TABLE passage(
     stop INTEGER NOT NULL
 ) STRICT;
 """
-
 
 SEALS = """
 -- seal: over what stays as it was made. tally, stand: over what changes: a session's counters, a page's state.
@@ -180,8 +167,7 @@ CREATE TEMP VIEW event AS SELECT *, NULL AS seal FROM main.event;
 
 
 def _first(db: apsw.Connection) -> None:
-    for statements in (SESSIONS, PAGES, LEDGER):
-        db.execute(statements)
+    db.execute(TABLES)
 
 
 def _sealed(db: apsw.Connection) -> None:
@@ -211,38 +197,6 @@ def as_sealed(db: apsw.Connection) -> None:
     db.execute(UNSEALED)
 
 
-@contextmanager
-def immediate(db: apsw.Connection) -> Iterator[None]:
-    """A write transaction: all of the block or nothing of it."""
-    with ending(db):
-        db.execute("BEGIN IMMEDIATE")
-        yield
-        db.execute("COMMIT")
-
-
-@contextmanager
-def ending(db: apsw.Connection) -> Iterator[None]:
-    """A transaction that the block begins ends with it: what the block has not committed is rolled back.
-
-    An interrupt may come between any two steps of Python, also just before this could note that the block is
-    left. So a transaction that is still open at the start is what an interrupt left, and is rolled back too.
-    """
-    if db.in_transaction:
-        db.execute("ROLLBACK")
-    try:
-        yield
-    except BaseException as error:
-        # SQLite has already rolled back after some errors, such as a full disk.
-        if db.in_transaction:
-            try:
-                db.execute("ROLLBACK")
-            except apsw.Error as second:
-                error.add_note(f"and rolling back: {second}")
-        raise
-    if db.in_transaction:
-        db.execute("ROLLBACK")
-
-
 SEALED = 2
 """The first format with seals."""
 
@@ -257,7 +211,7 @@ def migrate(db: apsw.Connection, path: str) -> None:
     """
     if check_identity(db, path) == len(MIGRATIONS):
         return
-    with immediate(db):
+    with write_transaction(db):
         # Another process may have done it while this one waited for the lock.
         for step in MIGRATIONS[check_identity(db, path) :]:
             step(db)
@@ -275,7 +229,7 @@ def check_identity(db: apsw.Connection, path: str) -> int:
     if db.in_transaction:
         return _identity(db, path)
     # One snapshot for all three looks: another process may be making the file at this moment.
-    with ending(db):
+    with transaction_scope(db):
         db.execute("BEGIN")
         return _identity(db, path)
 
@@ -290,70 +244,3 @@ def _identity(db: apsw.Connection, path: str) -> int:
             f"{path} has format {version}, this Kilburn knows up to {len(MIGRATIONS)}", advice="pip install -U kilburn"
         )
     return version
-
-
-SETTINGS = {"secure-delete": 1, "automerge": 2}
-"""Of a text index; see `create_text`."""
-
-PARTS = ("data", "idx", "content", "docsize", "config")
-"""The tables that FTS5 makes for an index."""
-
-
-def text_table(tenant: int) -> str:
-    """The name of a tenant's own text index.
-
-    SQL cannot bind a table's name. This is the only place that makes SQL from a value, and the value
-    is an integer that the file itself gave out, never a name or a text.
-    """
-    return f"text_{int(tenant):d}"
-
-
-def create_text(db: apsw.Connection, tenant: int) -> None:
-    """Make a tenant's text index.
-
-    Contentless: the words only, not the text a second time. `detail=none`: which passage has which
-    word, not where, since no search asks for neighbours. `secure-delete`: a deleted entry's words
-    leave the index at once, not at some later merge. `automerge=2`: a search opens every segment for
-    every word, so few segments are worth more than cheap merging.
-    """
-    name = text_table(tenant)
-    tokenizer = " ".join(f"''{word}''" for word in TOKENIZER)
-    db.execute(f"CREATE VIRTUAL TABLE {name} USING fts5(words, content='', columnsize=0, detail=none, tokenize='{tokenizer}')")
-    set_text(db, tenant)
-
-
-def set_text(db: apsw.Connection, tenant: int) -> None:
-    """Give a text index its settings."""
-    name = text_table(tenant)
-    for setting, value in SETTINGS.items():
-        db.execute(f"INSERT INTO {name}({name}, rank) VALUES(?, ?)", (setting, value))
-
-
-def text_is_set(db: apsw.Connection, tenant: int) -> bool:
-    """Whether a text index has its settings: without `secure-delete` forgotten words would stay in it."""
-    found = {str(name): value for name, value in db.execute(f"SELECT k, v FROM {text_table(tenant)}_config")}
-    return SETTINGS.items() <= found.items()
-
-
-def drop_text(db: apsw.Connection, tenant: int) -> None:
-    """Remove a tenant's text index, also one that is so damaged that FTS5 refuses it."""
-    name = text_table(tenant)
-    try:
-        db.execute(f"DROP TABLE {name}")
-    except (apsw.SQLError, apsw.CorruptError):
-        if not db.in_transaction:
-            raise
-        _drop_parts(db, name)
-
-
-def _drop_parts(db: apsw.Connection, name: str) -> None:
-    """Remove an index as the plain tables of which it is made."""
-    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
-    try:
-        for part in PARTS:
-            db.execute(f"DROP TABLE IF EXISTS {name}_{part}")
-        db.execute("PRAGMA writable_schema = 1")
-        db.execute("DELETE FROM sqlite_schema WHERE name = ?", (name,))
-        db.execute("PRAGMA writable_schema = RESET")
-    finally:
-        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)

@@ -1,61 +1,55 @@
 """Rows under their seals: sessions, pages and events, each verified when it is read.
 
-What is not what was written is a `StoreCorrupt` that names the session and the record. It refuses to
-say what a record means, and to mend one.
+What is not what was written is a `StoreCorrupt` that names the session and the record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import apsw
 
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Event
-from kilburn.page import Page, address_of
+from kilburn.page import Page, Place, address_of
 from kilburn.store import ProcessInfo, State
+from kilburn.stores.connection import Row, row, rows
 from kilburn.stores.records import UNREADABLE, event_of, page_of, seal_of
-from kilburn.stores.statement import Row, row, rows
 
-__all__ = ["ASIDE", "Sealed", "Session"]
+__all__ = ["QUARANTINED", "Sealed", "Session"]
+
+T = TypeVar("T")
 
 ADVICE = "run `kilburn fsck`; other sessions are not affected"
 
 TENANT_ADVICE = "run `kilburn fsck --repair`; tenants whose own rows are whole are not affected"
 
-ASIDE = "it was set aside by `kilburn fsck --repair`"
+QUARANTINED = "it was quarantined by `kilburn fsck --repair`"
 """Why a session is listed as damaged that a person has put out of the way."""
 
+TALLY = ("used", "head", "pages", "tokens", "passages", "characters")
+"""What a session counts, as columns of its row, under a seal of their own."""
 
-class Session(NamedTuple):
-    """One row of `process`; of a damaged one (`damaged` says why) only number and name mean anything."""
+_SESSIONS = f"SELECT id, tenant, CAST(name AS BLOB), created, aside, seal, {', '.join(TALLY)}, tally FROM process"
 
-    number: int
-    name: str
-    created: float = 0.0
-    used: float = 0.0
-    head: int = 0
-    pages: int = 0
-    tokens: int = 0
+
+class Session(ProcessInfo, frozen=True, kw_only=True):
+    """One row of `process`; of a damaged one (`damaged` says why) only number and name mean anything.
+
+    Args:
+        passages: entries that it ever made in the text index; `characters` their length together.
+        quarantined: whether `fsck --repair` put it out of the way.
+    """
+
     passages: int = 0
     characters: int = 0
-    damaged: str = ""
-    aside: bool = False
+    quarantined: bool = False
 
     @property
     def info(self) -> ProcessInfo:
         """What a caller of the store sees of it."""
-        return ProcessInfo(
-            number=self.number,
-            name=self.name,
-            created=self.created,
-            head=self.head,
-            pages=self.pages,
-            tokens=self.tokens,
-            used=self.used,
-            damaged=self.damaged,
-        )
+        return ProcessInfo(**{name: getattr(self, name) for name in ProcessInfo.__struct_fields__})
 
     def whole(self) -> Session:
         """Itself.
@@ -65,7 +59,7 @@ class Session(NamedTuple):
         """
         if self.damaged:
             erase = f"work goes on under its old name; `kilburn forget {self.name!r} --all` erases what is left of it"
-            raise StoreCorrupt(f"session {self.name!r}: {self.damaged}", advice=erase if self.aside else ADVICE)
+            raise StoreCorrupt(f"session {self.name!r}: {self.damaged}", advice=erase if self.quarantined else ADVICE)
         return self
 
 
@@ -118,46 +112,32 @@ class Sealed:
 
     def sessions(self, tenant: int) -> list[Session]:
         """All sessions of a tenant, oldest first; by the table and not by an index, which may be damaged."""
-        found = rows(
-            self._db,
-            "SELECT id, tenant, CAST(name AS BLOB), created, aside, seal, used, head, pages, tokens, passages, characters, tally"
-            " FROM process NOT INDEXED WHERE tenant = ? ORDER BY id",
-            tenant,
-        )
+        found = rows(self._db, f"{_SESSIONS} NOT INDEXED WHERE tenant = ? ORDER BY id", tenant)
         return [self._session(one) for one in found]
 
     def named(self, tenant: int, name: str) -> Session | None:
         """The session of that name."""
-        found = row(
-            self._db,
-            "SELECT id, tenant, CAST(name AS BLOB), created, aside, seal, used, head, pages, tokens, passages, characters, tally"
-            " FROM process WHERE tenant = ? AND name = ?",
-            tenant,
-            name,
-        )
+        found = row(self._db, f"{_SESSIONS} WHERE tenant = ? AND name = ?", tenant, name)
         return self._session(found) if found else None
 
     def session(self, tenant: int, number: int) -> Session | None:
         """The session of that number."""
-        found = row(
-            self._db,
-            "SELECT id, tenant, CAST(name AS BLOB), created, aside, seal, used, head, pages, tokens, passages, characters, tally"
-            " FROM process WHERE id = ? AND tenant = ?",
-            number,
-            tenant,
-        )
+        found = row(self._db, f"{_SESSIONS} WHERE id = ? AND tenant = ?", number, tenant)
         return self._session(found) if found else None
 
     def _session(self, found: Row) -> Session:
-        number, tenant, stored, created, aside, seal, used, head, pages, tokens, passages, characters, tally = found
+        number, tenant, stored, created, aside, seal, *counters, tally = found
         name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
+        damaged = ""
         if not self.intact(seal, "process", number, tenant, stored, created, aside):
-            return Session(number, name, damaged="its row is not what was written")
-        if not self.intact(tally, "tally", number, used, head, pages, tokens, passages, characters):
-            return Session(number, name, damaged="its counters are not what was written")
-        if aside:
-            return Session(number, name, damaged=ASIDE, aside=True)
-        return Session(number, name, created, used, head, pages, tokens, passages, characters)
+            damaged, aside = "its row is not what was written", False
+        elif not self.intact(tally, "tally", number, *counters):
+            damaged, aside = "its counters are not what was written", False
+        elif aside:
+            damaged = QUARANTINED
+        if damaged:
+            return Session(number=number, name=name, created=0.0, damaged=damaged, quarantined=bool(aside))
+        return Session(number=number, name=name, created=created, **dict(zip(TALLY, counters, strict=True)))
 
     def pages(self, session: Session) -> list[tuple[Page, State]]:
         """A session's pages with their states: p1, p2, ..., then f1, f2, ...
@@ -202,21 +182,21 @@ class Sealed:
         return page
 
     def _page(self, process: int, number: int, meta: bytes, seal: object) -> Page | str:
-        if not self.intact(seal, "page", process, number, meta):
-            return "its record is not what was written"
-        try:
-            page = page_of(meta)
-        except UNREADABLE as error:
-            return f"its record cannot be read: {error}"
-        return page if page.id == number else f"its record is that of {address_of(page.id)}"
+        page = self._read("its record", lambda: page_of(meta), seal, "page", process, number, meta)
+        return page if isinstance(page, str) or page.id == number else f"its record is that of {address_of(page.id)}"
 
     def _state(self, process: int, number: int, at: bytes, pinned: int, mark: float, stand: object) -> State | str:
-        if not self.intact(stand, "stand", process, number, at, pinned, mark):
-            return "its state is not what was written"
+        values = ("stand", process, number, at, pinned, mark)
+        return self._read("its state", lambda: State(Place(at.decode()), bool(pinned), mark), stand, *values)
+
+    def _read(self, what: str, read: Callable[[], T], seal: object, *values: object) -> T | str:
+        """What a row holds, or what is wrong with it."""
+        if not self.intact(seal, *values):
+            return f"{what} is not what was written"
         try:
-            return State(at.decode(), bool(pinned), mark)
+            return read()
         except UNREADABLE as error:
-            return f"its state cannot be read: {error}"
+            return f"{what} cannot be read: {error}"
 
     def events(self, session: Session, after: int, limit: int) -> Iterator[Event]:
         """At most `limit` events of a session's ledger from `after` + 1 on.
@@ -242,10 +222,5 @@ class Sealed:
 
     def event(self, process: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
         """One event, or what is wrong with it."""
-        if not self.intact(seal, "event", process, number, act, body):
-            return "it is not what was written"
-        try:
-            event = event_of(body)
-        except UNREADABLE as error:
-            return f"it cannot be read: {error}"
-        return event if event.number == number else f"it is event {event.number}"
+        event = self._read("it", lambda: event_of(body), seal, "event", process, number, act, body)
+        return event if isinstance(event, str) or event.number == number else f"it is event {event.number}"

@@ -1,8 +1,8 @@
 """The durable store: one SQLite file for content, ledger, state and text index.
 
 Every write is one transaction with full sync: when `commit` returns, it survives a power cut.
-Several processes may read while one writes. One object serves one tenant; no method takes one. It
-refuses an SQLite that can lose data and a file that is not its own.
+Several processes may read while one writes. One object serves one tenant; no method takes one. An
+SQLite that can lose data and a file that is not Kilburn's are refused.
 """
 
 from __future__ import annotations
@@ -24,25 +24,11 @@ from kilburn.event import Event
 from kilburn.page import Page
 from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
 from kilburn.stores.codec import key_of, unpack
-from kilburn.stores.faults import typed
-from kilburn.stores.inspection import Finding, erase_session, inspect, rebuild
-from kilburn.stores.inspection import set_aside as set_aside_session
+from kilburn.stores.connection import row, rows, transaction_scope, translate_errors, write_transaction
+from kilburn.stores.inspection import Finding, erase_session, inspect, quarantine_session, rebuild
 from kilburn.stores.records import UNREADABLE, seal_of
-from kilburn.stores.schema import (
-    SEALED,
-    admit,
-    as_sealed,
-    check_identity,
-    check_library,
-    create_text,
-    ending,
-    immediate,
-    migrate,
-    set_text,
-    text_is_set,
-)
+from kilburn.stores.schema import SEALED, admit, as_sealed, check_identity, check_library, migrate
 from kilburn.stores.sealed import Sealed, Session
-from kilburn.stores.statement import row, rows
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.transaction import Transaction
 
@@ -103,10 +89,10 @@ class Sqlite:
         # Set once every session's row was looked at, before the first new one is made.
         self._surveyed = False
         self._prepare_file(vfs)
-        with typed(self.path, "opening"):
+        with translate_errors(self.path, "opening"):
             self._db = self._connect(vfs)
         try:
-            with typed(self.path, "opening"):
+            with translate_errors(self.path, "opening"):
                 self._configure(synchronous, exclusive=vfs is not None)
                 self._number = self._register(restore=restore and not readonly)
                 self._index = TextIndex(self._db, self._number)
@@ -213,20 +199,20 @@ class Sqlite:
             migrate(self._db, self.path)
             self._sealed = Sealed(self._db, seals=True)
         if restore:
-            with immediate(self._db):
+            with write_transaction(self._db):
                 restored = self._sealed.restore_tenant(self.tenant)
             if restored:
                 log.warning("%s: the row of tenant %r was damaged and is restored", self.path, self.tenant)
         found = self._sealed.tenant(self.tenant)
         if found is None and not self.readonly:
-            with immediate(self._db):
+            with write_transaction(self._db):
                 found = self._sealed.tenant(self.tenant)
                 if found is None:
                     self._db.execute("INSERT INTO tenant(name) VALUES(?)", (self.tenant,))
                     found = (self._db.last_insert_rowid(), 0)
                     seal = seal_of("tenant", found[0], self.tenant.encode())
                     self._db.execute("UPDATE tenant SET seal = ? WHERE id = ?", (seal, found[0]))
-                    create_text(self._db, found[0])
+                    TextIndex(self._db, found[0]).create()
         if found is not None and not self.readonly:
             self._set_index(found[0])
         return found[0] if found else 0
@@ -234,9 +220,10 @@ class Sqlite:
     def _set_index(self, number: int) -> None:
         """Give the text index its settings again if they were lost: without them forgotten words would stay in it."""
         try:
-            if not text_is_set(self._db, number):
-                with immediate(self._db):
-                    set_text(self._db, number)
+            index = TextIndex(self._db, number)
+            if not index.is_configured():
+                with write_transaction(self._db):
+                    index.configure()
         except (apsw.CorruptError, apsw.SQLError) as error:
             # A damaged index must not keep anybody from reading, nor from the repair.
             log.warning("%s: the text index is damaged, run `kilburn fsck --repair`: %s", self.path, error)
@@ -244,7 +231,7 @@ class Sqlite:
     @contextmanager
     def _reading(self, doing: str) -> Iterator[None]:
         """One snapshot for all statements of the block."""
-        with self._lock, typed(self.path, doing), ending(self._db):
+        with self._lock, translate_errors(self.path, doing), transaction_scope(self._db):
             self._db.execute("BEGIN")
             yield
 
@@ -256,7 +243,7 @@ class Sqlite:
         """
         deadline = time.monotonic() + (self._patience if wait else 0.0)
         while True:
-            with self._lock, typed(self.path, doing), ending(self._db):
+            with self._lock, translate_errors(self.path, doing), transaction_scope(self._db):
                 self._check_writable()
                 if self._begin(last=time.monotonic() >= deadline):
                     yield
@@ -308,7 +295,7 @@ class Sqlite:
         known = self._sealed.sessions(self._number) if not self._surveyed else []
         count = "SELECT count(*), total(name = ?2) FROM process NOT INDEXED WHERE tenant = ?1"
         ((there, same),) = rows(self._db, count, self._number, name)
-        if same or there < self._wanted() or any(one.damaged and not one.aside for one in known):
+        if same or there < self._wanted() or any(one.damaged and not one.quarantined for one in known):
             raise StoreCorrupt(
                 f"session {name!r} may be here already, damaged", advice="run `kilburn fsck --repair`, then open it again"
             )
@@ -382,7 +369,7 @@ class Sqlite:
         """
         found: dict[str, str] = {}
         select = "SELECT size, codec, data FROM content WHERE tenant = ? AND digest = ?"
-        with self._lock, typed(self.path, "reading"):
+        with self._lock, translate_errors(self.path, "reading"):
             for digest in dict.fromkeys(digests):
                 key = key_of(digest)
                 stored = row(self._db, select, self._number, key)
@@ -438,26 +425,26 @@ class Sqlite:
             self._settle(wait=True)
         return self.findings()
 
-    def set_aside(self, process: int) -> str:
+    def quarantine(self, process: int) -> str:
         """Mark a session that cannot be read as such, under a name of its own: its old name is free, nothing is deleted.
 
         Returns:
             The new name.
         """
         with self._writing("repairing"):
-            return set_aside_session(self._db, self._number, process)
+            return quarantine_session(self._db, self._number, process)
 
     def erase(self, process: int) -> None:
-        """Erase a session that was set aside: its rows, the texts that no other session has, its index entries and
+        """Erase a session that was quarantined: its rows, the texts that no other session has, its index entries and
         what lies in quarantine, with no byte left, as `commit` erases pages. The index is built anew.
 
         Raises:
-            StoreError: it was not set aside.
+            StoreError: it was not quarantined.
         """
         with self._writing("erasing"):
             found = self._sealed.session(self._number, process)
-            if found is None or not found.aside:
-                raise StoreError(f"process {process} was not set aside", advice="forget its pages by their addresses")
+            if found is None or not found.quarantined:
+                raise StoreError(f"process {process} was not quarantined", advice="forget its pages by their addresses")
             erase_session(self._db, process)
             rebuild(self._db, self._sealed, self._index, self._number)
             self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
@@ -467,7 +454,7 @@ class Sqlite:
 
     def close(self) -> None:
         """Release the file; idempotent."""
-        with self._lock, typed(self.path, "closing"):
+        with self._lock, translate_errors(self.path, "closing"):
             try:
                 self._settle(wait=False)
             finally:
@@ -496,7 +483,7 @@ class Sqlite:
             self._db.set_busy_timeout(0)
         try:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            with immediate(self._db):
+            with write_transaction(self._db):
                 self._db.execute("DELETE FROM erasure")
             self._unsettled = False
         except apsw.BusyError:

@@ -20,12 +20,16 @@ from typing import cast
 import apsw
 
 from kilburn.page import Span
-from kilburn.stores.passages import passages
-from kilburn.stores.schema import text_table
-from kilburn.stores.statement import rows, rows_of_each
-from kilburn.stores.words import STOP, TOKENIZER, searchable, shortened
+from kilburn.stores.connection import rows, rows_of_each
+from kilburn.stores.passages import STOP, TOKENIZER, passages, searchable, shortened
 
 __all__ = ["TextIndex"]
+
+SETTINGS = {"secure-delete": 1, "automerge": 2}
+"""Of FTS5; see `TextIndex.create`."""
+
+PARTS = ("data", "idx", "content", "docsize", "config")
+"""The tables that FTS5 makes for an index."""
 
 CLASSES = 16
 TERMS = 16
@@ -58,15 +62,58 @@ class TextIndex:
 
     def __init__(self, db: apsw.Connection, tenant: int) -> None:
         self._db = db
-        name = text_table(tenant)
+        # SQL cannot bind a table's name. This is the only place that makes SQL from a value, and the value
+        # is an integer that the file itself gave out, never a name or a text.
+        name = self._name = f"text_{int(tenant):d}"
         self._insert = f"INSERT INTO {name}(rowid, words) VALUES(?, ?)"
         self._delete = f"INSERT INTO {name}({name}, rowid, words) VALUES('delete', ?, ?)"
         self._scan = f"SELECT ?1, rowid FROM {name} WHERE {name} MATCH ?2 AND rowid BETWEEN ?3 AND ?4 ORDER BY rowid LIMIT ?5"
         # Splits as the index does, but leaves stemming to MATCH: stemming twice is not stemming once.
         self._split = db.fts5_tokenizer(TOKENIZER[1], list(TOKENIZER[2:]))
-
         self._stem = db.fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
-        self._name = name
+
+    def create(self) -> None:
+        """Make the index.
+
+        Contentless: the words only, not the text a second time. `detail=none`: which passage has which
+        word, not where, since no search asks for neighbours. `secure-delete`: a deleted entry's words
+        leave the index at once, not at some later merge. `automerge=2`: a search opens every segment for
+        every word, so few segments are worth more than cheap merging.
+        """
+        tokenizer = " ".join(f"''{word}''" for word in TOKENIZER)
+        options = f"content='', columnsize=0, detail=none, tokenize='{tokenizer}'"
+        self._db.execute(f"CREATE VIRTUAL TABLE {self._name} USING fts5(words, {options})")
+        self.configure()
+
+    def configure(self) -> None:
+        """Give the index its settings."""
+        self._db.executemany(f"INSERT INTO {self._name}({self._name}, rank) VALUES(?, ?)", SETTINGS.items())
+
+    def is_configured(self) -> bool:
+        """Whether it has its settings: without `secure-delete` forgotten words would stay in it."""
+        return (
+            SETTINGS.items()
+            <= {str(name): value for name, value in rows(self._db, f"SELECT k, v FROM {self._name}_config")}.items()
+        )
+
+    def drop(self) -> None:
+        """Remove the index, also one that is so damaged that FTS5 refuses it: as the plain tables of which it is made."""
+        db = self._db
+        try:
+            db.execute(f"DROP TABLE {self._name}")
+            return
+        except (apsw.SQLError, apsw.CorruptError):
+            if not db.in_transaction:
+                raise
+        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+        try:
+            for part in PARTS:
+                db.execute(f"DROP TABLE IF EXISTS {self._name}_{part}")
+            db.execute("PRAGMA writable_schema = 1")
+            db.execute("DELETE FROM sqlite_schema WHERE name = ?", (self._name,))
+            db.execute("PRAGMA writable_schema = RESET")
+        finally:
+            db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
 
     def add(self, process: int, used: int, texts: Iterable[tuple[int, str]]) -> tuple[int, int, list[tuple[int, int, int]]]:
         """Index texts of pages of a process that has made `used` entries before.

@@ -12,15 +12,15 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
-from kilburn.page import Page, tombstone_of
+from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, State
 from kilburn.stores.codec import encoded, key_of, pack, unpack
-from kilburn.stores.records import Memo, record_of_event, record_of_page, seal_of
+from kilburn.stores.connection import row, rows
+from kilburn.stores.records import Memo, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.stores.sealed import Sealed, Session
-from kilburn.stores.statement import row, rows
 from kilburn.stores.textindex import TextIndex
 
-__all__ = ["Transaction", "content_of", "scrubbed", "sealed_event", "set_stand", "set_tally", "telling"]
+__all__ = ["Transaction", "content_of", "sealed_event", "set_stand", "set_tally"]
 
 MOST = 1 << 62
 
@@ -58,7 +58,7 @@ class Transaction:
         self._set_states(batch)
         self._add_events(batch.events)
         if batch.erase:
-            self._erase(batch.erase, known._replace(head=known.head + len(batch.events)))
+            self._erase(batch.erase, msgspec.structs.replace(known, head=known.head + len(batch.events)))
         tally = (
             float(max([known.used, *(event.time for event in batch.events)])),
             known.head + len(batch.events),
@@ -171,13 +171,13 @@ class Transaction:
                 self._db, "SELECT content, extra, meta, seal FROM page WHERE process = ? AND id = ?", self._process, number
             )
             page = self._sealed.page(self._process, number, meta, seal)
-            words.update(telling(page))
+            words.update(telling_words(page))
             contents.update(row for row in (content, extra) if row is not None)
             self._db.execute(
                 "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = ?, mark = ?, stand = ?, meta = ?, seal = ?"
                 " WHERE process = ? AND id = ?",
                 (
-                    *_stand(self._process, number, State("dropped")),
+                    *_stand(self._process, number, State(Place.DROPPED)),
                     *self._sealed_record(tombstone_of(page)),
                     self._process,
                     number,
@@ -192,7 +192,7 @@ class Transaction:
         blanked = []
         for event in self._sealed.events(session, 0, MOST):
             if not erased.isdisjoint(event.pages):
-                *_, body, seal = sealed_event(self._process, scrubbed(event, words))
+                *_, body, seal = sealed_event(self._process, scrub(event, words))
                 blanked.append((body, seal, self._process, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
         # What lies there may say a word of it too, and a forget weighs more than a damaged record.
@@ -245,23 +245,3 @@ def content_of(db: apsw.Connection, process: int, page: int) -> str:
         raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
     size, codec, data, digest = found
     return unpack(codec, data, size, digest)
-
-
-def telling(page: Page) -> set[str]:
-    """What an event's data might say of a page; words too short to tell anything would hit what is not of it."""
-    return {word for word in (page.digest, page.extra, page.label, page.call) if word and len(word) >= 6}
-
-
-def scrubbed(event: Event, words: set[str]) -> Event:
-    """The event without its reason and without whatever in its data says one of these words; keys are Kilburn's own."""
-    return msgspec.structs.replace(event, why="", data={key: _without(value, words) for key, value in event.data.items()})
-
-
-def _without(value: object, words: set[str]) -> object:
-    if isinstance(value, str):
-        return "" if any(word in value for word in words) else value
-    if isinstance(value, dict):
-        return {key: _without(item, words) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without(item, words) for item in value]
-    return value

@@ -19,7 +19,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.tier import Tier
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import Page, span_of
+from kilburn.page import Page, Place, span_of
 from kilburn.wire.validity import validate_chat, validate_messages
 
 __all__ = ["check_laws", "counted"]
@@ -51,7 +51,7 @@ def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = Non
     assert prompt.tokens <= kernel.capacity, f"law 2: {prompt.tokens} tokens in a window of {kernel.capacity}"
     assert counted(prompt, process) <= prompt.tokens, "law 2: the prompt weighs more than was counted"
     for page in tier.pins:
-        assert tier.at(page) == "in", f"law 3: pinned page {page} is not in the window"
+        assert tier.at(page) == Place.IN, f"law 3: pinned page {page} is not in the window"
         if tier.pages[page].kind is Kind.TEXT:
             assert any(_holds(message, kernel.text(page)) for message in prompt), (
                 f"law 3: pinned page {page} is not rendered as it was"
@@ -97,9 +97,9 @@ def _touches(data: dict[str, Any], page: int, tier: Tier) -> bool:
 def _check_layout(process: Process) -> None:
     """The handles, from what stands in the prompt and what is out: one for all that is out between two things that stand."""
     kernel, tier = process.kernel, process.window
-    walls = sorted((*page.place, page.id) for page in tier.pages.values() if tier.at(page.id) in ("in", "stub"))
+    walls = sorted((*page.order, page.id) for page in tier.pages.values() if tier.at(page.id) in (Place.IN, Place.STUB))
     stretches: dict[int, list[int]] = {}
-    for page in sorted(page for page in tier.pages if page > 0 and tier.at(page) == "out"):
+    for page in sorted(page for page in tier.pages if page > 0 and tier.at(page) == Place.OUT):
         stretches.setdefault(bisect(walls, (page, 0, page)), []).append(page)
     gaps = [(pages[0], pages[-1], len(pages), sum(map(tier.cost, pages))) for pages in stretches.values()]
     assert list(tier.gaps) == gaps, f"the gaps are {gaps}, not {list(tier.gaps)}"
@@ -112,7 +112,7 @@ def _check_layout(process: Process) -> None:
 def _check_derived(process: Process) -> None:
     kernel, tier = process.kernel, process.window
     for page in tier.pages.values():
-        if page.kind not in (Kind.FOLD, Kind.EXCERPT) or tier.at(page.id) == "dropped":
+        if page.kind not in (Kind.FOLD, Kind.EXCERPT) or tier.at(page.id) == Place.DROPPED:
             continue
         assert page.sources, f"law 4: {page.address} cites nothing"
         assert page.depth == 1 + max(tier.pages[source].depth for source in page.sources), "law 4: wrong depth"

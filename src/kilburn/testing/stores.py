@@ -13,7 +13,7 @@ import msgspec
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import Page, digest_of
+from kilburn.page import Page, Place, digest_of
 from kilburn.store import Batch, State, Store
 
 __all__ = ["CHECKS", "batch_of", "check_store", "page_of"]
@@ -31,7 +31,7 @@ def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: s
         tokens=1 + len(text) // 4,
         time=float(abs(number)),
         trust=Trust.USER,
-        place=(abs(number), 0),
+        order=(abs(number), 0),
         label=label,
         call=call,
     )
@@ -129,7 +129,7 @@ def check_round_trip(store: Store) -> None:
     """Pages, states, events and texts come back equal; originals first."""
     process = start(store)
     texts = {1: "alpha", 2: "", 3: "NUL \0 and \x07, é, 日本, \U0001f600\r\n", 10: "x" * 100_000, -1: "fold one", -2: "fold two"}
-    states = {1: State("in", True, 0.25), -1: State("folded", False, -3.5)}
+    states = {1: State(Place.IN, True, 0.25), -1: State(Place.FOLDED, False, -3.5)}
     batch = batch_of(0, texts, states=states, events=3)
     store.commit(process, batch)
     pages = list(store.pages(process))
@@ -148,9 +148,9 @@ def check_round_trip(store: Store) -> None:
 def check_states(store: Store) -> None:
     """A later batch moves pages, in or out, and leaves the others."""
     process = start(store)
-    store.commit(process, batch_of(0, {1: "a", 2: "b"}, states={1: State("in")}))
-    store.commit(process, Batch(head=1, states={1: State("out"), 2: State("in", True, 2.0)}))
-    assert [state for _, state in store.pages(process)] == [State("out"), State("in", True, 2.0)]
+    store.commit(process, batch_of(0, {1: "a", 2: "b"}, states={1: State(Place.IN)}))
+    store.commit(process, Batch(head=1, states={1: State(Place.OUT), 2: State(Place.IN, True, 2.0)}))
+    assert [state for _, state in store.pages(process)] == [State(Place.OUT), State(Place.IN, True, 2.0)]
 
 
 def check_stale(store: Store) -> None:
@@ -174,7 +174,7 @@ def check_all_or_nothing(store: Store) -> None:
         Batch(head=1, pages=other.pages),
         Batch(head=1, pages=other.pages, texts={other.pages[0].digest: "something else"}),
         Batch(head=1, pages=[page_of(1, "first")], texts={digest_of("first"): "first"}),
-        Batch(head=1, pages=other.pages, texts=other.texts, index=[2], states={99: State("in")}),
+        Batch(head=1, pages=other.pages, texts=other.texts, index=[2], states={99: State(Place.IN)}),
         Batch(head=1, pages=other.pages, texts=other.texts, index=[2, 98]),
         Batch(head=1, pages=other.pages, texts=other.texts, index=[2], erase=[97]),
         Batch(head=1, pages=other.pages, texts=other.texts, index=[2], events=batch_of(5, {}).events),
@@ -317,7 +317,7 @@ def check_erase(store: Store) -> None:
     store.commit(process, Batch(head=1, erase=[1, 2]))
     (erased, state), (second, _), (third, _) = store.pages(process)
     assert (erased.id, erased.digest, erased.extra, erased.label, erased.name, erased.call) == (1, "", "", "", None, None)
-    assert state.at == "dropped"
+    assert state.at == Place.DROPPED
     assert (second.digest, third.digest) == ("", digest_of("shared"))
     assert "canary" not in repr(list(store.events(process)))
     assert [event.number for event in store.events(process)] == [1]

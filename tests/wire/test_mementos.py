@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.policies.text.blocks import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Blocks, Parser, Where, parse
+from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Blocks, Parser, Where, parse
 
 TAGS = [BLOCK_START, BLOCK_END, SUMMARY_START, SUMMARY_END]
 

@@ -1,0 +1,93 @@
+"""Speaking to SQLite: rows of queries, transactions, and its errors as Kilburn's.
+
+SQLite's columns carry no static types; this is the one place that says so. The tables are STRICT, so
+that a column holds what the schema says or the file is corrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import apsw
+
+from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
+
+__all__ = ["Row", "row", "rows", "rows_of_each", "transaction_scope", "translate_errors", "write_transaction"]
+
+Row = tuple[Any, ...]
+
+
+def rows(db: apsw.Connection, sql: str, *values: object) -> list[Row]:
+    """All rows of a query."""
+    return cast("list[Row]", db.execute(sql, cast("apsw.Bindings", values)).fetchall())
+
+
+def row(db: apsw.Connection, sql: str, *values: object) -> Row | None:
+    """The first row of a query, or None."""
+    return cast("Row | None", db.execute(sql, cast("apsw.Bindings", values)).fetchone())
+
+
+def rows_of_each(db: apsw.Connection, sql: str, values: Sequence[tuple[object, ...]]) -> Iterable[Row]:
+    """The rows of a query for each tuple of values, one after the other, as they come."""
+    return cast("Iterable[Row]", db.executemany(sql, cast("Sequence[apsw.Bindings]", values)))
+
+
+@contextmanager
+def write_transaction(db: apsw.Connection) -> Iterator[None]:
+    """All of the block is written, or nothing of it."""
+    with transaction_scope(db):
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("COMMIT")
+
+
+@contextmanager
+def transaction_scope(db: apsw.Connection) -> Iterator[None]:
+    """A transaction that the block begins ends with it: what the block has not committed is rolled back.
+
+    An interrupt may come between any two steps of Python, also just before this could note that the block is
+    left. So a transaction that is still open at the start is what an interrupt left, and is rolled back too.
+    """
+    if db.in_transaction:
+        db.execute("ROLLBACK")
+    try:
+        yield
+    except BaseException as error:
+        # SQLite has already rolled back after some errors, such as a full disk.
+        if db.in_transaction:
+            try:
+                db.execute("ROLLBACK")
+            except apsw.Error as second:
+                error.add_note(f"and rolling back: {second}")
+        raise
+    if db.in_transaction:
+        db.execute("ROLLBACK")
+
+
+@contextmanager
+def translate_errors(path: str, doing: str) -> Iterator[None]:
+    """Turn SQLite's errors inside the block into `StoreError`s that say what to do."""
+    try:
+        yield
+    except apsw.Error as error:
+        raise _translated(error, f"{doing} {path}: {error}") from error
+
+
+def _translated(error: apsw.Error, what: str) -> StoreError:
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return StoreBusy(what, advice="another process is writing; try again, or give a longer busy_timeout")
+    if isinstance(error, apsw.FullError):
+        return StoreFull(what, advice="free some space; nothing of this write was kept")
+    if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError):
+        return StoreReadOnly(what, advice="the file or its folder cannot be written; check permissions, or open it readonly")
+    if isinstance(error, apsw.CantOpenError):
+        return StoreReadOnly(what, advice="check that the folder exists and that this user may write there")
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
+        return StoreCorrupt(what, advice="run `kilburn fsck`, or restore the file from a copy")
+    if isinstance(error, apsw.ConstraintError):
+        return StoreCorrupt(what, advice="the file contradicts itself; run `kilburn fsck --repair`")
+    if isinstance(error, apsw.ConnectionClosedError):
+        return StoreError(what, advice="the store was closed; open it again")
+    return StoreError(what, advice="what was acknowledged before is intact; check the disk, then try again")

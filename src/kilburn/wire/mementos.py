@@ -1,0 +1,227 @@
+"""Blocks of reasoning and their mementos, as tags in a text: read whole, or as they stream, in pieces of any size.
+
+    <|block_start|>reasoning<|block_end|><|summary_start|>what stays<|summary_end|>
+
+The reader gives spans of the text, so that whatever is kept of it is byte-identical. It is strict: one tag out
+of place and the text counts as malformed, which is for the caller to reject whole. `Grammar` knows in which
+order tags may come; the KV level reads tokens by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from kilburn.page import Span
+
+__all__ = [
+    "BLOCK_END",
+    "BLOCK_START",
+    "PLACES",
+    "SUMMARY_END",
+    "SUMMARY_START",
+    "TAGS",
+    "Blocks",
+    "Fault",
+    "Grammar",
+    "Parser",
+    "Tag",
+    "ThoughtBlock",
+    "Where",
+    "parse",
+]
+
+BLOCK_START = "<|block_start|>"
+BLOCK_END = "<|block_end|>"
+SUMMARY_START = "<|summary_start|>"
+SUMMARY_END = "<|summary_end|>"
+TAGS = (BLOCK_START, BLOCK_END, SUMMARY_START, SUMMARY_END)
+LONGEST = max(map(len, TAGS))
+
+
+class Tag(StrEnum):
+    """What opens and closes blocks and mementos."""
+
+    BLOCK_START = "block_start"
+    BLOCK_END = "block_end"
+    SUMMARY_START = "summary_start"
+    SUMMARY_END = "summary_end"
+
+
+class Where(StrEnum):
+    """What the next letter or token belongs to."""
+
+    OUTSIDE = "outside"
+    BLOCK = "block"
+    BETWEEN = "between"
+    """Behind a block's end, before its memento: only white space may stand there."""
+    MEMENTO = "memento"
+    ANSWER = "answer"
+    """Behind the end of thinking: tags mean nothing any more. Of tokens only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtBlock:
+    """A block whose memento is complete.
+
+    Args:
+        content: its span, tags not included; `memento` likewise.
+        start: of all of it, tags included; `end` behind it.
+        forced_end: whether the reader forced the end of the block, and `forced_summary` that of its memento.
+    """
+
+    content: Span
+    memento: Span
+    start: int
+    end: int
+    forced_end: bool = False
+    forced_summary: bool = False
+
+
+class Fault(NamedTuple):
+    """A tag out of place: what is wrong, and behind how many characters or tokens."""
+
+    what: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What a whole text holds: its blocks in order, and its faults. With any fault, nothing of it is to be folded."""
+
+    blocks: tuple[ThoughtBlock, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+_NEXT = {
+    Tag.BLOCK_START: (Where.OUTSIDE, Where.BLOCK),
+    Tag.BLOCK_END: (Where.BLOCK, Where.BETWEEN),
+    Tag.SUMMARY_START: (Where.BETWEEN, Where.MEMENTO),
+    Tag.SUMMARY_END: (Where.MEMENTO, Where.OUTSIDE),
+}
+"""Of each tag: where it may stand, and what comes behind it."""
+
+PLACES = {
+    Where.OUTSIDE: "outside of a block",
+    Where.BLOCK: "inside a block",
+    Where.BETWEEN: "before a memento",
+    Where.MEMENTO: "inside a memento",
+}
+
+
+class Grammar:
+    """Reads tags in their order, whatever positions count: characters or tokens. A tag out of place is a fault.
+
+    Attributes:
+        where: what comes next belongs to.
+        blocks: closed so far.
+        faults: found so far.
+        opened: behind the tag that opened what is open now.
+    """
+
+    def __init__(self) -> None:
+        self.where = Where.OUTSIDE
+        self.blocks: list[ThoughtBlock] = []
+        self.faults: list[Fault] = []
+        self.opened = 0
+        self._start = 0
+        self._content: Span = (0, 0)
+        self._forced_end = False
+
+    def turn(self, tag: Tag, start: int, stop: int, *, forced: bool = False) -> bool:
+        """Take a tag that stands at `start` to `stop`; False where it is out of place, which is noted and else ignored."""
+        before, after = _NEXT[tag]
+        if self.where is not before:
+            self.faults.append(Fault(f"{tag} {PLACES[self.where]}", start))
+            return False
+        if tag is Tag.BLOCK_START:
+            self._start = start
+        elif tag is Tag.BLOCK_END:
+            self._content, self._forced_end = (self.opened, start), forced
+        elif tag is Tag.SUMMARY_END:
+            self.blocks.append(ThoughtBlock(self._content, (self.opened, start), self._start, stop, self._forced_end, forced))
+        self.where, self.opened = after, stop
+        return True
+
+
+class Parser(Grammar):
+    """Reads tags from a text that comes in pieces; how it is cut makes no difference.
+
+    Attributes:
+        read: characters that are decided; what may become a tag is held back until it is one or is not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = 0
+        self._held = ""
+        self._blank = True
+
+    def feed(self, piece: str) -> list[str]:
+        """Take the next piece; returns the tags that ended in it, in order."""
+        found: list[str] = []
+        text = self._held + piece
+        at = 0
+        while at < len(text):
+            mark = text.find("<|", at)
+            if mark < 0:
+                mark = len(text) - 1 if text.endswith("<") else len(text)
+            self._pass(text[at:mark])
+            at = mark
+            rest = text[mark : mark + LONGEST]
+            tag = next((tag for tag in TAGS if rest.startswith(tag)), None)
+            if tag is not None:
+                self._take(tag)
+                found.append(tag)
+                at += len(tag)
+            elif rest and any(tag.startswith(rest) for tag in TAGS):
+                break
+            elif rest:
+                self._pass(rest[0])
+                at += 1
+        self._held = text[at:]
+        return found
+
+    def close(self) -> Blocks:
+        """The text is over: what was found, with a fault where something is still open."""
+        held, self._held = self._held, ""
+        self._pass(held)
+        open_ones = {
+            Where.BLOCK: "a block that never ends",
+            Where.BETWEEN: "a block without a memento",
+            Where.MEMENTO: "a memento that never ends",
+        }
+        if self.where in open_ones:
+            self.faults.append(Fault(open_ones[self.where], self.opened))
+            self.where = Where.OUTSIDE
+        return Blocks(tuple(self.blocks), tuple(self.faults))
+
+    def _pass(self, text: str) -> None:
+        """Letters that are no tag."""
+        blank = not text.strip()
+        if self.where is Where.BETWEEN and not blank:
+            self.faults.append(Fault("text between a block and its memento", self.read))
+        self._blank = self._blank and blank
+        self.read += len(text)
+
+    def _take(self, tag: str) -> None:
+        start, self.read = self.read, self.read + len(tag)
+        blank = self._blank and self.where is Where.MEMENTO
+        if self.turn(Tag(tag.strip("<|>")), start, self.read):
+            if blank:
+                self.faults.append(Fault("an empty memento", self.read))
+            self._blank = True
+
+
+def parse(text: str) -> Blocks:
+    """The blocks of a whole text."""
+    return _parsed(text) if any(tag in text for tag in TAGS) else Blocks()
+
+
+@lru_cache(maxsize=512)
+def _parsed(text: str) -> Blocks:
+    parser = Parser()
+    parser.feed(text)
+    return parser.close()
