@@ -11,7 +11,7 @@ import pytest
 
 from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, PrefixRefused
 from kilburn.kv.blocks import Copies, Pool
-from kilburn.kv.prefixes import Key, chained, root_of
+from kilburn.kv.prefixes import Key, chain_digests, root_digest
 from kilburn.kv.tables import Tables
 
 KEY = Key("smol", "float32")
@@ -364,12 +364,12 @@ def test_copies_that_read_what_is_yet_to_be_copied_read_where_it_comes_from() ->
 def test_a_digest_is_the_same_in_every_process() -> None:
     """From the definition, by other means: SHA-256 of the parent and of each token in four bytes, little-endian."""
     root = hashlib.sha256(json.dumps(["kilburn.kv", 1, "smol", "float32", "", 4], separators=(",", ":")).encode()).digest()
-    assert root_of(KEY, 4) == root
+    assert root_digest(KEY, 4) == root
     first = hashlib.sha256(root + struct.pack("<4i", 1, 2, 3, 70000)).digest()
     second = hashlib.sha256(first + struct.pack("<4i", 0, 0, 0, 1)).digest()
-    assert list(chained(root, array("i", [1, 2, 3, 70000, 0, 0, 0, 1, 5]), 4)) == [first, second]
+    assert list(chain_digests(root, array("i", [1, 2, 3, 70000, 0, 0, 0, 1, 5]), 4)) == [first, second]
 
 
 def test_keys_do_not_run_together() -> None:
     keys = [Key("a", "b", "c"), Key("ab", "", "c"), Key("a", "bc", ""), Key('a","b', "c", "")]
-    assert len({root_of(key, size) for key in keys for size in (4, 8)}) == 8
+    assert len({root_digest(key, size) for key in keys for size in (4, 8)}) == 8

@@ -97,7 +97,7 @@ def _mask(*args: Any, local_size: int | None = None, use_vmap: bool = False, **o
     return torch.ones((1, 1, 1, 1), dtype=torch.bool) if local_size is not None or use_vmap else None
 
 
-def _refuse(module: torch.nn.Module, reason: str) -> UnsupportedModel:
+def _refusal(module: torch.nn.Module, reason: str) -> UnsupportedModel:
     config = getattr(module, "config", None)
     family = str(getattr(config, "model_type", type(module).__name__))
     return UnsupportedModel(family, f"a layer wants {reason}; the engine has plain causal attention only")
@@ -114,14 +114,14 @@ def _attend(
 ) -> tuple[Tensor, None]:
     step = _RUNNING.get()
     if step is None:
-        raise _refuse(module, "to run outside of a step")
-    _check(module, attention_mask, others)
+        raise _refusal(module, "to run outside of a step")
+    _check_layer(module, attention_mask, others)
     layer, storage, shape = getattr(module, "layer_idx", None), step.storage, step.storage.shape
     if not isinstance(layer, int) or not 0 <= layer < shape.layers:
-        raise _refuse(module, f"to be number {layer} of {shape.layers}")
+        raise _refusal(module, f"to be number {layer} of {shape.layers}")
     told = (1, shape.heads, query.shape[2], shape.dim)
     if key.shape != told or value.shape != told or query.shape != (1, shape.heads * shape.groups, query.shape[2], shape.dim):
-        raise _refuse(
+        raise _refusal(
             module,
             f"queries of {tuple(query.shape)}, keys of {tuple(key.shape)} and values of {tuple(value.shape)},"
             f" though its config says {shape}",
@@ -133,26 +133,26 @@ def _attend(
     for segment in step.segments:
         asked = query[:, :, segment.start : segment.stop]
         if segment.watch is not None:
-            made = _watched(asked, *storage.read(layer, segment.span), scale, layer, segment.watch)
+            made = _attend_watched(asked, *storage.read(layer, segment.span), scale, layer, segment.watch)
         elif asked.shape[2] == 1 and _is_slow_to_gather(asked) and length_of(segment.span) > PART:
-            made = _in_parts(asked, storage, layer, segment.span, scale)
+            made = _attend_in_parts(asked, storage, layer, segment.span, scale)
         else:
-            made = _plain(asked, *storage.read(layer, segment.span), scale)
+            made = _attend_plainly(asked, *storage.read(layer, segment.span), scale)
         out[:, segment.start : segment.stop] = made.transpose(1, 2)
     return out, None
 
 
-def _check(module: torch.nn.Module, mask: Tensor | None, others: dict[str, Any]) -> None:
+def _check_layer(module: torch.nn.Module, mask: Tensor | None, others: dict[str, Any]) -> None:
     """Whether a layer wants what this attention does not have."""
     if mask is not None:
-        raise _refuse(module, "a mask: a window, chunks or a bias")
+        raise _refusal(module, "a mask: a window, chunks or a bias")
     for name, value in others.items():
         # What is not given or not wished for changes nothing; `is_causal` is looked at below.
         if value is not None and value is not False and name not in ALLOWED and not (name == "dropout" and not value):
-            raise _refuse(module, f"{name}={value if isinstance(value, int | float | str) else type(value).__name__}")
+            raise _refusal(module, f"{name}={value if isinstance(value, int | float | str) else type(value).__name__}")
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise _refuse(module, "to look ahead (is_causal=False)")
+        raise _refusal(module, "to look ahead (is_causal=False)")
 
 
 def _is_slow_to_gather(query: Tensor) -> bool:
@@ -160,7 +160,7 @@ def _is_slow_to_gather(query: Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype == torch.float32
 
 
-def _plain(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _attend_plainly(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """[1, query heads, n, dim] over [heads, m, dim], where the n are the last of the m."""
     _, heads, count, dim = query.shape
     attend = torch.nn.functional.scaled_dot_product_attention
@@ -175,7 +175,7 @@ def _plain(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     return attend(query, keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True)
 
 
-def _in_parts(query: Tensor, storage: Storage, layer: int, span: Span, scale: float) -> Tensor:
+def _attend_in_parts(query: Tensor, storage: Storage, layer: int, span: Span, scale: float) -> Tensor:
     """One decoded token over many cached ones, some at a time: the same sums wherever the slots lie."""
     grouped = (query * scale).view(storage.shape.heads, -1, query.shape[3])
     parts = [part_of(span, start, start + PART) for start in range(0, length_of(span), PART)]
@@ -187,7 +187,7 @@ def _in_parts(query: Tensor, storage: Storage, layer: int, span: Span, scale: fl
     return made.view(query.shape)
 
 
-def _watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: int, watch: AttentionWatch) -> Tensor:
+def _attend_watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: int, watch: AttentionWatch) -> Tensor:
     """The same with the attention written out, some rows at a time."""
     _, heads, count, dim = query.shape
     shared, length = keys.shape[0], keys.shape[1]

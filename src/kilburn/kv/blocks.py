@@ -88,7 +88,7 @@ class Pool:
         Raises:
             FreedBlock: one of them is blank, or no block; nothing was shared.
         """
-        self._known(blocks)
+        self._check_blocks(blocks)
         references, names = self.references, self._names
         for block in blocks:
             if not references[block] and block not in names:
@@ -104,7 +104,7 @@ class Pool:
         Raises:
             FreedBlock: one of them has no owner, or is no block; nothing was released.
         """
-        self._owned(blocks)
+        self._check_owned(blocks)
         references, names, blank, cached = self.references, self._names, self._blank, self._cached
         for block in reversed(blocks):
             left = references[block] - 1
@@ -121,7 +121,7 @@ class Pool:
         Raises:
             FreedBlock: nobody owns one of them; none was named.
         """
-        self._owned(blocks)
+        self._check_owned(blocks)
         names, holders = self._names, self._holders
         new = 0
         for block, digest in zip(blocks, digests, strict=True):
@@ -150,18 +150,18 @@ class Pool:
         """What this block is known to hold, or None."""
         return self._names.get(block)
 
-    def _owned(self, blocks: Sequence[int]) -> None:
-        self._known(blocks)
+    def _check_owned(self, blocks: Sequence[int]) -> None:
+        self._check_blocks(blocks)
         if blocks and min(map(self.references.__getitem__, blocks)) < 1:
-            raise FreedBlock(f"a block that nobody owns among {_few(blocks)}")
+            raise FreedBlock(f"a block that nobody owns among {_first_few(blocks)}")
 
-    def _known(self, blocks: Sequence[int]) -> None:
+    def _check_blocks(self, blocks: Sequence[int]) -> None:
         if not blocks:
             return
         if min(blocks) < 0 or max(blocks) >= self.capacity:
-            raise FreedBlock(f"this pool has blocks 0 to {self.capacity - 1}, not all of {_few(blocks)}")
+            raise FreedBlock(f"this pool has blocks 0 to {self.capacity - 1}, not all of {_first_few(blocks)}")
         if len(blocks) > 1 and len(set(blocks)) != len(blocks):
-            raise FreedBlock(f"the same block twice in {_few(blocks)}")
+            raise FreedBlock(f"the same block twice in {_first_few(blocks)}")
 
 
 class Copies:
@@ -201,5 +201,5 @@ class Copies:
         return found
 
 
-def _few(blocks: Sequence[int]) -> str:
+def _first_few(blocks: Sequence[int]) -> str:
     return f"{list(blocks[:8])}{' and more' if len(blocks) > 8 else ''}"

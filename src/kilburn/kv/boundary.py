@@ -83,19 +83,19 @@ class Boundary:
         for _ in range(ROUNDS):
             if use <= room or room < 1:
                 break
-            relief = self._asked(replace(view, budget=Budget(room), use=use))
+            relief = self._ask_policy(replace(view, budget=Budget(room), use=use))
             made.append(relief)
             if not relief.pages:
                 break
             use -= sum(cached[page] for page in relief.pages)
             view = replace(view, pages=tuple(page for page in view.pages if page.id not in relief.pages))
         if use > room:
-            made.append(self._oldest(view, use, room, need))
+            made.append(self._evict_oldest(view, use, room, need))
         return made
 
-    def _asked(self, view: View) -> Relief:
+    def _ask_policy(self, view: View) -> Relief:
         plan = self.policy.plan(view)
-        moves: Sequence[Move] | None = _run(plan) if isinstance(plan, Generator) else plan or ()
+        moves: Sequence[Move] | None = _run_plan(plan) if isinstance(plan, Generator) else plan or ()
         if moves is None:
             return Relief((), self.name, refused=f"more than {EFFECTS} questions: the cache waits for no model")
         held, there = view.held(), {page.id for page in view.pages}
@@ -110,7 +110,7 @@ class Boundary:
             why = why or move.why
         return Relief(tuple(wanted), self.name, why)
 
-    def _oldest(self, view: View, use: int, room: int, need: int) -> Relief:
+    def _evict_oldest(self, view: View, use: int, room: int, need: int) -> Relief:
         held = view.held()
         chosen: list[int] = []
         for page in view.pages:
@@ -127,7 +127,7 @@ class Boundary:
         return Relief(tuple(chosen), "kernel", "the policy left too much")
 
 
-def _run(plan: Generator[Effect, Answer, Sequence[Move]]) -> Sequence[Move] | None:
+def _run_plan(plan: Generator[Effect, Answer, Sequence[Move]]) -> Sequence[Move] | None:
     """A policy that asks is told that nobody is there: the cache waits for no model; None for one that goes on asking."""
     try:
         effect = next(plan)

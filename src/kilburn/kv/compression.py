@@ -78,7 +78,7 @@ def compress(
     """
     seen = observe(engine, sequence, press, facts)
     chosen = press.keep(seen, budget)
-    _check(engine, sequence, seen, chosen, press)
+    _check_selection(engine, sequence, seen, chosen, press)
     before = seen.count
     if chosen.keep.dim() == 1:
         if len(chosen.keep) < before or chosen.shift is not None:
@@ -100,7 +100,7 @@ def keep_within(
     return hold
 
 
-def _check(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: Selection, press: Press) -> None:
+def _check_selection(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: Selection, press: Press) -> None:
     """Presses may be anybody's: a selection that is none would drop other tokens than it says."""
     keep, shift, shape = chosen.keep, chosen.shift, engine.weights.shape
     sound = keep.dtype == torch.int64 and (keep.dim() == 1 or tuple(keep.shape[:-1]) == (shape.layers, shape.heads))

@@ -98,7 +98,7 @@ class Engine:
         """
         if isinstance(needs, str) or not set(needs) <= {"keys", "attention", "recent"} or recent < 0:
             raise SpecError(f"needs={needs!r}, recent={recent}", advice="give some of keys, attention, recent")
-        self._check(prompt)
+        self._check_tokens(prompt)
         sums, rows = "attention" in needs, recent if "recent" in needs else 0
         # The last queries run here even where all of the prompt is known: what they look at has to be noted.
         known = prompt[: max(0, len(prompt) - rows + 1)] if rows else prompt
@@ -133,7 +133,7 @@ class Engine:
         Raises:
             FreedSequence: it was freed before.
         """
-        self._own(sequence)
+        self._check_own(sequence)
         if sequence.lineage is None:
             self.tables.free(sequence.table)
         sequence.leave()
@@ -146,9 +146,9 @@ class Engine:
             OutOfBlocks, SpecError, FreedSequence: nothing was taken.
         """
         table = sequence.table
-        self._check(tokens)
+        self._check_tokens(tokens)
         self.reserve(table.need(len(tokens)), [sequence])
-        with _taken_back([sequence]):
+        with _undone_on_error([sequence]):
             for start in range(0, len(tokens), self.chunk):
                 self.step([(sequence, tokens[start : start + self.chunk])])
 
@@ -165,13 +165,13 @@ class Engine:
         if not feeds or len({id(sequence) for sequence in sequences}) < len(feeds) or not all(len(tokens) for _, tokens in feeds):
             raise SpecError("a step takes each sequence once, with at least one token")
         for sequence, tokens in feeds:
-            self._own(sequence)
-            self._check(tokens)
+            self._check_own(sequence)
+            self._check_tokens(tokens)
         # Two that share their last block both count its copy, though one of them will find it its own: never too few.
         self.reserve(sum(sequence.table.need(len(tokens)) for sequence, tokens in feeds), sequences)
         ends = [sequence.table.end for sequence in sequences]
-        with _taken_back(sequences):
-            logits = self._run(feeds)
+        with _undone_on_error(sequences):
+            logits = self._run_feeds(feeds)
         for row, sequence in enumerate(sequences):
             sequence.logits = logits[row]
             table = sequence.table
@@ -179,7 +179,7 @@ class Engine:
                 table.publish()
         return logits
 
-    def _run(self, feeds: Sequence[Feed]) -> Tensor:
+    def _run_feeds(self, feeds: Sequence[Feed]) -> Tensor:
         written = array("q")
         places: list[int] = []
         last: list[int] = []
@@ -216,9 +216,9 @@ class Engine:
             InvalidRange: one of the positions is cached, or not within the sequence. OutOfBlocks, SpecError,
             FreedSequence: nothing was inserted.
         """
-        self._own(sequence)
+        self._check_own(sequence)
         table, watch = sequence.check(position), sequence.watch
-        self._check(tokens)
+        self._check_tokens(tokens)
         if not len(tokens):
             return
         before = Past(sequence)
@@ -294,7 +294,7 @@ class Engine:
         Raises:
             OutOfBlocks: it stays preempted. KVError: it was spilled, not preempted.
         """
-        self._own(sequence)
+        self._check_own(sequence)
         lineage = sequence.lineage
         if lineage is None:
             _ = sequence.table
@@ -375,20 +375,20 @@ class Engine:
         finally:
             self._kept = before
 
-    def _own(self, sequence: CachedSequence) -> None:
+    def _check_own(self, sequence: CachedSequence) -> None:
         """Another engine's sequence has its slots in other memory: it would read and write what is not its own."""
         if self.sequences.get(sequence.number) is not sequence:
             _ = sequence.lineage or sequence.table
             raise FreedSequence(f"sequence {sequence.number} is not of this engine", advice="use the engine that opened it")
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
         size = self.weights.decoder.vocabulary
         if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
             raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
 
 
 @contextmanager
-def _taken_back(sequences: Sequence[CachedSequence]) -> Iterator[None]:
+def _undone_on_error(sequences: Sequence[CachedSequence]) -> Iterator[None]:
     """What the block appends to sequences is taken back where it raises."""
     before = [
         (sequence, sequence.table.end, sequence.logits, sequence.watch.state() if sequence.watch is not None else None)

@@ -33,7 +33,7 @@ _FRESH = 64
 """Ends and returns after which rates are worked out anew."""
 
 _TRUST = 1.0
-"""Imagined returns in each bucket, at the rate `_guess`, before the first real one."""
+"""Imagined returns in each bucket, at the rate `_guess_rate`, before the first real one."""
 
 _FOREVER = _EDGES[-1]
 
@@ -43,7 +43,7 @@ _MEMORY = 0.7
 _SLOWEST, _QUICKEST = 3, -2
 
 
-def _guess(wait: float) -> float:
+def _guess_rate(wait: float) -> float:
     """Returns a second after waiting so long, where nothing was counted: those who waited long will wait long."""
     return 0.5 / (wait + 10.0)
 
@@ -59,21 +59,21 @@ class _Count:
         self.worth: list[float] = []
 
     def add(self, wait: float, back: bool) -> None:
-        self.back[_wait(self.waited, wait)] += back
+        self.back[_add_wait(self.waited, wait)] += back
 
     def work_out(self, still: Sequence[float]) -> None:
         """The worth of one who has waited up to each edge; `still` are the waits that have not ended."""
         waited = list(self.waited)
         for wait in still:
-            _wait(waited, wait)
+            _add_wait(waited, wait)
         rates = []
         for at, edge in enumerate(_EDGES):
             middle = edge if at == _LAST else (edge + _EDGES[at + 1]) / 2
-            rates.append((self.back[at] + _TRUST) / (waited[at] + _TRUST / _guess(middle)))
-        self.worth = [_index(rates, at) for at in range(_LAST)] + [rates[_LAST]]
+            rates.append((self.back[at] + _TRUST) / (waited[at] + _TRUST / _guess_rate(middle)))
+        self.worth = [_gittins_index(rates, at) for at in range(_LAST)] + [rates[_LAST]]
 
 
-def _wait(waited: list[float], wait: float) -> int:
+def _add_wait(waited: list[float], wait: float) -> int:
     """Add a wait's seconds to the buckets that it went through; the bucket in which it ended."""
     ended = bisect_right(_EDGES, wait) - 1
     for at in range(ended):
@@ -82,7 +82,7 @@ def _wait(waited: list[float], wait: float) -> int:
     return ended
 
 
-def _index(rates: Sequence[float], start: int) -> float:
+def _gittins_index(rates: Sequence[float], start: int) -> float:
     """Gittins' index: the best chance of a return for each second of room, over all times to give up at."""
     best = gained = spent = 0.0
     there = 1.0
@@ -257,7 +257,7 @@ class ReturnOdds:
         wait = max(0.0, self._now - prompt.since)
         count = self._counts.get(prompt.kind)
         if count is None or not count.worth:
-            return _guess(wait)
+            return _guess_rate(wait)
         at = bisect_right(_EDGES, wait) - 1
         if at >= _LAST:
             return count.worth[_LAST]

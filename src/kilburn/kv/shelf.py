@@ -1,14 +1,14 @@
 """A folder of spilled keys and values: how much it holds, what goes when it is full, and what may not go.
 
 Where there is a limit, the least recently read or written files go first, never one that is pinned, by this
-process or another. It refuses to know what is in the files.
+process or another.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,9 +17,10 @@ from kilburn.errors import SpillFailed
 from kilburn.kv.prefixes import Key
 from kilburn.kv.spill_file import (
     SUFFIX,
+    Contents,
     Draft,
+    Header,
     Miss,
-    PageHeader,
     SequenceHeader,
     header_of,
     read,
@@ -27,7 +28,6 @@ from kilburn.kv.spill_file import (
     size_of,
     write,
 )
-from kilburn.kv.tensors import Tensor
 
 __all__ = ["Shelf"]
 
@@ -68,7 +68,7 @@ class Shelf:
         """Bytes of all its files."""
         return sum(size for _, size, _ in self._files())
 
-    def put(self, header: SequenceHeader | PageHeader, drafts: Sequence[Draft], *, pin: bool = False) -> tuple[str, int]:
+    def put(self, header: Header, drafts: Sequence[Draft], *, pin: bool = False) -> tuple[str, int]:
         """Write a file; returns its address and its bytes.
 
         Raises:
@@ -84,7 +84,7 @@ class Shelf:
             self.pin(address)
         return address, size
 
-    def get(self, address: str, key: Key) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
+    def get(self, address: str, key: Key) -> Contents | Miss:
         """What a file holds, every byte checked."""
         found = read(self.folder, address, key)
         if not isinstance(found, Miss):

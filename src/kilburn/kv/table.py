@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kilburn.errors import FreedSequence, InvalidRange, PrefixRefused
 from kilburn.kv.blocks import Copies, Pool
 from kilburn.kv.lineage import Alteration, Eviction, Lineage
-from kilburn.kv.prefixes import Key, chained, match, root_of
+from kilburn.kv.prefixes import Key, chain_digests, find_prefix, root_digest
 from kilburn.kv.ranges import Ranges
 
 __all__ = ["CachedSlots", "Table"]
@@ -66,7 +66,7 @@ class Table:
         self.pages = Ranges()
         self.stood: dict[int, int] = {}
         self._pool, self._copies = pool, copies
-        self._root = root_of(key, pool.size) if key is not None else b""
+        self._root = root_digest(key, pool.size) if key is not None else b""
         self._blocks: list[int] = []
         # The first position ever written to each block: finds the block of a position, also behind gaps.
         self._bases: list[int] = []
@@ -126,7 +126,7 @@ class Table:
 
     def need(self, count: int) -> int:
         """Blocks that appending `count` tokens would take from the pool."""
-        self._alive()
+        self._check_alive()
         room, shared = self._tail()
         return -((room - count) // self._pool.size) + (shared > 0) if count > room else int(count > 0 and shared > 0)
 
@@ -137,7 +137,7 @@ class Table:
             OutOfBlocks: nothing was appended; `Tables.reserve` preempts others.
             OverflowError: a token id of more than 31 bits; nothing was appended.
         """
-        self._alive()
+        self._check_alive()
         fresh = array("i", tokens)
         pool, slots = self._pool, self._slots
         count, end, size, ramp = len(fresh), len(self._tokens), pool.size, pool.ramp
@@ -183,10 +183,10 @@ class Table:
             InvalidRange: one of these positions is cached, or not within the sequence; nothing was inserted.
             OutOfBlocks, OverflowError: as `append`.
         """
-        self._alive()
+        self._check_alive()
         fresh = array("i", tokens)
         stop = position + len(fresh)
-        self._within(position, stop)
+        self._check_range(position, stop)
         positions, ramp = self._positions, self._pool.ramp
         first = bisect_left(positions, position)
         if first < len(positions) and positions[first] < stop:
@@ -197,12 +197,12 @@ class Table:
         if not fresh:
             return array("q")
         logical = ramp[position:stop] if stop <= len(ramp) else array("q", range(position, stop))
-        placed = self._fill(first, logical)
+        placed = self._fill_gap(first, logical)
         self._tokens[position:stop] = fresh
         self.alter(Alteration.FOLDED, position)
         return placed
 
-    def _gap(self, first: int, count: int) -> _Gap:
+    def _plan_gap(self, first: int, count: int) -> _Gap:
         """How `count` tokens go before the `first`-th cached one, with as few new blocks as its neighbours' free slots allow.
 
         A block that others own too is never written: its free slots are not free for this sequence.
@@ -231,7 +231,7 @@ class Table:
             back = ramp[behind - left : behind]
         return _Gap(at, front, more, back, moved)
 
-    def _fill(self, first: int, fresh: array[int]) -> array[int]:
+    def _fill_gap(self, first: int, fresh: array[int]) -> array[int]:
         """Take slots for the `fresh` positions before the `first`-th cached one; returns these slots.
 
         Raises:
@@ -240,7 +240,7 @@ class Table:
         pool, blocks, bases, slots, positions = self._pool, self._blocks, self._bases, self._slots, self._positions
         size, ramp = pool.size, pool.ramp
         count = len(fresh)
-        at, front, more, back, moved = self._gap(first, count)
+        at, front, more, back, moved = self._plan_gap(first, count)
         taken = pool.take(more) if more else []
         if front:
             pool.unname(blocks[at - 1])
@@ -265,7 +265,7 @@ class Table:
 
     def slots(self, start: int = 0) -> CachedSlots:
         """Where the cached tokens lie, from the `start`-th of them on: copies, good until the next change."""
-        self._alive()
+        self._check_alive()
         return CachedSlots(self._slots[start:], self._positions[start:])
 
     def label(self, page: int, start: int, stop: int) -> None:
@@ -274,14 +274,14 @@ class Table:
         Raises:
             InvalidRange: not a range within the sequence, the page has one, or another page's overlaps it.
         """
-        self._alive()
-        self._within(start, stop)
+        self._check_alive()
+        self._check_range(start, stop)
         self.pages.put(page, start, stop)
         self.stood[page] = min(start, self.stood.get(page, start))
 
     def count(self, start: int, stop: int) -> int:
         """How many of these logical positions are cached."""
-        self._alive()
+        self._check_alive()
         return max(0, bisect_left(self._positions, stop) - bisect_left(self._positions, start))
 
     def evict(self, start: int, stop: int) -> int:
@@ -294,8 +294,8 @@ class Table:
         Raises:
             InvalidRange: not a range within the sequence; nothing was dropped.
         """
-        self._alive()
-        self._within(start, stop)
+        self._check_alive()
+        self._check_range(start, stop)
         first, last = bisect_left(self._positions, start), bisect_left(self._positions, stop)
         if first == last:
             return 0
@@ -311,7 +311,7 @@ class Table:
         for page in self.pages.over(start, stop):
             if not self.count(*self.pages[page]):
                 self.pages.remove(page)
-        if start < self._told():
+        if start < self._recomputable_until():
             self._evictions.append(Eviction(self.end, start, stop))
         self.alter(Alteration.EVICTED, start)
         return last - first
@@ -325,8 +325,8 @@ class Table:
         Raises:
             InvalidRange: the sequence is not that long.
         """
-        self._alive()
-        self._within(position, self.end)
+        self._check_alive()
+        self._check_range(position, self.end)
         first = bisect_left(self._positions, position)
         dropped = len(self._slots) - first
         if dropped:
@@ -352,7 +352,7 @@ class Table:
         Raises:
             InvalidRange: one is not cached. OutOfBlocks: nothing was changed.
         """
-        self._alive()
+        self._check_alive()
         pool, blocks, bases, slots, positions = self._pool, self._blocks, self._bases, self._slots, self._positions
         at = [bisect_left(positions, place) for place in places]
         for place, index in zip(places, at, strict=True):
@@ -385,7 +385,7 @@ class Table:
         Raises:
             OutOfBlocks: others share so much that new blocks are needed; nothing was moved.
         """
-        self._alive()
+        self._check_alive()
         pool, blocks, slots = self._pool, self._blocks, self._slots
         size, total = pool.size, len(slots)
         saved = len(blocks) - -(-total // size)
@@ -427,7 +427,7 @@ class Table:
             InvalidRange: fewer are cached; nothing was dropped.
             OutOfBlocks: others share so much that new blocks are needed; nothing was dropped.
         """
-        self._alive()
+        self._check_alive()
         if not 0 <= count <= len(self._slots):
             raise InvalidRange(f"{count} entries cannot remain of the {len(self)} that sequence {self.number} has cached")
         pool, blocks, size, ramp = self._pool, self._blocks, self._pool.size, self._pool.ramp
@@ -456,11 +456,11 @@ class Table:
         Raises:
             InvalidRange: the sequence is not that long.
         """
-        self._alive()
-        self._within(since, self.end)
+        self._check_alive()
+        self._check_range(since, self.end)
         self._altered[why] = min(since, self._altered.get(why, since))
         if why != Alteration.EVICTED:
-            told = self._told()
+            told = self._recomputable_until()
             self._evictions = [eviction for eviction in self._evictions if eviction.start < told]
 
     def publish(self) -> int:
@@ -471,7 +471,7 @@ class Table:
         Raises:
             PrefixRefused: it has no key, or was evicted from, folded, blended or compressed.
         """
-        self._alive()
+        self._check_alive()
         if self.key is None:
             raise PrefixRefused(f"sequence {self.number} has no key", advice="open it with a Key to share prefixes")
         if self._altered:
@@ -483,7 +483,7 @@ class Table:
             )
         size, pool, digests, tokens = self._pool.size, self._pool, self._digests, self._tokens
         done = len(digests)
-        fresh = chained(digests[-1] if digests else self._root, tokens[done * size : len(tokens) // size * size], size)
+        fresh = chain_digests(digests[-1] if digests else self._root, tokens[done * size : len(tokens) // size * size], size)
         digests += fresh
         return pool.name(self._blocks[done : len(digests)], digests[done:])
 
@@ -502,9 +502,9 @@ class Table:
 
     def share_prefix(self, prompt: array[int]) -> None:
         """Take what is known of a prompt's prefix; for `Tables`, of an empty table."""
-        blocks, digests = match(self._pool, self._root, prompt)
+        blocks, digests = find_prefix(self._pool, self._root, prompt)
         self._pool.share(blocks)
-        self._own(blocks, self._pool.ramp[: len(blocks) * self._pool.size])
+        self._hold(blocks, self._pool.ramp[: len(blocks) * self._pool.size])
         self._digests, self._tokens = digests, prompt[: len(self._positions)]
 
     def take(self, positions: array[int]) -> None:
@@ -513,7 +513,7 @@ class Table:
         Raises:
             OutOfBlocks: nothing was taken.
         """
-        self._own(self._pool.take(-(-len(positions) // self._pool.size)), positions[:])
+        self._hold(self._pool.take(-(-len(positions) // self._pool.size)), positions[:])
 
     def fork(self, number: int) -> Table:
         """A table of the same positions in the same blocks; for `Tables`."""
@@ -528,9 +528,9 @@ class Table:
         """Give its blocks back; for `Tables`."""
         self._pool.release(self._blocks)
         self._freed = True
-        self._own([], array("q"))
+        self._hold([], array("q"))
 
-    def _own(self, blocks: list[int], positions: array[int]) -> None:
+    def _hold(self, blocks: list[int], positions: array[int]) -> None:
         """Have these positions in these blocks, in order."""
         size = self._pool.size
         self._blocks, self._positions, self._bases = blocks, positions, list(positions[::size])
@@ -539,15 +539,15 @@ class Table:
             self._slots.extend(self._pool.ramp[block * size : block * size + size])
         del self._slots[len(positions) :]
 
-    def _told(self) -> int:
+    def _recomputable_until(self) -> int:
         """The position up to which tokens and evictions say all about what is cached."""
         return min((since for why, since in self._altered.items() if why != Alteration.EVICTED), default=1 << 62)
 
-    def _alive(self) -> None:
+    def _check_alive(self) -> None:
         if self._freed:
             raise FreedSequence(f"sequence {self.number} was freed", advice="open or resume it anew")
 
-    def _within(self, start: int, stop: int) -> None:
+    def _check_range(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= len(self._tokens):
             raise InvalidRange(f"positions {start} to {stop} are not within 0 to {self.end} of sequence {self.number}")
 

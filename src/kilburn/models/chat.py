@@ -118,21 +118,21 @@ class Chat:
                 finally:
                     passed = deadline.passed
         except self._sdk.APIError as error:
-            raise self._fault(error, passed) from error
+            raise self._error_of(error, passed) from error
         except (AttributeError, TypeError, ValueError) as error:
             raise Unavailable(f"{self.name} sent what is no chat completion: {error}", advice="check the base URL") from error
         if passed:
-            raise self._late()
+            raise self._late_error()
         yield assembly.reply()
 
-    def _fault(self, error: Any, passed: bool) -> ModelError:
+    def _error_of(self, error: Any, passed: bool) -> ModelError:
         if passed or isinstance(error, self._sdk.APITimeoutError):
-            return self._late()
+            return self._late_error()
         if isinstance(error, self._sdk.APIConnectionError):
             reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
             return Unavailable(f"{self.name}: {reason}", advice=f"is anything listening at {self._client.base_url}?")
         headers = error.response.headers if isinstance(error, self._sdk.APIStatusError) else None
         return error_of(self.name, getattr(error, "status_code", None), error.body, str(error), headers)
 
-    def _late(self) -> Unavailable:
+    def _late_error(self) -> Unavailable:
         return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")

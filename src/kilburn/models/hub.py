@@ -60,7 +60,7 @@ def fetch(download: Download, file: HubFile, name: str, progress: Progress | Non
         Refused: a 4xx. RateLimited: a 429. Unavailable: a server, a network or a disk that fails. MissingExtra.
     """
     url = file.url
-    hub, network_error = _library()
+    hub, network_error = _load_library()
     try:
         stated = hub.get_hf_file_metadata(url, token=False, library_name="kilburn")
         if stated.size is None:
@@ -96,7 +96,7 @@ def fetch(download: Download, file: HubFile, name: str, progress: Progress | Non
     return stated.size, sha256
 
 
-def _library() -> tuple[Any, type[Exception]]:
+def _load_library() -> tuple[Any, type[Exception]]:
     """huggingface_hub, and what its network raises."""
     # Read once, at import; without it the library would tell the hub what else is installed here.
     quiet = "HF_HUB_DISABLE_TELEMETRY" not in os.environ

@@ -122,11 +122,11 @@ class Messages:
                 finally:
                     passed = deadline.passed
         except (self._sdk.APIError, self._wire_errors) as error:
-            raise self._fault(error, passed) from error
+            raise self._error_of(error, passed) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self.name} sent what is no message: {error!r}", advice="check the base URL") from error
         if passed:
-            raise self._late()
+            raise self._late_error()
         yield blocks.reply()
 
     def _open(self, request: Request, silence: float) -> Any:
@@ -141,10 +141,10 @@ class Messages:
         except TypeError as error:
             raise Refused(f"{self.name}: {error}", advice="set ANTHROPIC_API_KEY, or give api_key") from error
 
-    def _fault(self, error: Any, passed: bool) -> ModelError:
+    def _error_of(self, error: Any, passed: bool) -> ModelError:
         silent = any(base.__name__ == "TimeoutException" for base in type(error).__mro__)
         if passed or silent or isinstance(error, self._sdk.APITimeoutError):
-            return self._late()
+            return self._late_error()
         if isinstance(error, self._wire_errors | self._sdk.APIConnectionError):
             reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
             return Unavailable(f"{self.name}: {reason}", advice=f"is anything listening at {self._client.base_url}?")
@@ -153,7 +153,7 @@ class Messages:
         # An error inside a stream carries the stream's own status, which says nothing.
         return error_of(self.name, None if status == 200 else status, error.body, str(error), headers)
 
-    def _late(self) -> Unavailable:
+    def _late_error(self) -> Unavailable:
         return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")
 
 
@@ -284,8 +284,8 @@ def _betas(request: Request) -> list[str]:
 def _arguments(model: str, request: Request, cache: bool) -> dict[str, Any]:
     messages, system = list(request.messages), request.system
     if cache:
-        messages[-1] = {**messages[-1], "content": _marked(messages[-1]["content"])}
-        system = system and _marked(system)
+        messages[-1] = {**messages[-1], "content": _with_breakpoint(messages[-1]["content"])}
+        system = system and _with_breakpoint(system)
     given: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": request.max_tokens}
     if system:
         given["system"] = system
@@ -302,7 +302,7 @@ def _arguments(model: str, request: Request, cache: bool) -> dict[str, Any]:
     return given
 
 
-def _marked(content: Any) -> Any:
+def _with_breakpoint(content: Any) -> Any:
     """Content whose last block that may be cached carries a breakpoint; what is given stays as it is."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
     for index in range(len(blocks) - 1, -1, -1):

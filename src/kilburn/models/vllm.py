@@ -138,7 +138,7 @@ class Vllm(Chat):
         Raises:
             Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
         """
-        request = self._stable(request)
+        request = self._stable_request(request)
         sections = _sections(request)
         prefix = self._track.compare(sections)
         begun = False
@@ -147,7 +147,7 @@ class Vllm(Chat):
                 if not begun:
                     begun = True
                     self._track.note(sections, prefix)
-                    _say(self.name, prefix)
+                    _log_change(self.name, prefix)
                 if isinstance(piece, Reply) and piece.usage is not None:
                     self._track.note(sections, msgspec.structs.replace(prefix, cached=piece.usage.cached))
                 yield piece
@@ -162,11 +162,11 @@ class Vllm(Chat):
             Refused: the server has no /tokenize, or will not take the request.
             Unavailable: see `kilburn.errors`.
         """
-        sections = _sections(self._stable(request))
+        sections = _sections(self._stable_request(request))
         before = self._track.sections
         tokens, old = self._tokens(sections), self._tokens(before) if before else ()
-        common = _common(old, tokens)
-        change = _change(before, sections)
+        common = _common_length(old, tokens)
+        change = _first_change(before, sections)
         if change is None and common < len(old):
             change = "template"
         block = self._block()
@@ -198,7 +198,7 @@ class Vllm(Chat):
     def __enter__(self) -> Vllm:
         return self
 
-    def _stable(self, request: Request) -> Request:
+    def _stable_request(self, request: Request) -> Request:
         """The request with its tools in one order and its tenant's salt."""
         options = request.options
         if self._salt is not None:
@@ -206,7 +206,7 @@ class Vllm(Chat):
                 raise Refused(f"{self.name}: a cache_salt in the options of a tenant", advice="leave it to the model")
             options = {**options, "cache_salt": self._salt}
         tools = sorted(
-            (msgspec.structs.replace(tool, parameters=_ordered(tool.parameters)) for tool in request.tools),
+            (msgspec.structs.replace(tool, parameters=_sort_keywords(tool.parameters)) for tool in request.tools),
             key=lambda tool: tool.name,
         )
         return msgspec.structs.replace(request, tools=tuple(tools), options=options)
@@ -240,14 +240,14 @@ class Vllm(Chat):
                 else self._client.post(url, cast_to=str, body=body, options=options)
             )
         except self._sdk.APIError as error:
-            raise self._fault(error, False) from error
+            raise self._error_of(error, False) from error
         return said
 
-    def _fault(self, error: Any, passed: bool) -> ModelError:
+    def _error_of(self, error: Any, passed: bool) -> ModelError:
         path = error.request.url.path
         if getattr(error, "status_code", None) in _ABSENT and path.endswith(("/metrics", "/tokenize")):
             return Refused(f"{self._root} has no {path}", advice="is this a vLLM, with that endpoint on?")
-        return super()._fault(error, passed)
+        return super()._error_of(error, passed)
 
 
 _Sections = tuple[tuple[str, str], ...]
@@ -288,7 +288,7 @@ class _Track:
         common = 0
         for (_, old), (_, new) in zip(before, sections, strict=False):
             if old != new:
-                common += _common(old, new)
+                common += _common_length(old, new)
                 break
             common += len(new)
         return Prefix(
@@ -296,7 +296,7 @@ class _Track:
             previous=sum(len(text) for _, text in before),
             length=sum(len(text) for _, text in sections),
             common=common,
-            change=_change(before, sections),
+            change=_first_change(before, sections),
         )
 
 
@@ -313,15 +313,15 @@ def salt_of(tenant: str, secret: str) -> str:
     return hmac.new(secret.encode(), b"kilburn.vllm\0" + tenant.encode(), hashlib.sha256).hexdigest()
 
 
-def _ordered(schema: Any, *, named: bool = False) -> Any:
+def _sort_keywords(schema: Any, *, named: bool = False) -> Any:
     """A JSON schema with its keywords sorted. Properties stay in their order: models write arguments in it."""
     if isinstance(schema, list):
-        return [_ordered(item) for item in schema]
+        return [_sort_keywords(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if named:
-        return {name: _ordered(inner) for name, inner in schema.items()}
-    return {key: schema[key] if key in _DATA else _ordered(schema[key], named=key in _NAMED) for key in sorted(schema)}
+        return {name: _sort_keywords(inner) for name, inner in schema.items()}
+    return {key: schema[key] if key in _DATA else _sort_keywords(schema[key], named=key in _NAMED) for key in sorted(schema)}
 
 
 def _sections(request: Request) -> _Sections:
@@ -337,7 +337,7 @@ def _sections(request: Request) -> _Sections:
         raise Refused(f"a request that is no JSON: {error}", advice="send strings, numbers, lists and dicts") from error
 
 
-def _change(before: _Sections, after: _Sections) -> str | None:
+def _first_change(before: _Sections, after: _Sections) -> str | None:
     """The first section of the prompt before that is not the same in this one; None where all are."""
     for index, section in enumerate(before):
         if index >= len(after) or after[index] != section:
@@ -345,7 +345,7 @@ def _change(before: _Sections, after: _Sections) -> str | None:
     return None
 
 
-def _common(before: Sequence[Any], after: Sequence[Any]) -> int:
+def _common_length(before: Sequence[Any], after: Sequence[Any]) -> int:
     """How many items two sequences share from the start."""
     low, high = 0, min(len(before), len(after))
     while low < high:
@@ -357,7 +357,7 @@ def _common(before: Sequence[Any], after: Sequence[Any]) -> int:
     return low
 
 
-def _say(who: str, prefix: Prefix) -> None:
+def _log_change(who: str, prefix: Prefix) -> None:
     if prefix.change is not None:
         log.info(
             "%s: the prompt changed at %s: %d of the %d characters before it are read again or gone",

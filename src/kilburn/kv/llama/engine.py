@@ -126,7 +126,7 @@ class Llama:
         """
         with self._lock:
             self._check()
-            made = LlamaSequence(self._number())
+            made = LlamaSequence(self._free_number())
             self._sequences[made.number] = made
             try:
                 self.prefill(made, prompt)
@@ -143,7 +143,7 @@ class Llama:
         """
         with self._lock:
             self._check(sequence)
-            made = sequence.copy(self._number())
+            made = sequence.copy(self._free_number())
             self._context.copy(sequence.number, made.number)
             self._cells.share(made.cells)
             self._sequences[made.number] = made
@@ -170,11 +170,11 @@ class Llama:
         """
         with self._lock:
             self._check(sequence)
-            wanted = array("i", self._known(tokens))
+            wanted = array("i", self._check_tokens(tokens))
             if not wanted:
                 return
             if len(wanted) > self._cells.free:
-                raise self._full(len(wanted))
+                raise self._out_of_cells(len(wanted))
             self._run(sequence, wanted)
             sequence.take(wanted, self._cells.take(len(wanted)))
             sequence.logits = self._context.logits()
@@ -191,7 +191,7 @@ class Llama:
             self._check(sequence)
             part = sequence.evictable(start, stop)
             if part:
-                self._drop(sequence, part, start, stop)
+                self._remove(sequence, part, start, stop)
                 sequence.drop(part, ("evict", len(sequence.taken), start, stop, 0))
             return len(part)
 
@@ -205,7 +205,7 @@ class Llama:
             self._check(sequence)
             part = sequence.cuttable(position)
             if part:
-                self._drop(sequence, part, position, -1)
+                self._remove(sequence, part, position, -1)
             sequence.back(part, position)
             return len(part)
 
@@ -278,8 +278,8 @@ class Llama:
                     return None
                 record, file = found
                 if len(record.tokens) > self._cells.free:
-                    raise self._full(len(record.tokens))
-                number = self._number()
+                    raise self._out_of_cells(len(record.tokens))
+                number = self._free_number()
                 state = bytearray(record.bytes)
                 with open(file, "rb", closefd=False) as whole:
                     whole.readinto(state)
@@ -319,7 +319,7 @@ class Llama:
                 piece = tokens[done : done + self._batch - (end + done) % self._batch]
                 status = self._context.decode(sequence.number, piece, end + done)
                 if status == 1:
-                    raise self._full(len(tokens))
+                    raise self._out_of_cells(len(tokens))
                 if status:
                     raise Unavailable(f"llama.cpp could not decode: status {status}", advice="free some memory, or open it anew")
                 done += len(piece)
@@ -335,23 +335,23 @@ class Llama:
         if status:
             raise Unavailable(f"llama.cpp could not shift: status {status}", advice="free the sequence")
 
-    def _drop(self, sequence: LlamaSequence, part: range, start: int, stop: int) -> None:
+    def _remove(self, sequence: LlamaSequence, part: range, start: int, stop: int) -> None:
         self._context.remove(sequence.number, start, stop)
         self._cells.drop(sequence.cells[part.start : part.stop])
 
-    def _number(self) -> int:
+    def _free_number(self) -> int:
         for number in range(self._most):
             if number not in self._sequences:
                 return number
         raise OutOfBlocks(f"all {self._most} sequences are in use", needed=1, advice="free one, or open the engine with more")
 
-    def _known(self, tokens: Sequence[int]) -> Sequence[int]:
+    def _check_tokens(self, tokens: Sequence[int]) -> Sequence[int]:
         size = self._context.vocabulary
         if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
             raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
         return tokens
 
-    def _full(self, needed: int) -> OutOfBlocks:
+    def _out_of_cells(self, needed: int) -> OutOfBlocks:
         return OutOfBlocks(
             f"{needed} cells are needed, {self._cells.free} of {self._cells.capacity} are free",
             needed=needed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kilburn.kv.observation import Observation, Selection
-from kilburn.kv.presses.choice import BudgetPress, behind, flag, given, number, top
+from kilburn.kv.presses.choice import BudgetPress, check_flag, check_number, require, top_indices, with_window
 
 __all__ = ["H2o"]
 
@@ -28,8 +28,8 @@ class H2o(BudgetPress):
     normalise: bool = False
 
     def __post_init__(self) -> None:
-        number("h2o", "heavy", self.heavy, 0.0, 1.0)
-        flag("h2o", "normalise", self.normalise)
+        check_number("h2o", "heavy", self.heavy, 0.0, 1.0)
+        check_flag("h2o", "normalise", self.normalise)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -40,7 +40,7 @@ class H2o(BudgetPress):
         """For each head its heaviest tokens outside the window, and the window."""
         count, heavy = seen.count, int(budget * self.heavy)
         start = count - (budget - heavy)
-        scores = given(seen, "attention", self.name)[..., :start]
+        scores = require(seen, "attention", self.name)[..., :start]
         if self.normalise:
-            scores = scores / given(seen, "queries", self.name)[:start].clamp(min=1)
-        return Selection(behind(top(scores, heavy), start, count))
+            scores = scores / require(seen, "queries", self.name)[:start].clamp(min=1)
+        return Selection(with_window(top_indices(scores, heavy), start, count))

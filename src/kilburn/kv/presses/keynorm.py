@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kilburn.kv.observation import Observation, Selection
-from kilburn.kv.presses.choice import BudgetPress, afford, behind, given, integer, top
+from kilburn.kv.presses.choice import BudgetPress, afford, check_integer, require, top_indices, with_window
 from kilburn.kv.tensors import torch
 
 __all__ = ["Keynorm"]
@@ -26,7 +26,7 @@ class Keynorm(BudgetPress):
     window: int = 0
 
     def __post_init__(self) -> None:
-        integer("keynorm", "window", self.window, 0)
+        check_integer("keynorm", "window", self.window, 0)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -42,5 +42,5 @@ class Keynorm(BudgetPress):
         room = afford(self.name, budget, in_the_window=self.window)
         count = seen.count
         start = count - self.window
-        keys = given(seen, "keys", self.name)[..., :start, :].to(torch.float32)
-        return Selection(behind(top(-torch.linalg.vector_norm(keys, dim=-1), room), start, count))
+        keys = require(seen, "keys", self.name)[..., :start, :].to(torch.float32)
+        return Selection(with_window(top_indices(-torch.linalg.vector_norm(keys, dim=-1), room), start, count))

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 from kilburn.errors import InvalidRange
 from kilburn.kv.observation import CachedPage, Observation, Selection
-from kilburn.kv.presses.choice import BudgetPress, afford, given, integer, number, oneof, smoothed, sound
+from kilburn.kv.presses.choice import (
+    BudgetPress,
+    afford,
+    check_integer,
+    check_number,
+    check_scores,
+    check_word,
+    pool_neighbours,
+    require,
+)
 from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["Pages"]
@@ -81,14 +90,14 @@ class Pages(BudgetPress):
 
     def __post_init__(self) -> None:
         for name, least in (("window", 1), ("sinks", 0), ("span", 1), ("around", 0), ("unit", 1)):
-            integer("pages", name, getattr(self, name), least)
-        integer("pages", "kernel", self.kernel, 1, odd=True)
+            check_integer("pages", name, getattr(self, name), least)
+        check_integer("pages", "kernel", self.kernel, 1, odd=True)
         for name in ("weight", "contrast", "stale", "folded", "unasked"):
-            number("pages", name, getattr(self, name), 0.0, 1.0)
-        number("pages", "halflife", self.halflife, 1e-3, float("inf"))
-        oneof("pages", "pool", self.pool, ("avg", "max"))
-        oneof("pages", "heads", self.heads, ("mean", "rms", "max"))
-        oneof("pages", "page", self.page, ("mean", "max"))
+            check_number("pages", name, getattr(self, name), 0.0, 1.0)
+        check_number("pages", "halflife", self.halflife, 1e-3, float("inf"))
+        check_word("pages", "pool", self.pool, ("avg", "max"))
+        check_word("pages", "heads", self.heads, ("mean", "rms", "max"))
+        check_word("pages", "page", self.page, ("mean", "max"))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -177,7 +186,7 @@ class Pages(BudgetPress):
 
     def _scores(self, seen: Observation, free: list[Ranged]) -> tuple[list[float], list[float]]:
         """What was asked for of each token, with the contrast and without; 0 for those that stay anyway."""
-        votes = given(seen, "recent", self.name)[:, :, -self.window :].mean(dim=2)
+        votes = require(seen, "recent", self.name)[:, :, -self.window :].mean(dim=2)
         # Sinks draw so much that their neighbours would look asked for once scores are pooled.
         stays = torch.ones(seen.count, dtype=torch.bool)
         for _, start, stop in free:
@@ -186,16 +195,16 @@ class Pages(BudgetPress):
         plain = self._merged(votes.masked_fill(stays, 0.0))
         if not self.contrast:
             return plain, plain
-        usual = given(seen, "attention", self.name) / given(seen, "queries", self.name).clamp(min=1)
+        usual = require(seen, "attention", self.name) / require(seen, "queries", self.name).clamp(min=1)
         return self._merged((votes - self.contrast * usual).clamp_(min=0).masked_fill_(stays, 0.0)), plain
 
     def _shortness(self, seen: Observation, free: list[Ranged]) -> list[float]:
         """How short each token's keys are, by standard deviations of each head, over all heads; from 0 to 1."""
-        norms = torch.linalg.vector_norm(given(seen, "keys", self.name).to(torch.float32), dim=-1)
+        norms = torch.linalg.vector_norm(require(seen, "keys", self.name).to(torch.float32), dim=-1)
         open_tokens = torch.cat([torch.arange(start, stop) for _, start, stop in free]).to(norms.device)
         own = norms[..., open_tokens]
         deviation = own.std(dim=-1, keepdim=True, correction=0).clamp(min=1e-12)
-        short = sound((own.mean(dim=-1, keepdim=True) - own) / deviation).mean(dim=(0, 1))
+        short = check_scores((own.mean(dim=-1, keepdim=True) - own) / deviation).mean(dim=(0, 1))
         short = (short - short.min()) / (short.max() - short.min()).clamp(min=1e-12)
         found = torch.zeros(seen.count, device=norms.device)
         found[open_tokens] = short
@@ -204,14 +213,14 @@ class Pages(BudgetPress):
 
     def _merged(self, votes: Tensor) -> list[float]:
         """One score for each token, over all layers and heads."""
-        votes = smoothed(votes, self.kernel, self.pool).flatten(0, 1)
+        votes = pool_neighbours(votes, self.kernel, self.pool).flatten(0, 1)
         if self.heads == "max":
             found = votes.amax(dim=0)
         elif self.heads == "mean":
             found = votes.mean(dim=0)
         else:
             found = votes.square().mean(dim=0).sqrt()
-        scores: list[float] = sound(found).tolist()
+        scores: list[float] = check_scores(found).tolist()
         return scores
 
     def _spans(self, free: list[Ranged], scores: list[float], plain: list[float]) -> Iterator[_Span]:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kilburn.kv.observation import Observation, Selection
-from kilburn.kv.presses.choice import BudgetPress, afford, behind, given, integer, oneof, smoothed, top
+from kilburn.kv.presses.choice import (
+    BudgetPress,
+    afford,
+    check_integer,
+    check_word,
+    pool_neighbours,
+    require,
+    top_indices,
+    with_window,
+)
 
 __all__ = ["Snapkv"]
 
@@ -29,9 +38,9 @@ class Snapkv(BudgetPress):
     pool: str = "avg"
 
     def __post_init__(self) -> None:
-        integer("snapkv", "window", self.window, 1)
-        integer("snapkv", "kernel", self.kernel, 1, odd=True)
-        oneof("snapkv", "pool", self.pool, ("avg", "max"))
+        check_integer("snapkv", "window", self.window, 1)
+        check_integer("snapkv", "kernel", self.kernel, 1, odd=True)
+        check_word("snapkv", "pool", self.pool, ("avg", "max"))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -52,5 +61,5 @@ class Snapkv(BudgetPress):
         room = afford(self.name, budget, in_the_window=self.window)
         count = seen.count
         start = count - self.window
-        votes = given(seen, "recent", self.name)[:, :, -self.window :, :start].sum(dim=2)
-        return Selection(behind(top(smoothed(votes, self.kernel, self.pool), room), start, count))
+        votes = require(seen, "recent", self.name)[:, :, -self.window :, :start].sum(dim=2)
+        return Selection(with_window(top_indices(pool_neighbours(votes, self.kernel, self.pool), room), start, count))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kilburn.kv.observation import Observation, Selection
-from kilburn.kv.presses.choice import BudgetPress, afford, flag, integer
+from kilburn.kv.presses.choice import BudgetPress, afford, check_flag, check_integer
 from kilburn.kv.tensors import torch
 
 __all__ = ["Streaming"]
@@ -31,8 +31,8 @@ class Streaming(BudgetPress):
     rotate: bool = True
 
     def __post_init__(self) -> None:
-        integer("streaming", "sinks", self.sinks, 0)
-        flag("streaming", "rotate", self.rotate)
+        check_integer("streaming", "sinks", self.sinks, 0)
+        check_flag("streaming", "rotate", self.rotate)
 
     def choose(self, seen: Observation, budget: int) -> Selection:
         """The first `sinks` tokens and the last `budget - sinks`, for all heads.
