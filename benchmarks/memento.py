@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from figures import Row, emit, parser
-from kilburn.evals.pareto import check_picture, save
+from kilburn.evals.picture import check_picture, picture, plain_axes
 from kilburn.kv.engine import Engine
 from kilburn.kv.generation import Sampling
 from kilburn.kv.memento import OFF, Markers, MementoRules
@@ -81,11 +81,7 @@ def rules(name: str, weights: Weights, block: int, memento: int) -> MementoRules
 
 def draw(path: Path, ends: dict[str, ReasoningRun], title: str) -> None:
     """The sawtooth, to the format that the file's name says."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"svg.hashsalt": "kilburn", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(8, 3.6), dpi=120, layout="constrained")
+    with picture(path, 8, 3.6, letters="none") as figure:
         axes = figure.add_subplot()
         for name, end in ends.items():
             points = corners(end.trace)
@@ -101,11 +97,9 @@ def draw(path: Path, ends: dict[str, ReasoningRun], title: str) -> None:
         axes.set_ylabel("keys and values, MB", fontsize=9)
         axes.set_title(title, loc="left", fontsize=10)
         axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain_axes(axes, grid=0.2)
         axes.set(xlim=(0, None), ylim=(0, None))
-        axes.grid(alpha=0.2)
         axes.legend(frameon=False, fontsize=8.5, loc="upper left")
-        save(figure, path)
 
 
 def corners(trace: Sequence[Point]) -> list[Point]:

@@ -16,7 +16,7 @@ import typer
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json, main
 from kilburn.errors import MissingExtra, SpecError
-from kilburn.evals.pareto import check_picture
+from kilburn.evals.picture import check_picture
 from kilburn.evals.trajectories import read
 from kilburn.models.weights import find
 from kilburn.terminal import say, show

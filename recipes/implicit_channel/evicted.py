@@ -3,7 +3,7 @@
 Eight notes name an owner and a password; the memento behind a note says that it was read, and neither of
 the two. The same questions are asked with the note there, with its keys and values cut out while the
 memento's stay, and after a new start from the memento's text. Beside whether the answer comes word for
-word, it is chosen among the eight of its kind by probability, which notices far less. It refuses to train.
+word, it is chosen among the eight of its kind by probability, which notices far less.
 
     report = ask(model, tokenizer)
     print(report.table())
@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
-from implicit_channel.shares import grid, wilson
 from implicit_channel.slices import Slices, additive
 from kilburn.errors import MissingExtra, SpecError
+from kilburn.evals.intervals import wilson
+from kilburn.evals.report import Report, grid
 
 try:
     import torch
@@ -69,7 +70,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     margin: float
 
 
-class Evicted(msgspec.Struct, frozen=True, kw_only=True):
+class Evicted(Report, frozen=True, kw_only=True):
     """All answers. `gap` is the largest difference of a logit between eviction and masking, at the questions' ends."""
 
     model: str
@@ -79,10 +80,6 @@ class Evicted(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, way: str, kind: str) -> list[Answer]:
         """The answers of one way and kind."""
         return [one for one in self.answers if (one.way, one.kind) == (way, kind)]
-
-    def to_json(self) -> str:
-        """Everything, as one JSON document."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
     def table(self) -> str:
         """Plain text for people."""
@@ -107,7 +104,7 @@ class Evicted(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.model}: {len(CASES)} notes, a note evicted behind a memento that does not say what it named\n"
             f"chosen: of the {len(CASES)} answers of a kind the most probable one (by chance 1/{len(CASES)}); "
             "nats a token; margin: above the other answers\n\n"
-            + grid(["asked", "way", "exact", "chosen", "log-prob", "margin"], body)
+            + grid(["asked", "way", "exact", "chosen", "log-prob", "margin"], body, ("asked",))
             + f"\n\nlargest difference of a logit, evicted to masked: {self.gap:.1e}"
         )
 

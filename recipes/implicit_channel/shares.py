@@ -1,33 +1,15 @@
-"""What was counted on the implicit channel: shares with their intervals, and the tables of them.
-
-Arithmetic on counts; it refuses to know a model.
-"""
+"""What was counted on the implicit channel: shares with their intervals, and the tables of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kilburn.errors import SpecError
+from kilburn.evals.intervals import wilson
+from kilburn.evals.report import Report, grid, row_of
 
-__all__ = ["Channel", "Gap", "Probe", "Share", "grid", "wilson"]
-
-
-def wilson(right: int, asked: int) -> tuple[float, float]:
-    """The 95% interval of a share (Wilson 1927).
-
-    Raises:
-        SpecError: nothing was asked, or more is right than was asked.
-    """
-    if asked < 1 or not 0 <= right <= asked:
-        raise SpecError(f"{right} right of {asked} asked", advice="count one answer or more")
-    z = 1.959964
-    share, norm = right / asked, 1 + z * z / asked
-    middle = (share + z * z / (2 * asked)) / norm
-    half = z / norm * math.sqrt(share * (1 - share) / asked + z * z / (4 * asked * asked))
-    return max(0.0, middle - half), min(1.0, middle + half)
+__all__ = ["Channel", "Gap", "Probe", "Share"]
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +76,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     restart: float
 
 
-class Channel(msgspec.Struct, frozen=True, kw_only=True):
+class Channel(Report, frozen=True, kw_only=True):
     """All figures of one measurement.
 
     Args:
@@ -114,14 +96,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
 
     def share(self, toy: str, way: str, keep: int = 0, distance: int | None = None) -> Share:
         """One figure; KeyError where it was not measured."""
-        for one in self.shares:
-            if (one.toy, one.way, one.keep, one.distance) == (toy, way, keep, distance):
-                return one
-        raise KeyError((toy, way, keep, distance))
-
-    def to_json(self) -> str:
-        """Everything, as one JSON document."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+        return row_of(self.shares, toy=toy, way=way, keep=keep, distance=distance)
 
     def table(self) -> str:
         """Plain text for people."""
@@ -133,16 +108,21 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
                 f"steps, {self.samples} questions a figure, {self.seconds:.0f} s\n"
                 "answers in percent: the best of ten, with 95% intervals; chance is 10",
                 "Answers: everything seen; blocks masked; blocks' KV evicted; a new start from the mementos' text",
-                grid(["toy", "full", "mask", "evict", "restart"], [self._ways(toy) for toy in toys]),
+                grid(["toy", "full", "mask", "evict", "restart"], [self._ways(toy) for toy in toys], ("toy",)),
                 "After evicting, by how many mementos came after the one that is asked for",
-                grid(["toy", "mementos kept", *map(str, far)], [self._far(toy, keep, far) for toy in toys for keep in (0, 1)]),
+                grid(
+                    ["toy", "mementos kept", *map(str, far)],
+                    [self._far(toy, keep, far) for toy in toys for keep in (0, 1)],
+                    ("toy",),
+                ),
                 "What a linear probe tells of a block's value from the KV of mementos, by layer; the memento before the block,\n"
                 "its own, and those after it",
-                grid(*self._probed(toys)),
+                grid(*self._probed(toys), ("toy",)),
                 "Largest difference of a logit to the mask's",
                 grid(
                     ["toy", "mementos kept", "evict", "restart"],
                     [[one.toy, str(one.keep or "all"), f"{one.evict:.1e}", f"{one.restart:.1e}"] for one in self.gaps],
+                    ("toy",),
                 ),
             ]
         )
@@ -167,15 +147,3 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
 
 def _percent(one: Share | Probe) -> str:
     return f"{100 * one.share:.1f} ({100 * one.low:.1f}-{100 * one.high:.1f})"
-
-
-def grid(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width; the first one stands to the left."""
-    lines = [heads, *body]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
-    return "\n".join(
-        "  ".join(
-            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
-        ).rstrip()
-        for line in lines
-    )

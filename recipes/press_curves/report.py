@@ -1,7 +1,7 @@
 """What was measured of presses at each budget: shares of right answers, nats of the held-out text, their table and picture.
 
 Contexts are the same for all, so each press is also compared with the full cache and with the page-aware
-press case by case. It refuses to know a model.
+press case by case.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from implicit_channel.shares import grid, wilson
-from kilburn.evals.outcomes import interval
-from kilburn.evals.pareto import check_picture, save
+from kilburn.evals.intervals import interval, wilson
+from kilburn.evals.picture import picture, plain_axes
+from kilburn.evals.report import Report, grid, row_of
 
 __all__ = ["FULL", "OURS", "TEXTS", "WHENS", "Cell", "Outcome", "Pressed", "draw"]
 
@@ -84,7 +84,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     ours_high: float | None
 
 
-class Pressed(msgspec.Struct, frozen=True, kw_only=True):
+class Pressed(Report, frozen=True, kw_only=True):
     """All of it."""
 
     model: str
@@ -121,14 +121,7 @@ class Pressed(msgspec.Struct, frozen=True, kw_only=True):
 
     def cell(self, way: str, budget: float, when: str = "later") -> Cell:
         """What was counted; KeyError where it was not measured."""
-        for one in self.cells:
-            if (one.way, one.budget, one.when) == (way, budget, when):
-                return one
-        raise KeyError((way, budget, when))
-
-    def to_json(self) -> str:
-        """Everything, as one JSON document."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+        return row_of(self.cells, way=way, budget=budget, when=when)
 
     def table(self) -> str:
         """Plain text for people."""
@@ -154,7 +147,7 @@ class Pressed(msgspec.Struct, frozen=True, kw_only=True):
                 one = self.cell(way, budget, when)
                 row.append(f"{one.share:.2f} {one.low:.2f}-{one.high:.2f} {one.logprob:.2f}")
             body.append(row)
-        return grid(["press", *(f"{budget:.1%}" for budget in self._budgets())], body)
+        return grid(["press", *(f"{budget:.1%}" for budget in self._budgets())], body, ("press",))
 
     def _rest(self) -> str:
         body = []
@@ -167,7 +160,7 @@ class Pressed(msgspec.Struct, frozen=True, kw_only=True):
                 same = one.rest_low == one.rest_high == 0
                 row.append(f"{one.rest:.3f}" + ("" if same else f" {one.rest_low:+.2f} to {one.rest_high:+.2f}"))
             body.append(row)
-        return grid(["press", *(f"{budget:.1%}" for budget in self._budgets())], body)
+        return grid(["press", *(f"{budget:.1%}" for budget in self._budgets())], body, ("press",))
 
     def _against(self) -> str:
         body = []
@@ -180,7 +173,7 @@ class Pressed(msgspec.Struct, frozen=True, kw_only=True):
                     one = self.cell(way, budget, when)
                     row.append("" if one.ours is None else f"{one.ours:+.2f} ({one.ours_low:+.2f} to {one.ours_high:+.2f})")
                 body.append(row)
-        return grid(["press", *(f"{budget:.1%}" for budget in self._budgets())], body)
+        return grid(["press", *(f"{budget:.1%}" for budget in self._budgets())], body, ("press",))
 
 
 def _cell(own: Sequence[Outcome], full: Sequence[Outcome], ours: Sequence[Outcome] | None, way: str, budget: float) -> Cell:
@@ -220,21 +213,14 @@ def draw(path: Path, report: Pressed, *, force: bool = False) -> None:
     """Draw the curves of a report to a file; the suffix says the format.
 
     Raises:
-        SpecError: a format that is not drawn here, or a file that is there without `force`. MissingExtra: no
-            matplotlib. OSError: the file cannot be written.
+        SpecError, MissingExtra, OSError: see `kilburn.evals.picture.picture`.
     """
-    check_picture(path, force=force)
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     # Letters as outlines would be most of the file.
-    with rc_context({"svg.hashsalt": "kilburn", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(13, 4.6), dpi=120, layout="constrained")
+    with picture(path, 13, 4.6, force=force, letters="none") as figure:
         for axes, when in zip(figure.subplots(1, 3), (*WHENS, ""), strict=True):
             _panel(axes, report, when)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8.5)
-        save(figure, path, force=force)
 
 
 def _panel(axes: Any, report: Pressed, when: str) -> None:
@@ -261,5 +247,4 @@ def _panel(axes: Any, report: Pressed, when: str) -> None:
     if when:
         axes.set_ylim(-0.03, 1.03)
     axes.set_title(_ASKED[when] if when else "how the text goes on", loc="left", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    plain_axes(axes)

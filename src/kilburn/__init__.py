@@ -1,7 +1,7 @@
 """Kilburn: a one-level store for LLM agents.
 
-An agent addresses its whole past as if it were in its context. Kilburn keeps the working set in the
-window and everything else, exactly, below it.
+An agent can address its whole past as if it were in its context. Kilburn keeps the working set in the window, and
+everything else, exactly, below it.
 
     import kilburn
 
@@ -40,7 +40,7 @@ def open(
     readonly: bool = False,
     foreign: bool = True,
 ) -> Hierarchy:
-    """Open a store for one tenant, creating the file where it does not exist.
+    """Open a store for one tenant. The file is created if it does not exist.
 
     Args:
         path: an SQLite file, or ":memory:".
@@ -50,11 +50,11 @@ def open(
         tenant: the partition; nothing of one tenant is ever seen by another.
         tokenizer: "auto" (the model's own; else a safe over-estimate), a model's name, or "chars/4".
         reserve: tokens of the window that are kept free for the reply.
-        model: who answers when a policy asks for words: a spec such as "local" or an object; None for nobody.
+        model: answers when a policy asks for a text: a spec such as "local" or an object; None for no model.
         readonly: for reading beside a writer; nothing is recorded.
-        foreign: whether a spec may name what is not Kilburn's own: `your.module:Policy`, or an entry point of
-            an installed package. To import a module is to run it, so say False where a policy's spec comes from
-            somebody else. A model's spec names files and hosts, and should not come from there at all.
+        foreign: whether a spec may name what is not Kilburn's own: `your.module:Policy`, or an entry point of an
+            installed package. Importing a module runs its code, so say False if a policy's spec comes from someone
+            else. A model's spec names files and hosts; never accept one from someone else.
 
     Raises:
         InvalidBudget, SpecError: the arguments do not fit. StoreError: the file does not.

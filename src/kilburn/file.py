@@ -1,8 +1,8 @@
-"""Writing a file that somebody named: whole or not at all, and never over what was not meant.
+"""Writes a file that a user named: whole or not at all, and never over something else by mistake.
 
-The bytes go to a new file beside it, of a name that nobody can foresee, readable by its owner only;
-when all of them are on the disk it gets its name. So neither a link nor a file that somebody planted is
-followed, written to, or asked for its mode. It refuses to replace a database, whatever it is told.
+The bytes go to a new file in the same folder. It has an unpredictable name, and only its owner can read it. When all
+bytes are on the disk, it is renamed. So no link is followed, and no file that someone else put there is written to. A
+database is never replaced, not even with `force`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ DATABASE = (
     b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7",
     struct.pack("=I", 3_007_000),
 )
-"""How a database begins, and its companions: write-ahead logs (both orders of bytes), journal, shared memory."""
+"""The first bytes of a database, and of its companion files: write-ahead logs (both byte orders), journal, shared
+memory."""
 
 COMPANIONS = ("-wal", "-shm", "-journal")
 
 
 def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Refuse what `written` would refuse, before the work is done.
+    """Raise what `written` would raise, before the work is done.
 
     Raises:
-        SpecError: a database or a companion of one; no file, but a folder, a device or a pipe; or a file
-            that is there, unless `force` is set.
+        SpecError: the path is a database or a companion file of one; a folder, a device or a pipe; or an existing
+            file, unless `force` is set.
     """
     place = Path(path)
     owner = next((Path(str(place).removesuffix(end)) for end in COMPANIONS if place.name.endswith(end)), place)
@@ -66,9 +67,9 @@ def _leads_to_device(place: Path) -> bool:
 
 
 def _begins_as_database(path: Path) -> bool:
-    """Whether a file, whatever links lead to it, begins as a database or a companion does; False where it cannot be read."""
+    """Whether a file, also behind links, begins like a database or a companion file; False if it cannot be read."""
     try:
-        # Asked first, since opening a pipe would wait for its other end.
+        # Checked first, because opening a pipe would wait for its other end.
         if not path.is_file():
             return False
         with path.open("rb") as file:
@@ -79,10 +80,10 @@ def _begins_as_database(path: Path) -> bool:
 
 @contextmanager
 def written(path: str | os.PathLike[str], *, force: bool = False, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """A new file to write to, which has the name `path` when the block ends, and is gone where the block raises.
+    """A new file to write to. It is renamed to `path` when the block ends, and removed if the block raises.
 
     Args:
-        force: replace a file that is there. Where `path` is a link, the link is replaced, not what it leads to.
+        force: replace an existing file. If `path` is a link, the link is replaced, not its target.
         mode: who may read it; its owner only.
 
     Raises:
@@ -111,7 +112,7 @@ def _named(part: str, place: Path, force: bool) -> None:
         os.replace(part, place)
     else:
         try:
-            # Unlike a renaming, this fails where somebody else made the file meanwhile.
+            # Unlike a rename, this fails if someone else created the file in the meantime.
             os.link(part, place)
         except FileExistsError:
             check_target(place)

@@ -1,7 +1,6 @@
 """Messages as Kilburn sees them: a role and parts, one neutral form for every provider's JSON.
 
-A part is the unit that becomes a page. It refuses to know any wire form (see `kilburn.wire`) and
-any store: it is plain, frozen data.
+A part is the unit that becomes a page. Both are plain, frozen data. The providers' own forms are in `kilburn.wire`.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ class Kind(StrEnum):
     OPAQUE = "opaque"
     """A block of a provider that Kilburn carries without reading it."""
     FOLD = "fold"
-    """A derived text that stands for its sources: a summary, a memento."""
+    """A derived page that stands for its sources, with a text that was written: a summary, a memento."""
     EXCERPT = "excerpt"
-    """A derived page whose text is verbatim spans of its source."""
+    """A derived page whose text is spans of its sources, byte for byte."""
 
 
 class Trust(IntEnum):
-    """How far a text may be believed, lowest first. A derived page has its sources' lowest."""
+    """How far a text may be believed, lowest first. A derived page has the lowest trust of its sources."""
 
     TOOL = 0
-    """Output of tools, web pages, files: data for ever, never instructions."""
+    """Output of tools, web pages, files: always data, never instructions."""
     AGENT = 1
     USER = 2
     OPERATOR = 3
@@ -66,7 +65,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
             `data:` URL with the bytes in base64. OPAQUE: the block as JSON.
         call: CALL and RESULT: the call's id; an IMAGE inside a tool result: the id of that call.
         name: CALL: the tool's name.
-        extra: what the wire form carried beyond this, as a JSON object; None where nothing.
+        extra: what the wire form had beyond this, as a JSON object; None if it had nothing.
     """
 
     kind: Kind
@@ -82,11 +81,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         role: who speaks. Tool results are TOOL, also where a provider puts them into a user message.
         parts: at least one; an empty message is one empty TEXT part.
-        extra: what the wire form carried beside role and content, as a JSON object (its key
-            `form` names the wire form, so that the original can be rebuilt exactly), or None.
-        trust: None for the role's own; a lower one is kept, a higher one is refused.
-        sources: page ids that this message's text was recalled from; such a message is not indexed
-            or extracted again as if it were new.
+        extra: what the wire form had besides role and content, as a JSON object (its key `form` names the wire form,
+            so that the original can be rebuilt exactly), or None.
+        trust: None for the role's own trust. It may be lower than the role's; a higher one is an error.
+        sources: page ids that this message's text was recalled from. Such a message is not indexed again as if it
+            were new.
     """
 
     role: Role

@@ -18,7 +18,7 @@ from kilburn.message import Message, Part
 __all__ = ["Delta", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete", "is_count"]
 
 LARGEST = 2**40
-"""Tokens that a report may name."""
+"""Bound on the tokens in a report."""
 
 
 def is_count(value: object) -> TypeGuard[int]:
@@ -35,9 +35,9 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider says a reply cost, in tokens; `cached` and `written` are parts of `prompt` that
-    were read from, or written to, its prompt cache. `beside` is its own work that is billed too and is in
-    no other figure, such as a compaction before the reply: it says nothing about this prompt's size."""
+    """What a reply cost according to the provider, in tokens. `cached` and `written` are the parts of `prompt` that were
+    read from, or written to, its prompt cache. `beside` is the provider's own work, such as a compaction before the
+    reply. It is billed too, is in no other figure, and says nothing about this prompt's size."""
 
     prompt: int = 0
     reply: int = 0
@@ -47,8 +47,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sound(self) -> bool:
-        """Whether this can be a usage at all: every figure is a number of tokens, and the cached and written ones are
-        parts of the prompt. What a provider says may be anything; a usage that is not sound is unknown."""
+        """Whether the figures are possible: each is a number of tokens, and the cached and written ones are parts of the
+        prompt. A provider may report anything; a report that is not sound is ignored."""
         figures = (self.prompt, self.reply, self.cached, self.written)
         if not all(map(is_count, figures)) or self.cached + self.written > self.prompt:
             return False
@@ -56,7 +56,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """Tokens of prompt and reply, and of what was done beside them."""
+        """Tokens of prompt and reply, and of the provider's own work."""
         return self.prompt + self.reply + (self.beside.total if self.beside is not None else 0)
 
 
@@ -69,7 +69,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         tools: the tools it may call.
         max_tokens: cap of the reply.
         temperature: 0 for greedy decoding.
-        schema: JSON schema that the reply must follow, where the model can be held to it.
+        schema: JSON schema that the reply must follow, if the model can be made to.
         timeout: seconds for the whole reply, or None.
         seed: for sampling, or None.
         options: passed through to the provider untouched.
@@ -99,7 +99,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         message: an ASSISTANT message whose parts are texts, calls and reasoning, in order.
         finish: "stop", "length" (cut at its cap), "calls" (it wants tools run) or "refused".
-        usage: what the provider counted, or None where it said nothing or what cannot be.
+        usage: what the provider counted, or None if it reported nothing, or something impossible.
     """
 
     message: Message
@@ -119,8 +119,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Model(Protocol):
-    """A language model. `form` is "chat" or "messages"; `context` its whole window in tokens, or None
-    where unknown; `tokenizer` a name for `kilburn.tokens` that counts as it does, or an own counter.
+    """A language model. `form` is "chat" or "messages". `context` is its whole window in tokens, or None if unknown.
+    `tokenizer` is a name for `kilburn.tokens`, or a counter.
 
     `kilburn.testing.check_model` holds an implementation to this contract.
     """

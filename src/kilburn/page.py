@@ -1,7 +1,7 @@
-"""Pages and their addresses: the immutable unit that all levels move.
+"""Pages, the immutable units that all levels move, and their addresses.
 
-A page knows what it is and what it costs, never where it is (that is the tier's business) and
-never its own text (that is the store's): ten thousand of them must fit in a few megabytes.
+A page says what it is and what it costs. Where it is, the window knows; its text is in the store. So ten thousand
+pages fit in a few megabytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Parts = tuple[tuple[int, tuple[Span, ...]], ...]
 """Kept spans of several pages: (page id, its spans), in order."""
 
 OMITTED = "…"
-"""Stands between kept spans, on a line of its own."""
+"""Stands where text was left out between kept spans, on a line of its own."""
 
 
 class Place(StrEnum):
@@ -48,20 +48,20 @@ class Place(StrEnum):
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One immutable unit of context: one message part, or something derived from parts.
 
-    `id` counts originals up from 1 (address `p1`) and derived pages down from -1 (address `f1`),
-    so a range `p17-p42` is exactly a stretch of the transcript, whatever was folded meanwhile.
+    `id` counts originals up from 1 (address `p1`) and derived pages down from -1 (address `f1`), so a range `p17-p42`
+    is always a stretch of the transcript, whatever was folded since.
 
     Args:
         digest: SHA-256 of the text in UTF-8, hex.
         extra: SHA-256 of the wire form's leftovers (see `Part.extra`), or "".
         message: number of the message within its process, from 1; parts of one message share it.
-        answers: of a result, and of what is attached to it, the id of the call's page; else 0.
+        answers: for a result, and for what is attached to it, the id of the call's page; else 0.
         group: pages that move together share it (a call and its result); 0 for none.
-        tokens: what it costs when resident and whole, its share of the message's envelope included.
+        tokens: what it costs when it is resident and whole, with its share of the message's envelope.
         time: seconds since the epoch, from the kernel's clock.
         sources: ids of the pages that it was made from; empty for originals.
         spans: for an EXCERPT of one source, its kept spans.
-        parts: for an EXCERPT of several sources, the kept spans of each that has any.
+        parts: for an EXCERPT of several sources, the kept spans of each source that has any.
         depth: 0 for originals, 1 for what is made from originals, and so on.
         order: where it stands in the window: (id of an original, rank). Originals are (id, 0). Stored as "place".
         label: one line on what it is, for handles; at most 80 characters.
@@ -94,7 +94,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tombstone_of(page: Page) -> Page:
-    """What stays of a forgotten page: its number, place and cost, no word of it."""
+    """What stays of a forgotten page: its number, place and cost, and nothing of its text."""
     return msgspec.structs.replace(page, digest="", extra="", call=None, name=None, label="", spans=(), parts=())
 
 

@@ -1,8 +1,8 @@
 """What a policy is, and all that it may see.
 
-A policy is a pure plan over a frozen view: no I/O, no clock, no data of its own. It returns moves,
-or is a generator that yields effects (`Ask`, `Find`), receives answers, and returns moves. The same
-view gives the same plan; whatever it needs to know about the past is in the view.
+A policy is a pure plan over a frozen view: no I/O, no clock, no data of its own. It returns moves, or is a generator
+that yields effects (`Ask`, `Find`), receives answers, and returns moves. The same view gives the same plan.
+Everything that it needs to know about the past is in the view.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Deferred, Effect
-from kilburn.move import Move
-from kilburn.page import Page
+from kilburn.move import Evict, Fold, Move
+from kilburn.page import Page, Parts
 
-__all__ = ["Cause", "Plan", "Policy", "Use", "View"]
+__all__ = ["Cause", "Plan", "Policy", "Stretch", "Use", "View"]
 
 
 class Cause(StrEnum):
@@ -35,7 +35,7 @@ class Cause(StrEnum):
     ADVICE = "advice"
     """Somebody said what pages (`wanted`) are worth: they were pinned, unpinned or marked as important."""
     IDLE = "idle"
-    """Nothing happens; a good moment for work that may wait."""
+    """The caller has time: a good moment for work that may wait."""
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -44,6 +44,42 @@ class Use(msgspec.Struct, frozen=True):
     count: int
     turn: int
     time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one fold may stand for (see `View.stretch`).
+
+    Args:
+        sources: the originals that it cites, in order.
+        pages: the resident pages of the stretch, in the order of the prompt; all of them leave.
+        torn: ids of those of which a part stays, or is not cited: they are evicted before the fold is made. Where that
+            is all of them, the fold would take the place of nothing.
+    """
+
+    sources: tuple[int, ...]
+    pages: tuple[Page, ...]
+    torn: Set[int]
+
+    @property
+    def leaving(self) -> list[Page]:
+        """The pages that the fold takes the place of."""
+        return [page for page in self.pages if page.id not in self.torn]
+
+    @property
+    def freed(self) -> int:
+        """Tokens of the pages that the fold takes the place of."""
+        return sum([page.tokens for page in self.pages if page.id not in self.torn])
+
+    def fold(self, why: str, *, text: str | None = None, parts: Parts = (), torn: str) -> list[Move]:
+        """The moves that put a summary or an excerpt in the place of the stretch.
+
+        Args:
+            torn: why torn pages leave.
+        """
+        fold = Fold(pages=self.sources, text=text, parts=parts, why=why)
+        stale = tuple([page.id for page in self.pages if page.id in self.torn])
+        return [Evict(pages=stale, why=torn), fold] if stale else [fold]
 
 
 def _never(page: int) -> bool:
@@ -62,21 +98,22 @@ class View:
         turn: number of the last admitted message; `now` is the kernel's time in seconds.
         pins: ids that no move may touch: pinned pages, the user's latest message (it stays until the next one),
             and the pages that excerpts and summaries among these stand for.
-        open: what stands for calls whose results may still come: they cannot leave. An abandoned call, one that
-            eight messages of the user and the assistant came after, is not among them.
+        open: pages of calls whose results may still come: they cannot leave. A call after which eight messages of the
+            user and the assistant came is abandoned, and is not among them.
         stubs: results that stand as a handle in place.
         marks: explicit importance ("remember this"), 0 to 1, by page id.
         uses: how pages were used, by page id; a page never recalled has its admission only.
-        page: the page of an id, whatever its level.
-        text: the exact text of a page, whatever its level.
-        group: all pages that must move with a page, itself included, whatever their level.
+        page: the page of an id, on any level.
+        text: the exact text of a page, on any level.
+        group: all pages that must move with a page, itself included, on any level.
         count: tokens of a text, by the process's counter.
         handle: what a handle costs at most, in tokens.
-        task: the text of the user's latest message, or ""; of several parts the last.
-        seen: tokens of all originals that were ever admitted, `wanted` included where they just came.
+        task: the text of the request, that is, the user's latest message; its last part if it has several; "" if
+            there is none.
+        seen: tokens of all originals that were ever admitted, including those that were just appended.
         deferred: the question in the background (`Later`), with its answer the first time it is there.
         gone: whether a page is retired or forgotten: no fold may cite it.
-        task_page: the id of that page, or 0; it is among the pins while it stands.
+        task_page: the id of the page of `task`, or 0; it is among the pins while it is resident.
     """
 
     cause: Cause
@@ -111,9 +148,9 @@ class View:
     def free(self, candidates: Iterable[Page], tokens: int) -> tuple[int, ...]:
         """Whole groups from `candidates`, in that order, until `tokens` would be freed.
 
-        Pinned pages and their groups are passed over. Of a group that holds an open call or a page of
-        the latest message, only results leave: their calls stay, a handle takes their place. Returns
-        the ids of resident pages; they may free less than asked where the candidates run out.
+        Pinned pages and their groups are left out. Of a group with an open call or a page of the latest message only
+        results leave: their calls stay, and a handle takes their place. Returns the ids of resident pages. They may
+        free less than asked if there are too few candidates.
         """
         resident = {page.id: page for page in self.pages}
         chosen: dict[int, None] = {}
@@ -145,26 +182,86 @@ class View:
         )
 
     def latest(self) -> list[Page]:
-        """The resident pages of the message that was admitted last, in order: looked for at the window's end only."""
+        """The resident pages of the message that was admitted last, in order. Only the end of the window is searched."""
         end = takewhile(lambda page: page.id < 0 or page.message == self.turn, reversed(self.pages))
         return [page for page in end if page.message == self.turn][::-1]
 
     def held(self) -> set[int]:
-        """Ids of all that stays for now: pins, open calls and the latest message, each with its group.
+        """Ids of all pages that stay for now: pins, open calls and the latest message, each with its group.
 
-        For a page that is not of the latest message, `page.id in view.held()` is `not view.is_movable(page)`,
-        at a small part of the cost where many are asked about.
+        For a page that is not of the latest message, `page.id in view.held()` equals `not view.is_movable(page)`, and
+        is much faster for many pages.
         """
         latest = [page.id for page in self.latest()]
         latest += [stub for stub in self.stubs if self.page(stub).message == self.turn]
         return {member for page in (*latest, *self.pins, *self.open) for member in self.group(page)}
 
-    def originals(self, page: Page) -> tuple[int, ...]:
-        """What a fold must cite to stand for this page: itself, or the originals of a derived page (law 4),
-        and the results of its group that stand as handles already."""
-        stubs = [member for member in self.group(page.id) if member in self.stubs and member != page.id]
-        own = page.sources if page.depth else (page.id,)
-        return (*own, *(stub for stub in stubs if stub not in own))
+    def front(self, tail: int) -> Sequence[Page]:
+        """The resident pages in front of the newest ones that take `tail` tokens together at most."""
+        first = len(self.pages)
+        while first and tail >= self.pages[first - 1].tokens:
+            first -= 1
+            tail -= self.pages[first].tokens
+        return self.pages[:first]
+
+    def movable(self, pages: Iterable[Page]) -> list[Page]:
+        """Of some resident pages those that may leave together: whole groups, and nothing that is held."""
+        held = self.held()
+        free = [page for page in pages if page.id not in held]
+        chosen = {page.id for page in free}
+        tied = {page.group for page in self.pages if page.group and page.id not in chosen}
+        return [page for page in free if page.group not in tied]
+
+    def stretch(self, pages: Iterable[int], within: Set[int] | None = None) -> Stretch:
+        """What a fold in the place of some pages cites, so that it breaks no law, and what leaves with it.
+
+        A fold cites the originals behind derived pages, and the stubs of its groups. It
+        cites nothing that stays in the window, nothing of which another page that stays tells, and no part of a group.
+        A derived page that it can so not replace whole is torn, and so is an original that came back beside such a page.
+
+        Args:
+            pages: ids of resident pages; those that may not leave are passed over. Ids of originals that are out
+                already: the fold cites them too.
+            within: the originals that it may cite; None for all.
+        """
+        named = set(pages)
+        going = {page.id: page for page in self.movable([page for page in self.pages if page.id in named])}
+        plain = {number for number in going if number > 0}
+        behind = {number: self.originals(page) for number, page in going.items() if number < 0}
+        stubs = {stub for stub in self.stubs if any(member in going for member in self.group(stub))}
+        resident = {page.id for page in self.pages}
+        out = {number for number in named - resident if number > 0 and not self.gone(number)}
+        sources = plain.union(stubs, out, *behind.values())
+        if out or min(resident, default=0) < 0:
+            sources -= self._apart(sources, going)
+        legal = sources if within is None else sources & within
+        torn = self._torn(going, behind, stubs, legal)
+        # What leaves ahead of the fold is not the fold's to stand for, and that may tear another page.
+        while less := {member for number in torn for member in self.group(number) if member in legal and member in plain | stubs}:
+            legal = legal - less
+            torn = self._torn(going, behind, stubs, legal)
+        return Stretch(tuple(sorted(legal)), tuple(going.values()), torn)
+
+    def originals(self, page: Page) -> set[int]:
+        """The originals behind a page, however deep."""
+        if page.id > 0:
+            return {page.id}
+        return {found for source in page.sources for found in ((source,) if source > 0 else self.originals(self.page(source)))}
+
+    def _apart(self, sources: Set[int], going: Mapping[int, Page]) -> set[int]:
+        """Of some originals those that are shown by what stays, or are of the group of such a one."""
+        shown: set[int] = set()
+        for page in self.pages:
+            if page.id not in going:
+                shown.update(self.group(page.id), self.originals(page))
+        shown.update(stub for stub in self.stubs if not any(member in going for member in self.group(stub)))
+        return {member for number in shown & sources for member in self.group(number)}
+
+    def _torn(self, going: Mapping[int, Page], behind: Mapping[int, Set[int]], stubs: Set[int], legal: Set[int]) -> set[int]:
+        """Of the pages that are going those of which not all may be cited, each with its group."""
+        torn = {number for number in going if number > 0 and number not in legal}
+        torn.update(number for number, originals in behind.items() if not originals <= legal)
+        return {member for number in torn | (stubs - legal) for member in self.group(number) if member in going}
 
     def is_latest(self, page: Page) -> bool:
         """Whether the page belongs to the message that was admitted last."""
@@ -178,8 +275,8 @@ Plan = Sequence[Move] | Generator[Effect, Answer, Sequence[Move]]
 class Policy(Protocol):
     """Decides at one boundary. Implementations are dataclasses: comparable, made from a spec string.
 
-    It is asked again after its moves while the window is over capacity and its moves made progress;
-    what it leaves undone the kernel does by evicting the oldest pages.
+    It is asked again as long as the window is over its capacity and its moves make progress. If it does not free
+    enough, the kernel evicts the oldest pages.
     """
 
     def plan(self, view: View) -> Plan:

@@ -1,7 +1,7 @@
 """What tokens cost: fresh input, cached reads, cache writes, output, and how long a cache lives.
 
-Money of a provider or seconds of a local engine: the unit is the table's own. It refuses to be up to
-date: give your own figures where they matter.
+A table is in money of a provider or in seconds of a local engine. The shipped tables are not kept up to date: give
+your own figures where they matter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no price", advice="give 0 or more, per million tokens")
 
     def cost(self, usage: Tokens) -> float:
-        """What one reply cost, the provider's work beside it included."""
+        """What one reply cost, including the provider's own compaction."""
         fresh = usage.prompt - usage.cached - usage.written
         own = fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output
         return own / 1e6 + (self.cost(usage.beside) if usage.beside is not None else 0.0)
@@ -48,10 +48,10 @@ PRICES = {
     "automatic": Prices(input=1.25, cached=0.125, written=1.25, output=10.0, ttl=600.0),
     "local": Prices(input=1000.0, cached=1.0, written=1000.0, output=20_000.0),
 }
-"""Tables by name. "hosted": dollars where writing to the cache costs more than plain input (the shape, and
-at the time of writing the figures, of Anthropic's middle model with a cache of five minutes); "automatic": dollars
-where the cache is free to write (the shape of OpenAI's); "local": seconds of an engine that reads
-1,000 tokens a second and writes 50."""
+"""Tables by name. "hosted" is in dollars, and writing to the cache costs more than plain input: the figures of
+Anthropic's middle model with a cache of five minutes, at the time of writing. "automatic" is in dollars, and writing
+to the cache is free, as with OpenAI. "local" is in seconds of an engine that reads 1,000 tokens a second and writes
+50."""
 
 
 def prices_of(name: str) -> Prices:

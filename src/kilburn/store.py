@@ -1,7 +1,7 @@
 """What a store is: the durable levels below the window.
 
-Few verbs, each all-or-nothing. A store keeps pages by content, the ledger, the state of the window
-and an index for text search, all four in one transaction. It refuses to decide anything.
+A store keeps pages by content, the ledger, the state of the window and an index for text search, and changes all four
+in one transaction. It has few verbs, and each is all or nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def checked_name(name: Any, what: str) -> str:
     """The name of a session or a tenant, as it was given. Any character may stand in it but NUL.
 
     Raises:
-        SpecError: not a string, nothing but blanks, longer than `LONGEST_NAME` characters, or with a character
-            that no file can hold: NUL, a lone surrogate.
+        SpecError: not a string, nothing but blanks, longer than `LONGEST_NAME` characters, or with a character that
+            cannot be stored: NUL, a lone surrogate.
     """
     if not isinstance(name, str):
         raise SpecError(f"{what} {str(name)[:40]!r} is {type(name).__name__}, not a name", advice="give a string")
@@ -51,8 +51,8 @@ class State(msgspec.Struct, frozen=True):
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a tenant: its number in the store, name, time of creation, ledger length.
 
-    `damaged` says in words why it cannot be opened, "" where nothing is known to be wrong; the other
-    figures of a damaged one mean nothing.
+    `damaged` says in words why it cannot be opened; it is "" if nothing is known to be wrong. The other figures of a
+    damaged process mean nothing.
     """
 
     number: int
@@ -78,8 +78,8 @@ class Batch(msgspec.Struct, kw_only=True):
     """One transaction of one process.
 
     Args:
-        head: number of the last event that the writer knows; a store refuses a batch whose head is
-            not its own (another writer was faster).
+        head: number of the last event that the writer knows. A store refuses a batch with another head than its own,
+            because another writer was faster.
         events: to append, numbered head + 1 onwards.
         pages: new pages.
         texts: digest -> text, for every digest of `pages` (extras too); known ones are not rewritten.
@@ -113,9 +113,9 @@ class Store(Protocol):
     readonly: bool
 
     def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
-        """The process of that name, created at `time` where it does not exist and `create` is set.
+        """The process of that name. If it does not exist and `create` is set, it is created at `time`.
 
-        Its head is that of the last commit of any writer, so that a reader sees whether it is current.
+        Its head is that of the last commit of any writer, so a reader can see whether it is current.
 
         Raises:
             StoreCorrupt: it is damaged.

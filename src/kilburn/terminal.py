@@ -1,7 +1,8 @@
-"""What people and programs read of us: the one place that prints.
+"""The one place that prints.
 
-Text from tools is data here too: escapes, control characters and what reorders or breaks a line are made
-visible, never sent. It refuses markup. Exact bytes go to `sys.stdout.buffer`, by those who have a reason.
+Text from tools is data here too. Escapes, control characters, and characters that reorder or break a line are made
+visible, never sent to the terminal. Markup is not interpreted. Code that has to print exact bytes writes to
+`sys.stdout.buffer`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import msgspec
 __all__ = ["console", "emit", "line", "plain", "say", "show", "spelled", "tell"]
 
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What drives a terminal, breaks or reorders a line, or cannot be written: all but tab and line feed."""
+"""Characters that control a terminal, break or reorder a line, or cannot be written, except tab and line feed."""
 
 
 def plain(text: str) -> str:
-    """The text with control characters, and those that break or reorder a line, made visible; its lines stay."""
+    """The text, with control characters and those that break or reorder a line made visible; line feeds stay."""
     return UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] <= "\xff" else f"\\u{ord(found[0]):04x}", text)
 
 
 def line(text: str) -> str:
-    """The same for what has to stay on one line, such as a name: the ends of lines are made visible too."""
+    """The same for text that has to stay on one line, such as a name: line feeds are made visible too."""
     return plain(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
 def spelled(json: str) -> str:
-    """JSON of the same meaning, in which what `plain` makes visible is spelled out."""
+    """The same JSON, with the characters that `plain` makes visible written as JSON escapes."""
     return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from cli.terminal import kilburn
 from kilburn.errors import SpecError
-from kilburn.evals.decay import Decay, Probe, Trial
-from kilburn.evals.drift import Setting, evaluate, measure
+from kilburn.evals.drift import evaluate, measure
+from kilburn.evals.drift_report import DriftReport, Probe, Trial
 from kilburn.evals.plants import ARMS, FACTS, RULES, garden, work
 from kilburn.evals.trajectories import Run, Step
 from kilburn.model import Request
@@ -23,13 +23,13 @@ from kilburn.testing import Scripted
 
 
 @pytest.fixture(scope="module")
-def report() -> Decay:
+def report() -> DriftReport:
     """Four policies, few replicates."""
-    return evaluate(["summarize", "recursive", "hybrid", "fifo"], Setting(replicates=3, passes=[1, 6]))
+    return evaluate(["summarize", "recursive", "hybrid", "fifo"], replicates=3, passes=[1, 6])
 
 
 @pytest.mark.parametrize("policy", ["summarize", "hybrid", "fifo"])
-def test_what_left_the_window_is_one_search_or_one_recall_away(report: Decay, policy: str) -> None:
+def test_what_left_the_window_is_one_search_or_one_recall_away(report: DriftReport, policy: str) -> None:
     for row in report.shares:
         if row.policy == policy:
             assert row.recalled == 1.0
@@ -39,7 +39,7 @@ def test_what_left_the_window_is_one_search_or_one_recall_away(report: Decay, po
     assert report.share("fifo", "fact", 6).shown < 0.2
 
 
-def test_rules_that_are_pinned_stay_and_rules_that_are_not_go(report: Decay) -> None:
+def test_rules_that_are_pinned_stay_and_rules_that_are_not_go(report: DriftReport) -> None:
     for policy in ("summarize", "recursive", "hybrid", "fifo"):
         for arm in ("system", "pinned"):
             assert report.share(policy, "rule", 6, arm).shown_low == 1.0
@@ -47,7 +47,7 @@ def test_rules_that_are_pinned_stay_and_rules_that_are_not_go(report: Decay) -> 
     assert report.share("summarize", "rule", 6, "plain").shown < 0.5
 
 
-def test_what_must_hold_holds(report: Decay) -> None:
+def test_what_must_hold_holds(report: DriftReport) -> None:
     assert {row.arm for row in report.health} == set(ARMS)
     for row in report.health:
         assert (row.resolved, row.changed, row.overflow, row.lost) == (1.0, 0, 0, 0)
@@ -56,7 +56,7 @@ def test_what_must_hold_holds(report: Decay) -> None:
         assert 0.0 < row.pinned < 0.15
 
 
-def test_summaries_of_summaries_get_deeper_and_their_sources_farther(report: Decay) -> None:
+def test_summaries_of_summaries_get_deeper_and_their_sources_farther(report: DriftReport) -> None:
     assert {row.depth for row in report.health if row.policy == "recursive"} == {6}
     last = report.share("recursive", "fact", 6)
     assert last.recalled == last.shown < 1.0
@@ -84,7 +84,7 @@ def test_a_loss_of_one_line_in_ten_at_each_pass_is_measured_as_such_and_compound
         for trial in [measure("recursive(to=1500)", "plain", seed, window=4000, passes=(12,), model=forgetful(0.1, seed))]
     ]
     trials = [Trial(policy="r", arm="plain", replicate=seed, window=4000, curve=curve) for seed, curve in enumerate(curves)]
-    loss = Decay.of(trials, window=4000, passes=[12], seed=0).loss("r")
+    loss = DriftReport.of(trials, window=4000, passes=[12], seed=0).loss("r")
     assert loss.low < 0.1 < loss.high
     assert 0.06 < loss.rate < 0.14
     assert loss.back == 0.0
@@ -94,7 +94,7 @@ def test_a_loss_of_one_line_in_ten_at_each_pass_is_measured_as_such_and_compound
 
 def test_words_that_only_copy_and_forget_are_rejected_where_summaries_are_judged() -> None:
     spec = "summarize(trigger=3000, tail=1000, to=1500)"
-    report = evaluate([spec], Setting(arms=["plain"], replicates=4, window=8000, passes=[5]), model=forgetful(0.3))
+    report = evaluate([spec], arms=["plain"], replicates=4, window=8000, passes=[5], model=forgetful(0.3))
     alone, asking = report.losses
     assert asking.policy == f"{spec} +model"
     assert asking.curve == alone.curve
@@ -110,7 +110,7 @@ def test_losses_and_returns_are_counted_from_one_compaction_to_the_next() -> Non
     first = Trial(policy="p", arm="plain", replicate=0, window=9, curve=[[True, False], [False, True], [False, True]])
     first.seen, first.probes = [10, 20, 30], [probe(2, shown=True), probe(2, shown=False)]
     second = Trial(policy="p", arm="plain", replicate=1, window=9, curve=[[True, True]], seen=[12], changed=5, lost=True)
-    made = Decay.of([first, second], window=9, passes=[2], seed=0)
+    made = DriftReport.of([first, second], window=9, passes=[2], seed=0)
     loss = made.loss("p")
     assert loss.rate == 1 / 3
     assert loss.back == 1 / 2
@@ -147,7 +147,7 @@ def test_recorded_runs_serve_as_work_and_begin_anew_at_their_end(tmp_path: Path)
     steps = tuple(Step(f"thought {number}", f"cat part-{number}", "recorded line\n" * 40) for number in range(5))
     file = tmp_path / "runs.jsonl"
     file.write_bytes(msgspec.json.encode(Run("r", (), steps)))
-    report = evaluate(["fifo"], Setting(arms=["plain"], replicates=2, passes=[1, 9]), data=file)
+    report = evaluate(["fifo"], arms=["plain"], replicates=2, passes=[1, 9], data=file)
     assert report.share("fifo", "fact", 9).trials == 2
     served = list(islice(work(0, ["part"], [Run("r", (), steps)]), 7))
     assert ["part-0" in message["tool_calls"][0]["function"]["arguments"] for message, _ in served] == [
@@ -159,22 +159,22 @@ def test_recorded_runs_serve_as_work_and_begin_anew_at_their_end(tmp_path: Path)
 
 
 def test_the_same_seed_gives_the_same_report() -> None:
-    one, two = (evaluate(["hybrid"], Setting(arms=["plain"], replicates=2, passes=[3], seed=5)).to_json() for _ in range(2))
+    one, two = (evaluate(["hybrid"], arms=["plain"], replicates=2, passes=[3], seed=5).to_json() for _ in range(2))
     assert one == two
-    assert evaluate(["hybrid"], Setting(arms=["plain"], replicates=2, passes=[3], seed=9)).to_json() != one
+    assert evaluate(["hybrid"], arms=["plain"], replicates=2, passes=[3], seed=9).to_json() != one
 
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
     wrong: list[dict[str, Any]] = [{"window": 10}, {"passes": []}, {"passes": [0]}, {"replicates": 0}, {"arms": ["nowhere"]}]
     for arguments in wrong:
         with pytest.raises(SpecError):
-            Setting(**arguments)
+            evaluate(**arguments)
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     with pytest.raises(SpecError, match="no runs"):
         evaluate(["fifo"], data=empty)
     with pytest.raises(SpecError, match="no policies"):
-        evaluate(["no_such_policy"], Setting(replicates=1))
+        evaluate(["no_such_policy"], replicates=1)
 
 
 def test_the_command_prints_a_table_or_json_and_draws(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES, bm25
-from kilburn.evals.outcomes import Cell, interval, joined
+from kilburn.evals.intervals import interval
+from kilburn.evals.outcomes import Cell, joined
 from kilburn.evals.paging import evaluate
-from kilburn.evals.report import Report
+from kilburn.evals.paging_report import PagingReport
 from kilburn.evals.rows import Row
 from kilburn.evals.sample import Sample, sample_of
 from kilburn.evals.saved import Saved
@@ -20,7 +21,7 @@ def made(runs: int, shuffle: int | None = None) -> Sample:
     return sample_of(None, runs, shuffle=shuffle)
 
 
-def timeless(report: Report) -> list[Row]:
+def timeless(report: PagingReport) -> list[Row]:
     return [msgspec.structs.replace(row, seconds=0.0) for row in report.rows]
 
 

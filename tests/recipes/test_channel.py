@@ -17,9 +17,10 @@ from cli.terminal import Said, kilburn
 from implicit_channel.curriculum import ALL, FULL, Shape, Stage, Task, build, save, train
 from implicit_channel.evicted import CASES, ask
 from implicit_channel.measurement import Setting, answers, gap, measure, probe, shares
-from implicit_channel.shares import Share, wilson
+from implicit_channel.shares import Share
 from implicit_channel.slices import Slices
 from kilburn.errors import InvalidRange, SpecError
+from kilburn.evals.intervals import wilson
 from kilburn.kv.engine import Engine
 from kilburn.kv.weights import load, weights_of
 

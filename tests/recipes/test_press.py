@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cli.terminal import Said, kilburn
-from implicit_channel.shares import wilson
 from kilburn.errors import BudgetTooSmall, SpecError
+from kilburn.evals.intervals import wilson
 from kilburn.evals.trajectories import synthetic
 from kilburn.kv.engine import Engine
 from kilburn.kv.weights import Weights, weights_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Blocks, Parser, Where, parse
@@ -30,6 +30,7 @@ def in_pieces(text: str, sizes: list[int]) -> Blocks:
     ),
     st.lists(st.integers(0, 9), max_size=30),
 )
+@example([BLOCK_START, BLOCK_END, " ", "words"], [2, 9, 9, 9])
 def test_how_a_text_is_cut_makes_no_difference(parts: list[str], sizes: list[int]) -> None:
     text = "".join(parts)
     assert in_pieces(text, sizes) == parse(text)

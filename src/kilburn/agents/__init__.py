@@ -1,1 +1,1 @@
-"""Agents: loops that own when a model is called. Each is a file; none knows a provider or a store."""
+"""Agents: loops that decide when a model is called. Each is a file; none depends on a provider or a store."""

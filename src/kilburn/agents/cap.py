@@ -1,7 +1,7 @@
-"""A cap on tokens that holds whatever the model does: by our own counter, while the text comes.
+"""Cuts a streamed text at a number of tokens, by our own counter.
 
-It counts a piece at a time and the whole only when that sum reaches the cap, because counting the
-whole of a growing text at every piece would take quadratic time. It refuses to know what is capped.
+It adds up the tokens of the pieces, and counts the whole text only when that sum reaches the cap. Counting the whole
+of a growing text at every piece would take quadratic time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ class Cap:
     """Watches a growing text.
 
     Args:
-        tokens: what it may hold.
+        tokens: the cap.
         count: tokens of a text.
 
     Attributes:
-        text: all that was added, which may be over the cap by the last piece.
+        text: everything that was added; the last piece may exceed the cap.
     """
 
     def __init__(self, tokens: int, count: Callable[[str], int]) -> None:

@@ -1,9 +1,8 @@
-"""One compaction, now: what a client asks for when it wants room before the policy would make it.
+"""Compaction on demand, for a client that wants room before the policy would make it.
 
-Here (`compact`) a model writes the summary, and the kernel swaps it in; at the provider
-(`compact_at_provider`) the reply is one signed block, which is sent first from then on. Both are atomic:
-until the summary is there nothing changes, whatever failed. It refuses to run while a tool call waits
-for its result, as the provider does.
+With `compact`, a model writes the summary here, and the kernel puts it in place. With `compact_at_provider`, the
+provider replies with one signed block, which is sent first from then on. Both are atomic: nothing changes until the
+summary is there. Both raise while a tool call waits for its result, as the provider does.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def compact(
     """Summarise the window of a process now, whatever its policy is.
 
     Args:
-        model: who writes the summary; None takes the most telling lines verbatim.
+        model: writes the summary; None takes the most informative lines verbatim.
         instructions: replace the question.
         keep: newest messages that stay as they are, at least the last.
         to: tokens of the summary (see `Compact`).
@@ -88,8 +87,9 @@ def compact_at_provider(
 ) -> Compaction:
     """Let the provider summarise the window of a process now (`compaction: {"type": "summarize"}`).
 
-    Its block is appended, and what it stands for leaves; send it with `kilburn.models.editing.Editing`, which
-    puts it first. What came while the provider spoke stays. The newest messages are summarised too and stay.
+    Its block is appended, and the pages that it stands for leave. Send the next prompt with
+    `kilburn.models.editing.Editing`, which puts the block first. Pages that came while the provider was working stay.
+    The newest messages are in the summary, and stay too.
 
     Args:
         model: of the "messages" form.

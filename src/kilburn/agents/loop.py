@@ -1,8 +1,7 @@
 """The agent loop: a model, tools, and a process that never overflows.
 
-One generator is the loop; `run` drains it, `stream` hands out its events, and the async forms drive
-it from a thread. Tool calls of one reply run in parallel. Memory tools are system calls of the
-process. It refuses to manage context: that is the process's business.
+The loop is one generator. `run` runs it to its end, `stream` yields its events, and the async forms drive it from a
+thread. Tool calls of one reply run in parallel. The process itself answers the memory tools, and manages the context.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ __all__ = ["Agent", "Called", "Limits", "Outcome", "Returned", "Said", "Stopped"
 
 WORKERS = 8
 LEAST = 256
-"""Tokens that the window keeps when a provider finds a prompt over-long: a shorter one is too long for another reason."""
+"""Tokens that the window keeps when a provider says that a prompt is too long. If a shorter prompt is too long, there is
+another reason."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +38,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         steps: calls of the model.
-        tokens: of all prompts and replies together, as the provider reports them; where it reports none, or what
-            cannot be true, as they are counted here.
+        tokens: of all prompts and replies together, as the provider reports them. If it reports nothing, or something
+            impossible, they are counted here.
         seconds: wall time, tools included; checked before each call.
         money: in the currency of `prices`.
         reply: tokens of one reply, at most.
@@ -69,7 +69,7 @@ class Called(msgspec.Struct, frozen=True):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """A tool answered; `failed` where it raised or was refused its arguments."""
+    """A tool answered; `failed` if it raised, or its arguments did not fit."""
 
     call: str
     text: str
@@ -106,10 +106,10 @@ class Agent:
     Args:
         model: an object with `stream`, such as `kilburn.models.local.Local()`.
         tools: typed Python functions, or `Tool`s.
-        process: where its whole past lives.
+        process: has the agent's whole past.
         limits: what one run may spend.
-        memory: whether it is offered recall, search_memory, pin and remember.
-        system: appended as a pinned system message where the process is new.
+        memory: whether the model is offered recall, search_memory, pin and remember.
+        system: appended as a pinned system message if the process is new.
         clock: monotonic seconds, for `Limits.seconds`.
     """
 
@@ -225,7 +225,7 @@ class Agent:
         counted = prompt.tokens + self.process.budget.overhead
         usage = reply.usage
         if usage is None or not self.process.observe(usage, counted):
-            # A limit must hold whatever the provider says of its work, or leaves unsaid.
+            # A limit must hold whatever the provider reports, or does not report.
             count = self.process.counter.count
             usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
         outcome.tokens += usage.total
@@ -237,7 +237,7 @@ class Agent:
         """Make the window a quarter smaller than the prompt that was too long for the provider.
 
         Raises:
-            Overlong: the one given, where the pins leave nothing to take away.
+            Overlong: the error that was passed in, if the pins leave nothing to take away.
         """
         budget = self.process.budget
         room = max(min(prompt.tokens, budget.capacity) * 3 // 4, min(budget.capacity, LEAST))
@@ -265,8 +265,8 @@ class Agent:
         raise AssertionError(f"model {self.model.name} ended its stream without a reply")
 
     def _with_fresh_calls(self, reply: Reply) -> Reply:
-        """Some engines count call ids from 0 in every reply, and a process needs them unique; or they cut a character in
-        two, and no store can hold half of one."""
+        """The reply with unique call ids and valid characters. Some engines count call ids from 0 in every reply, and a
+        process needs them unique. Some split a character in two, and no store can keep half of one."""
         known = self.process.window.calls
         turn = self.process.window.turn + 1
         parts: list[Part] = []

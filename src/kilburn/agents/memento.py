@@ -1,10 +1,9 @@
-"""Reasoning in blocks: each ends in a memento, the block leaves the window, the model goes on from there.
+"""Reasoning in blocks: each ends with a memento, then the block leaves the window and the model goes on.
 
-The loop reads the tags from the stream, holds a block to its cap by closing it itself, and admits what
-was said to a process whose policy is `memento`, which folds. In `Mode.RESTART` the generation is broken
-off behind every memento and begins again from the rendered prompt, which is what can be done with texts
-alone; an engine that can take a block out of its cache goes on instead. After Memento (Microsoft,
-microsoft/memento). It refuses to run tools, and to fold by itself.
+The loop reads the tags from the stream, and closes a block that exceeds its cap. It appends the text to a process
+whose policy is `memento`, which does the folding. In `Mode.RESTART` the generation stops after every memento and
+begins again from the rendered prompt; without access to the model's cache nothing else is possible. From Memento
+(Microsoft, microsoft/memento). The loop runs no tools.
 """
 
 from __future__ import annotations
@@ -48,18 +47,18 @@ class Mode(StrEnum):
     """What happens when a memento is complete."""
 
     RESTART = "restart"
-    """The reply is broken off; the next one begins from the rendered prompt, without the block."""
+    """The reply is stopped; the next one begins from the rendered prompt, without the block."""
     STREAM = "stream"
-    """The reply runs on; its blocks leave the window when it is over. The place for an engine that evicts
-    a block from its own cache while it goes on: `Closed.block` says which characters of the reply that is."""
+    """The reply runs on; its blocks leave the window when it is complete. Use it with an engine that evicts a block from
+    its own cache while it goes on: `Closed.block` says which characters of the reply to evict."""
 
 
 class Wording(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model is told beside the task.
+    """What the model is told besides the task.
 
     Args:
-        instructions: appended as a system message where the process is new; "" for a model that was trained.
-        nudge: said after a restart, without becoming part of the past; "" for nothing.
+        instructions: appended as a system message if the process is new; "" for a model that was trained.
+        nudge: added to the prompt after a restart, but not appended to the process; "" for nothing.
     """
 
     instructions: str = INSTRUCTIONS
@@ -91,11 +90,12 @@ class Reasoned(msgspec.Struct, kw_only=True):
         finish: "stop", "length", "calls" (it wanted a tool), "empty", "refused", or the limit that was
             reached: "steps", "tokens" or "seconds".
         text: the last reply's words outside of blocks.
-        blocks: all that were closed, in order.
+        blocks: all closed blocks, in order.
         malformed: replies whose tags were out of place; they stay whole.
-        steps: replies; `tokens` of all prompts and replies together.
-        shown: tokens of prompt and reply when a block had ended, and of the window without it: the sawtooth.
-        peak: the most that a prompt and its reply held together.
+        steps: number of replies; `tokens`: of all prompts and replies together.
+        shown: for each block, the tokens of prompt and reply when it ended, and of the window without it: the
+            sawtooth.
+        peak: the largest number of tokens of a prompt with its reply.
     """
 
     finish: str = "stop"
@@ -118,7 +118,7 @@ Event = Said | Closed | Finished
 
 
 class _Draft(msgspec.Struct, kw_only=True):
-    """One reply while it comes: its words, and where the loop closed something itself."""
+    """One reply while it is streamed: its text, and where the loop closed something itself."""
 
     parser: Parser
     text: str = ""
@@ -131,12 +131,12 @@ class MementoLoop:
     """Lets a model reason far beyond its window.
 
     Args:
-        model: who reasons; its reply is read as it streams.
-        process: where every block stays readable; open its store with the policy "memento".
-        mode: what happens behind a memento.
-        max_block_tokens: what a block may hold; a longer one is closed and its memento asked for. The
-            paper's own training ran into ever longer blocks without a cap; 7,000 is theirs.
-        max_memento_tokens: what a memento may hold.
+        model: does the reasoning; its reply is read as it streams.
+        process: keeps every block; open its store with the policy "memento".
+        mode: what happens after a memento.
+        max_block_tokens: a longer block is closed, and its memento is asked for. 7,000 is the paper's cap; without
+            one, its training led to ever longer blocks.
+        max_memento_tokens: a longer memento is closed.
         limits: what one run may spend; `limits.reply` caps each reply.
         wording: what the model is told.
     """
@@ -175,7 +175,7 @@ class MementoLoop:
             text: the user's message; None to go on where the process stands.
 
         Raises:
-            ModelError: the model failed; all blocks before are in the process, nothing of the broken reply is.
+            ModelError: the model failed. All earlier blocks are in the process; nothing of the failed reply is.
         """
         for event in self.stream(text):
             if isinstance(event, Finished):
@@ -206,7 +206,7 @@ class MementoLoop:
         return next((name for name, most in allowed.items() if most is not None and used[name] >= most), "")
 
     def _speak(self, draft: _Draft, outcome: Reasoned) -> Iterator[Said]:
-        """One reply, until it ends or the loop breaks it off; `draft.finish` stays "" where it is to go on."""
+        """One reply, until it ends or the loop stops it. `draft.finish` stays "" if the reply is to be continued."""
         prompt = self.process.render(self.model.form)
         whole = Cap(self.limits.reply, self._count)
         inner = self._cap(Where.BLOCK)
@@ -232,7 +232,7 @@ class MementoLoop:
         return Request(messages=messages, system=prompt.system, max_tokens=self.limits.reply, timeout=self.limits.seconds)
 
     def _read(self, draft: _Draft, piece: Delta, inner: Cap) -> Cap:
-        """Take in a piece, one tag at a time; stop behind a memento, and where a cap is passed."""
+        """Read a piece, one tag at a time; stop after a memento, and if a cap is exceeded."""
         for part in filter(None, TAG.split(piece.text)):
             draft.text += part
             if draft.parser.feed(part):
@@ -254,7 +254,7 @@ class MementoLoop:
         return self.mode is Mode.RESTART and bool(parser.blocks) and parser.where is Where.OUTSIDE and not parser.faults
 
     def _mend(self, draft: _Draft) -> None:
-        """Close what the loop broke off, so that what is admitted is well-formed; a malformed reply stays as it is."""
+        """Close the tags of a reply that the loop stopped, so that it is well-formed; a malformed reply stays as it is."""
         parser = draft.parser
         if parser.faults:
             return
@@ -277,7 +277,8 @@ class MementoLoop:
         draft.forced, draft.finish = True, ""
 
     def _memento(self, content: str) -> str:
-        """A memento of a block that the loop closed: the model's, or lines of the block where its words are of no use."""
+        """A memento of a block that the loop closed: the model's, or lines of the block if the model's text is of no
+        use."""
         most = self.max_memento_tokens
         piece = Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), content)
         prompt = f"{quoted('block', content)}\nWrite the memento of this block in at most {max(10, most // 2)} words."
@@ -327,6 +328,6 @@ def _outside(text: str, blocks: tuple[ThoughtBlock, ...]) -> str:
 
 
 def _whole_sentences(text: str) -> str:
-    """A text that was cut, without the sentence or line that it was cut in, where that is the lesser part."""
+    """A text that was cut, without its last, incomplete sentence or line, if that is less than half of it."""
     end = max(text.rfind("\n"), text.rfind(". ")) + 1
     return text[:end].rstrip() if end > len(text) // 2 else text

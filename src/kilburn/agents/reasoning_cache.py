@@ -1,9 +1,10 @@
 """Reasoning Cache: long reasoning in rounds of constant context.
 
-A round reasons on the problem and the last summary, summarises what was found, and lets the trace go.
-No trace ever enters a later prompt; each stays readable by its address in the process, where the
-summary stands for them as a fold. After "Reasoning Cache: Continual Improvement Over Long Horizons via
-Short-Horizon RL" (arXiv 2602.03773). It refuses to trust a model with its caps, and to go on with a summary that is none.
+In a round the model reasons from the problem and the last summary, and then summarises what it found. The text of a
+round's reasoning, its trace, is never part of a later prompt. It stays in the process under its address, and the
+summary is a fold that stands for all traces. From "Reasoning Cache: Continual Improvement Over Long Horizons via
+Short-Horizon RL" (arXiv 2602.03773). Caps are enforced here, not left to the model, and a summary is checked before
+it is used.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["Prompts", "Reasoning", "ReasoningCache", "Round", "Schedule", "boxed
 NAME = "reasoning_cache"
 
 LINE = 40
-"""Characters from which on a line of the instruction that comes back is no coincidence."""
+"""A line of the instruction of at least this many characters, if it appears in a reply, is a copy."""
 
 REASON = """{problem}
 
@@ -64,12 +65,13 @@ the newest reasoning confirms, corrects or continues it, and where it ends. Add 
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said to the model: `str.format` templates. Each also knows {mark}, which none of the texts put in holds.
+    """The prompts, as `str.format` templates. Each can also use {mark}, a nonce that occurs in none of the inserted
+    texts.
 
     Args:
-        reason: of the first round; knows {problem}.
-        resume: of every other round; knows {problem} and {summary}.
-        summarise: knows {problem}, {summary} and {trace}.
+        reason: for the first round; can use {problem}.
+        resume: for every other round; can use {problem} and {summary}.
+        summarise: can use {problem}, {summary} and {trace}.
         system: the system prompt of the reasoning, or "".
     """
 
@@ -84,13 +86,13 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         number: from 1.
-        outcome: of the reasoning: DONE, TRUNCATED (it met its cap), EMPTY or REFUSED.
-        trace_address: where the raw trace is read, "" where there is none; `trace_tokens` what it costs.
-        summary: what the next round begins with.
+        outcome: of the reasoning: DONE, TRUNCATED (it reached its cap), EMPTY or REFUSED.
+        trace_address: the address of the raw trace, "" if there is none; `trace_tokens`: its tokens.
+        summary: the summary for the next round.
         summary_outcome: DONE, TRUNCATED (cut at its cap), or why the old summary stayed: EMPTY, FAILED, REFUSED,
             REJECTED (a loop, a copy of the trace or of the prompt), or NO_MODEL (there was no trace to summarise).
-        prompt_tokens: of the reasoning prompt; `summary_prompt_tokens` of the other one, `written_tokens`
-            of the new summary where one was written.
+        prompt_tokens: of the reasoning prompt; `summary_prompt_tokens`: of the other one; `written_tokens`: of the
+            new summary, if one was written.
         answer: what the trace has in its last \\boxed{}, or "".
         seconds: both calls together.
     """
@@ -111,7 +113,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """All rounds, and what they came to.
+    """All rounds, and their result.
 
     Args:
         rounds: in order.
@@ -133,18 +135,18 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """How long, and within what.
+    """The number of rounds, and the caps.
 
     Args:
         rounds: T.
         reason: H_R, the tokens of a trace at most, by the process's counter: the stream is cut there.
         summary: H_S, the tokens of a summary at most, likewise.
         temperature: of the reasoning, 0.7 as in the paper's runs; None leaves it to the model.
-        seed: of the first round, one more for each that follows; None for none.
+        seed: of the first round; each later round adds one; None for no seed.
         timeout: seconds for one call.
 
     Raises:
-        ValueError: a round or a cap of nothing.
+        ValueError: no rounds, or a cap of 0.
     """
 
     rounds: int = 3
@@ -164,15 +166,15 @@ class ReasoningCache:
     """Reasons for T rounds of at most H_R tokens, with nothing but a summary of H_S tokens in between.
 
     Args:
-        model: who reasons.
-        process: where problem, traces and summaries go; its window plays no part in the reasoning.
+        model: does the reasoning.
+        process: keeps problem, traces and summaries; its window plays no part in the reasoning.
         schedule: rounds and caps.
-        summariser: who summarises; None for the same model.
-        prompts: what is said to them.
-        done: tells from a trace that no further round is needed; None never does, as in the paper.
+        summariser: writes the summaries; None for the same model.
+        prompts: the prompts for both.
+        done: says from a trace whether no further round is needed; None for all rounds, as in the paper.
 
     Raises:
-        SpecError: a prompt has a field that it cannot know, or lacks one that it needs.
+        SpecError: a prompt has an unknown field, or lacks one that it needs.
     """
 
     def __init__(
@@ -197,11 +199,11 @@ class ReasoningCache:
         """All rounds.
 
         Args:
-            summary: what an earlier run ended with, to go on from there.
+            summary: the last summary of an earlier run, to continue from it.
 
         Raises:
-            ModelError: the model failed while it reasoned; the rounds before are in the process, and of
-                this one nothing is. What a summariser raises is a typed outcome instead.
+            ModelError: the model failed while it reasoned. The earlier rounds are in the process; nothing of this one
+                is. An error of the summariser is a typed outcome instead.
         """
         rounds = tuple(self.rounds(problem, summary))
         return Reasoning(
@@ -221,7 +223,7 @@ class ReasoningCache:
         )
 
     def rounds(self, problem: str, summary: str = "") -> Iterator[Round]:
-        """The rounds as they are done: what `run` gathers. Whoever reads them keeps those before a failure."""
+        """Yields each round when it is done. If a later round fails, the caller has the earlier ones."""
         process = self.process
         task = process.window.task
         if not task or process.window.at(task) == Place.DROPPED or process.text(task) != problem:
@@ -269,7 +271,7 @@ class ReasoningCache:
         )
 
     def _reason(self, prompt: str, number: int) -> tuple[str, Outcome]:
-        """The trace, cut at its cap, and how it ended. Thinking that a model gives apart is part of it."""
+        """The trace, cut at its cap, and how it ended. Thinking that a model returns separately is part of it."""
         schedule, system = self.schedule, self.prompts.system
         hoisted = self.model.form == "messages"
         first = [{"role": "system", "content": system}] if system and not hoisted else []
@@ -300,11 +302,11 @@ class ReasoningCache:
         )
 
     def _judged(self, answer: Answer, trace: str) -> tuple[str, Outcome]:
-        """The new summary, "" where the old one stays, and how that came about."""
+        """The new summary, or "" if the old one stays; and its outcome."""
         if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
             return "", answer.outcome
         text = clip(answer.text.strip(), self.schedule.summary, self._count)
-        # The old summary may come back, it is in the prompt; the instruction or the trace may not.
+        # The reply may repeat the old summary, which is in the prompt, but not the instruction or the trace.
         recited = any(len(line) >= LINE and line in text for line in self.prompts.summarise.splitlines() if "{" not in line)
         if recited or garbage(text, [Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), trace)]):
             return "", Outcome.REJECTED
@@ -314,7 +316,7 @@ class ReasoningCache:
         return (text[:end].rstrip() if end > len(text) // 2 else text), Outcome.TRUNCATED
 
     def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: Outcome) -> None:
-        """Let the trace leave the process's window: behind the summary, which stands for all traces, or a handle."""
+        """Take the trace out of the process's window. The summary stands for all traces, or a handle does."""
         why = f"round {number}"
         with self.process.batch() as kernel:
             before, moves = kernel.use, 0
@@ -324,7 +326,7 @@ class ReasoningCache:
                 kernel.carry(move, policy=NAME, cause="idle")
                 moves = 1
             except KernelError:
-                # The policy of the process was there first, or the summary is longer than what it stands for.
+                # The policy of the process has acted before, or the summary is longer than what it stands for.
                 kernel.undo(point)
             kernel.note(Act.COMPACT, policy=NAME, cause="idle", why=why, outcome=outcome, freed=before - kernel.use, moves=moves)
 
@@ -343,7 +345,7 @@ def _check(prompts: Prompts) -> None:
 
 
 def boxed(text: str) -> str:
-    """What the last `boxed{}` of a text holds, braces inside it balanced; "" where there is none."""
+    """The content of the last `boxed{}` of a text, with balanced braces; "" if there is none."""
     at = text.rfind("\\boxed{")
     while at >= 0:
         depth = 1

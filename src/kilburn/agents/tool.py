@@ -3,8 +3,8 @@
     def read(path: str, start: int = 1) -> str:
         \"\"\"Read a text file from line `start` on.\"\"\"
 
-Arguments are checked against the types before the function sees them. What it raises becomes a
-`ToolError`, which an agent shows to the model; this module runs nothing by name or from text.
+Arguments are checked against the types before the function sees them. An exception of the function becomes a
+`ToolError`, which an agent shows to the model.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tool:
         """Run the function on JSON arguments; returns its result as text (JSON, unless it is a string).
 
         Args:
-            loop: where a running event loop is, for async functions; else they get one of their own.
+            loop: a running event loop for async functions; without one, they get their own.
 
         Raises:
             ToolError: the arguments do not fit, or the function raised.

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.sawtooth import check_picture, draw
+from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.shell import Force, Json, app
 from kilburn.demo.job import Plan, perform
 from kilburn.demo.report import figures, show, watching
+from kilburn.evals.picture import check_picture
 from kilburn.terminal import emit, say
 
 __all__ = ["demo"]
@@ -53,7 +54,7 @@ def demo(
         kilburn demo --model none --plot window.html
     """
     if plot is not None:
-        check_picture(plot, force=force)
+        check_picture(plot, force=force, formats=FORMATS)
     plan = Plan(
         db=str(db or Path(tempfile.mkdtemp(prefix="kilburn-demo-")) / "library.db"),
         library=str(library or ""),

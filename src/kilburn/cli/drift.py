@@ -1,4 +1,4 @@
-"""`eval drift`: what is left of facts and rules after many compactions. It refuses to measure anything itself."""
+"""`eval drift`: what is left of facts and rules after many compactions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kilburn.cli.access import model_of
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
-from kilburn.evals.curves import draw
-from kilburn.evals.drift import PASSES, POLICIES, Setting, evaluate
-from kilburn.evals.pareto import check_picture
+from kilburn.evals.drift import PASSES, POLICIES, evaluate
+from kilburn.evals.drift_report import draw
+from kilburn.evals.picture import check_picture
 from kilburn.evals.plants import ARMS
 from kilburn.terminal import say, show
 
@@ -62,7 +62,11 @@ def drift(
     with progress("compacting") as done:
         report = evaluate(
             policy or POLICIES,
-            Setting(arms=arm or ARMS, window=window, passes=passes or PASSES, replicates=replicates, seed=seed),
+            arms=arm or ARMS,
+            window=window,
+            passes=passes or PASSES,
+            replicates=replicates,
+            seed=seed,
             data=data,
             model=model_of(model),
             progress=done,

@@ -1,4 +1,4 @@
-"""`eval`: measurements on recorded runs, each a verb of its own. It refuses to measure anything itself."""
+"""`eval`: measurements on recorded runs, each a verb of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
 from kilburn.evals.cost import rates_of
 from kilburn.evals.paging import evaluate
-from kilburn.evals.pareto import REFILLED, check_picture, draw
+from kilburn.evals.pareto import REFILLED, draw
+from kilburn.evals.picture import check_picture
 from kilburn.evals.roster import everybody
 from kilburn.evals.sample import sample_of
 from kilburn.evals.saved import Saved

@@ -1,4 +1,4 @@
-"""`eval kv`: which order of eviction keeps the right part of the KV cache. It refuses to measure anything itself."""
+"""`eval kv`: which order of eviction keeps the right part of the KV cache."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import typer
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
-from kilburn.evals.kv import CAPACITIES, HOURS, POLICIES, Setting, evaluate, sample
-from kilburn.evals.pareto import check_picture
-from kilburn.evals.regret import draw
-from kilburn.evals.requests import made, read
+from kilburn.evals.kv import CAPACITIES, HOURS, POLICIES, evaluate, sample
+from kilburn.evals.kv_report import draw
+from kilburn.evals.kv_traces import read, synthetic
+from kilburn.evals.picture import check_picture
 from kilburn.terminal import say, show
 
 __all__ = ["kv"]
@@ -58,16 +58,19 @@ def kv(
     """
     if plot is not None:
         check_picture(plot, force=force)
-    arms = (True, False) if subs is None else (subs,)
-    setting = Setting(
-        capacities=capacity or CAPACITIES, hours=hours, seed=seed, subs=arms, hold=hold, policies=policy or POLICIES
-    )
-    if data is not None:
-        chosen = sample(list(read(data)), seed, traces, skip)
-    else:
-        chosen = sample(list(made(skip + (traces or MADE), seed)), seed, traces, skip)
+    every = synthetic(skip + (traces or MADE), seed) if data is None else read(data)
+    chosen = sample(list(every), seed, traces, skip)
     with progress("replaying") as done:
-        report = evaluate(chosen, setting, progress=done)
+        report = evaluate(
+            chosen,
+            capacities=capacity or CAPACITIES,
+            hours=hours,
+            seed=seed,
+            subs=(True, False) if subs is None else (subs,),
+            hold=hold,
+            policies=policy or POLICIES,
+            progress=done,
+        )
     show(report, json)
     if plot is not None:
         draw(plot, report, force=force)

@@ -12,10 +12,11 @@ import kilburn
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, model_of
 from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
-from kilburn.cli.sawtooth import check_picture, draw
+from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Force, Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError
+from kilburn.evals.picture import check_picture
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import Run, read_runs
@@ -60,7 +61,7 @@ def replay(
         kilburn replay run.jsonl --window 4000 --policy lru --plot window.html
     """
     if plot is not None:
-        check_picture(plot, force=force)
+        check_picture(plot, force=force, formats=FORMATS)
     runs = _runs(source, limit, form)
     speaker = model_of(model)
     try:

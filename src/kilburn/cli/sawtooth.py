@@ -8,32 +8,20 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-from kilburn.errors import MissingExtra, SpecError
-from kilburn.file import check_target, written
+from kilburn.evals.picture import check_picture, picture, plain_axes
+from kilburn.file import written
 
-__all__ = ["check_picture", "draw", "page", "thinned", "ticks"]
+__all__ = ["FORMATS", "draw", "page", "thinned", "ticks"]
+
+FORMATS = (".png", ".html")
 
 WIDTH, HEIGHT = 960, 440
 POINTS = 4000
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 64, 64
 BLUE, RED, GREY, PALE = "#2b6cb0", "#c53030", "#718096", "#e2e8f0"
-
-
-def check_picture(path: Path, *, force: bool = False) -> None:
-    """Before hours of work: can this picture be drawn, and is there no file of its name (or `force`)?
-
-    Raises:
-        SpecError: neither .png nor .html, or a file that is there. MissingExtra: .png without matplotlib.
-    """
-    if path.suffix not in (".png", ".html"):
-        raise SpecError(f"cannot draw {path.name}", advice="give a name that ends in .png or .html")
-    if path.suffix == ".png":
-        _pyplot()
-    check_target(path, force=force)
 
 
 def draw(path: Path, curve: Sequence[tuple[int, int]], *, window: int, title: str, force: bool = False) -> None:
@@ -42,12 +30,13 @@ def draw(path: Path, curve: Sequence[tuple[int, int]], *, window: int, title: st
     Raises:
         SpecError, MissingExtra: see `check_picture`. OSError: the file cannot be written.
     """
-    check_picture(path, force=force)
+    check_picture(path, force=force, formats=FORMATS)
     points = thinned(curve)
-    with written(path, force=force) as file:
-        if path.suffix == ".png":
-            _draw_png(file, points, window, title)
-        else:
+    if path.suffix == ".png":
+        with picture(path, 10, 4.6, force=force) as figure:
+            _draw(figure, points, window, title)
+    else:
+        with written(path, force=force) as file:
             file.write(page(points, window, title).encode("utf-8"))
 
 
@@ -63,19 +52,7 @@ def thinned(curve: Sequence[tuple[int, int]], most: int = POINTS) -> list[tuple[
     return kept if kept[-1] == curve[-1] else [*kept, curve[-1]]
 
 
-def _pyplot() -> object:
-    try:
-        figure = import_module("matplotlib.figure")
-    except ImportError:
-        raise MissingExtra("matplotlib", "plots") from None
-    return figure
-
-
-def _draw_png(file: BinaryIO, curve: Sequence[tuple[int, int]], window: int, title: str) -> None:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-
-    figure = Figure(figsize=(10, 4.6), dpi=120, layout="constrained")
+def _draw(figure: Any, curve: Sequence[tuple[int, int]], window: int, title: str) -> None:
     axes = figure.add_subplot()
     seen, used = [0, *(point[0] for point in curve)], [0, *(point[1] for point in curve)]
     axes.plot(seen, seen, color=GREY, linewidth=1, linestyle=":", label="without paging")
@@ -84,13 +61,10 @@ def _draw_png(file: BinaryIO, curve: Sequence[tuple[int, int]], window: int, tit
     axes.axhline(window, color=RED, linewidth=1.4, linestyle="--", label=f"window, {window:,} tokens")
     axes.set(xlim=(0, max(seen[-1], 1)), ylim=(0, window * 1.25), xlabel="tokens seen so far", ylabel="tokens in the window")
     axes.set_title(title, loc="left", fontsize=12)
-    thousands = FuncFormatter(lambda value, _: f"{value:,.0f}")
-    axes.xaxis.set_major_formatter(thousands)
-    axes.yaxis.set_major_formatter(thousands)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    plain_axes(axes)
     axes.legend(loc="upper right", frameon=False, ncols=3, fontsize=9)
-    figure.savefig(file, format="png")
 
 
 STYLE = """\

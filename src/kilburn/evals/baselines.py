@@ -1,7 +1,7 @@
-"""What everybody does today, as showers: the tail, truncated outputs, the last outputs, a tail with BM25.
+"""What everybody does today, as candidates: the tail, truncated outputs, the last outputs, a tail with BM25.
 
 Each is fed a run's events and says what it would show before the next action, in a window of so many
-tokens of four characters. They refuse to be good: they are what a policy is measured against.
+tokens of four characters. A policy is measured against them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-__all__ = ["BASELINES", "CHARACTERS", "LastOutputs", "Paged", "PagedOlder", "Shower", "Tail", "Truncated", "bm25"]
+__all__ = ["BASELINES", "CHARACTERS", "Candidate", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "bm25"]
 
 CHARACTERS = 4
 """Characters in a token, for every column of the table."""
@@ -25,7 +25,7 @@ _WORD = re.compile(r"[a-z0-9_]+")
 
 
 @runtime_checkable
-class Shower(Protocol):
+class Candidate(Protocol):
     """Is fed the events of one run in order, and says what stands in the window before the next action."""
 
     def thought(self, text: str) -> None:
@@ -157,7 +157,7 @@ def bm25(query: str, texts: Sequence[str], *, k: float = 1.2, b: float = 0.75) -
     return scores
 
 
-BASELINES: dict[str, Callable[[int], Shower]] = {
+BASELINES: dict[str, Callable[[int], Candidate]] = {
     "tail": Tail,
     "truncated": Truncated,
     "last3": LastOutputs,

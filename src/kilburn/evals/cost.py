@@ -1,7 +1,7 @@
 """What the prompts of a run cost: the prefix that they share with the prompt before, and the rest.
 
 The shared prefix is read at the price of a cache; the rest is processed and written to it. Replies are
-the same for every policy on recorded runs, so they are left out. Refuses to know which policy made a prompt.
+the same for every policy on recorded runs, so they are left out.
 """
 
 from __future__ import annotations

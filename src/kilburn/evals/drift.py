@@ -4,7 +4,7 @@ Facts and standing rules are planted at the start of a seeded stream of work. Af
 looked up which of them stand in the prompt verbatim; at chosen ones also which of them one search brings
 back, and one recall of an address that the prompt shows. What a compaction did is read from the ledger.
 
-    report = evaluate(["summarize", "recursive"], Setting(replicates=20))
+    report = evaluate(["summarize", "recursive"], replicates=20)
     print(report.table())
 
 Only exact words count: a paraphrase that a reader would accept is a loss here.
@@ -12,22 +12,19 @@ Only exact words count: a paraphrase that a reader would accept is a loss here.
 
 from __future__ import annotations
 
-import inspect
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 import kilburn
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import CHARACTERS
-from kilburn.evals.decay import Decay, Probe, Trial
+from kilburn.evals.candidate import append_and_wait
+from kilburn.evals.drift_report import DriftReport, Probe, Trial
 from kilburn.evals.plants import ARMS, Garden, garden, work
-from kilburn.evals.roster import MODEL
+from kilburn.evals.roster import MODEL, can_ask
 from kilburn.evals.trajectories import Run, read
 from kilburn.event import Act
 from kilburn.kernel.process import Process
@@ -36,7 +33,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind
 from kilburn.page import Page, Place, parse_address, span_of
 
-__all__ = ["PASSES", "POLICIES", "Setting", "evaluate", "measure"]
+__all__ = ["PASSES", "POLICIES", "evaluate", "measure"]
 
 POLICIES = ("summarize", "recursive", "hybrid", "fifo")
 PASSES = (1, 5, 20)
@@ -55,74 +52,58 @@ _HANDLE = re.compile(r"\[((?:[pf]\d+(?:-p\d+)? ?)+)(?:out|in short|in part):")
 """What the kernel itself writes into a prompt; what looks like an address in the work does not count."""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is measured.
+def evaluate(
+    policies: Sequence[str] = POLICIES,
+    *,
+    arms: Sequence[str] = ARMS,
+    window: int = 2000,
+    passes: Sequence[int] = PASSES,
+    replicates: int | None = None,
+    seed: int = 0,
+    data: str | Path | None = None,
+    model: str | Any = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> DriftReport:
+    """Measure each policy in each arm.
 
     Args:
+        policies: specs of Kilburn's policies.
         arms: where the rules stand, of `kilburn.evals.plants.ARMS`.
         window: in tokens of four characters.
         passes: compactions after which search and recall are tried too.
         replicates: seeds; None for 20, and 3 where a model answers.
         seed: the first of them; for the intervals too.
-
-    Raises:
-        SpecError: a number that means nothing, or no such arm.
-    """
-
-    arms: Sequence[str] = ARMS
-    window: int = 2000
-    passes: Sequence[int] = PASSES
-    replicates: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        few = self.replicates is not None and self.replicates < 1
-        if self.window < 500 or not self.passes or min(self.passes) < 1 or few:
-            raise SpecError(
-                f"window={self.window}, passes={list(self.passes)}, replicates={self.replicates}",
-                advice="give a window of 500 tokens or more, and numbers of 1 or more",
-            )
-        for arm in self.arms:
-            garden(self.seed, arm)
-
-
-def evaluate(
-    policies: Sequence[str] = POLICIES,
-    setting: Setting | None = None,
-    *,
-    data: str | Path | None = None,
-    model: str | Any = "",
-    progress: Callable[[int, int], None] | None = None,
-) -> Decay:
-    """Measure each policy in each arm.
-
-    Args:
-        policies: specs of Kilburn's policies.
         data: JSON lines of recorded runs for the work; None for made-up work.
         model: who answers the policies that ask: they are measured once more with it. A spec, or a model.
         progress: called with the trials that are done and that there are.
 
     Raises:
-        SpecError: no such policy or file. InvalidMessage: a line that is no run.
+        SpecError: a number that means nothing, no such arm, policy or model, or a file without runs.
+        InvalidMessage: a file that cannot be read, or a line that is no run.
     """
-    chosen = setting or Setting()
+    if window < 500 or not passes or min(passes) < 1 or (replicates is not None and replicates < 1):
+        raise SpecError(
+            f"window={window}, passes={list(passes)}, replicates={replicates}",
+            advice="give a window of 500 tokens or more, and numbers of 1 or more",
+        )
+    for arm in arms:
+        garden(seed, arm)
     runs = list(read(data)) if data is not None else []
     if data is not None and not any(run.steps for run in runs):
         raise SpecError(f"{data}: no runs", advice="give a file with one run a line")
     answering = resolve("models", model) if model else None
     jobs: list[tuple[str, Any, str, int]] = []
     for spec in dict.fromkeys(policies):
-        # Whatever is not said to return moves at once may ask.
-        asks = inspect.signature(resolve("policies", spec).plan).return_annotation != "Sequence[Move]"
+        asks = can_ask(resolve("policies", spec))
         for who in (None, answering) if asks and answering is not None else (None,):
-            many = chosen.replicates or (REPLICATES if who is None else WITH_MODEL)
-            jobs += [(spec, who, arm, chosen.seed + number) for arm in dict.fromkeys(chosen.arms) for number in range(many)]
+            many = replicates or (REPLICATES if who is None else WITH_MODEL)
+            jobs += [(spec, who, arm, seed + number) for arm in dict.fromkeys(arms) for number in range(many)]
     trials: list[Trial] = []
     for spec, who, arm, number in jobs:
-        trials.append(measure(spec, arm, number, window=chosen.window, passes=chosen.passes, runs=runs, model=who))
+        trials.append(measure(spec, arm, number, window=window, passes=passes, runs=runs, model=who))
         if progress is not None:
             progress(len(trials), len(jobs))
-    return Decay.of(trials, window=chosen.window, passes=sorted(set(chosen.passes)), seed=chosen.seed)
+    return DriftReport.of(trials, window=window, passes=sorted(set(passes)), seed=seed)
 
 
 def measure(
@@ -186,12 +167,7 @@ class _Stream:
 
     def _append(self, message: dict[str, Any]) -> str:
         self.appended.append(message)
-        address = self.process.append(message)
-        # Made-up work takes no time: a question in the background is answered before the next event.
-        for thread in threading.enumerate():
-            if thread.name == "kilburn-later":
-                thread.join()
-        return address
+        return append_and_wait(self.process, message)
 
     def _compacted(self) -> bool:
         left = False

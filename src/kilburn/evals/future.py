@@ -1,7 +1,4 @@
-"""What a recorded run will need, and when: the knowledge that only an offline optimum may use.
-
-Refuses to decide what to keep.
-"""
+"""What a recorded run will need, and when: the knowledge that only an offline optimum may use."""
 
 from __future__ import annotations
 
@@ -10,11 +7,9 @@ from collections.abc import Iterable, Sequence
 from kilburn.evals.references import Reference, names
 from kilburn.evals.trajectories import Run
 from kilburn.page import Span
+from kilburn.policies.belady import Future
 
-__all__ = ["Future", "future_of"]
-
-Future = dict[int, tuple[tuple[int, tuple[Span, ...]], ...]]
-"""By page: the turns at which it is used, in order, and what of it."""
+__all__ = ["future_of"]
 
 
 def future_of(run: Run, references: Sequence[Reference]) -> Future:

@@ -3,10 +3,10 @@
 Traces of many sessions are woven into one stream; a cache of so many tokens serves it. A unit of 1,024
 tokens is a hit where it and all units before it are there, as an engine's prefix cache has it. The
 prompt that is computed is never a reason to refuse: what of it is kept is for the order to say, or, with
-`hold`, all of it until the next prompt, as in an engine. It refuses to model time: a prompt takes none,
-and what replies add is not cached before a prompt repeats it.
+`hold`, all of it until the next prompt, as in an engine. Time is not modelled: a prompt takes none, and what
+replies add is not cached before a prompt repeats it.
 
-    report = evaluate(list(read("traces.jsonl.gz")), Setting(capacities=[1_000_000]))
+    report = evaluate(list(read("traces.jsonl.gz")), capacities=[1_000_000])
     print(report.table())
 """
 
@@ -15,18 +15,18 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.regret import INFINITE, LRU, MIN, OURS, Regret, Tally
-from kilburn.evals.requests import UNIT, Event, Trace, weave
+from kilburn.evals.kv_report import INFINITE, LRU, MIN, OURS, CacheReport, Tally
+from kilburn.evals.kv_traces import UNIT, Moment, Trace, weave
 from kilburn.kv.eviction import ORDERS, EvictionOrder, PromptUse
 from kilburn.kv.return_odds import ReturnOdds
 
-__all__ = ["CAPACITIES", "POLICIES", "Belady", "Setting", "evaluate", "expire", "replay", "sample"]
+__all__ = ["CAPACITIES", "POLICIES", "Optimum", "evaluate", "expire", "replay", "sample"]
 
 CAPACITIES = (1_000_000, 2_000_000, 4_000_000)
 HOURS = 10.0
@@ -39,40 +39,6 @@ ONLINE: dict[str, Callable[[int], EvictionOrder]] = {**ORDERS, OURS: lambda _: R
 POLICIES = (*ONLINE, MIN, *TTLS)
 
 _NEVER = 1 << 60
-
-
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is measured.
-
-    Args:
-        capacities: of the cache, in tokens.
-        hours: over which the sessions begin, at times drawn evenly.
-        seed: for those times, for the sample, and for the intervals.
-        subs: with sub-agents (True), without (False), in turn.
-        hold: whether a prompt's units stay until the next prompt, whatever the order says of them. An engine
-            needs them while it computes; without it, MIN may leave out what it will not need.
-        policies: of `POLICIES`; LRU and the optimum are always measured.
-
-    Raises:
-        SpecError: a number that means nothing, or no such policy.
-    """
-
-    capacities: Sequence[int] = CAPACITIES
-    hours: float = HOURS
-    seed: int = 0
-    subs: Sequence[bool] = (True, False)
-    hold: bool = False
-    policies: Sequence[str] = POLICIES
-
-    def __post_init__(self) -> None:
-        if not self.capacities or min(self.capacities) < UNIT or not 0 <= self.hours < math.inf or not self.subs:
-            raise SpecError(
-                f"capacities {list(self.capacities)}, {self.hours} hours",
-                advice=f"give capacities of {UNIT} tokens or more, and hours of 0 or more",
-            )
-        for policy in self.policies:
-            if policy not in POLICIES:
-                raise SpecError(f"no policy {policy!r}", advice=f"there are {', '.join(POLICIES)}")
 
 
 def sample(traces: Sequence[Trace], seed: int, many: int | None = None, skip: int = 0) -> list[Trace]:
@@ -91,45 +57,65 @@ def sample(traces: Sequence[Trace], seed: int, many: int | None = None, skip: in
 
 
 def evaluate(
-    traces: Sequence[Trace], setting: Setting | None = None, *, progress: Callable[[int, int], None] | None = None
-) -> Regret:
+    traces: Sequence[Trace],
+    *,
+    capacities: Sequence[int] = CAPACITIES,
+    hours: float = HOURS,
+    seed: int = 0,
+    subs: Sequence[bool] = (True, False),
+    hold: bool = False,
+    policies: Sequence[str] = POLICIES,
+    progress: Callable[[int, int], None] | None = None,
+) -> CacheReport:
     """Replay the traces through each policy at each capacity.
 
     Args:
+        capacities: of the cache, in tokens.
+        hours: over which the sessions begin, at times drawn evenly.
+        seed: for those times, and for the intervals.
+        subs: with sub-agents (True), without (False), in turn.
+        hold: whether a prompt's units stay until the next prompt, whatever the order says of them. An engine
+            needs them while it computes; without it, MIN may leave out what it will not need.
+        policies: of `POLICIES`; LRU and the optimum are always measured.
         progress: called with the replays that are done and that there are.
 
     Raises:
-        SpecError: no traces with a whole unit, or a capacity below the longest prompt.
+        SpecError: a number that means nothing, no such policy, no traces with a whole unit, or a capacity below
+            the longest prompt.
     """
-    chosen = setting or Setting()
-    names = [name for name in POLICIES if name in {*chosen.policies, LRU, MIN}]
-    bounded = [name for name in names if name not in TTLS]
-    total = len(set(chosen.subs)) * (len(bounded) * len(set(chosen.capacities)) + len(names) - len(bounded))
+    if not capacities or min(capacities) < UNIT or not 0 <= hours < math.inf or not subs:
+        raise SpecError(
+            f"capacities {list(capacities)}, {hours} hours",
+            advice=f"give capacities of {UNIT} tokens or more, and hours of 0 or more",
+        )
+    for policy in policies:
+        if policy not in POLICIES:
+            raise SpecError(f"no policy {policy!r}", advice=f"there are {', '.join(POLICIES)}")
+    names = [name for name in POLICIES if name in {*policies, LRU, MIN}]
+    endless = [name for name in names if name in TTLS]
+    bounded = [(capacity, name) for capacity in sorted(set(capacities)) for name in names if name not in TTLS]
+    total = len(set(subs)) * (len(endless) + len(bounded))
     tallies: list[Tally] = []
-    for subs in dict.fromkeys(chosen.subs):
-        events = weave(traces, chosen.seed, chosen.hours, subs=subs)
+
+    def add(tally: Tally) -> None:
+        tallies.append(tally)
+        if progress is not None:
+            progress(len(tallies), total)
+
+    for arm in dict.fromkeys(subs):
+        events = weave(traces, seed, hours, subs=arm)
         if not events:
             raise SpecError("no prompt has a whole unit", advice=f"give traces with prompts of {UNIT} tokens or more")
-        for tally in _tallies(events, names, chosen, subs):
-            tallies.append(tally)
-            if progress is not None:
-                progress(len(tallies), total)
-    return Regret.of(tallies, traces=len(traces), seed=chosen.seed, hours=chosen.hours, hold=chosen.hold)
+        for name in endless:
+            add(expire(events, TTLS[name], name, arm))
+        for capacity, name in bounded:
+            order = Optimum(events) if name == MIN else ONLINE[name](capacity // UNIT)
+            counted = replay(events, capacity // UNIT, order, hold=hold)
+            add(msgspec.structs.replace(counted, policy=name, capacity=capacity, subs=arm))
+    return CacheReport.of(tallies, traces=len(traces), seed=seed, hours=hours, hold=hold)
 
 
-def _tallies(events: Sequence[Event], names: Sequence[str], setting: Setting, subs: bool) -> Iterator[Tally]:
-    for name in names:
-        if name in TTLS:
-            yield expire(events, TTLS[name], name, subs)
-    for capacity in sorted(set(setting.capacities)):
-        for name in names:
-            if name not in TTLS:
-                order = Belady(events) if name == MIN else ONLINE[name](capacity // UNIT)
-                counted = replay(events, capacity // UNIT, order, hold=setting.hold)
-                yield msgspec.structs.replace(counted, policy=name, capacity=capacity, subs=subs)
-
-
-def replay(events: Sequence[Event], capacity: int, order: EvictionOrder, *, hold: bool = False) -> Tally:
+def replay(events: Sequence[Moment], capacity: int, order: EvictionOrder, *, hold: bool = False) -> Tally:
     """Serve the events from a cache of `capacity` units that an order keeps.
 
     Raises:
@@ -164,7 +150,7 @@ def replay(events: Sequence[Event], capacity: int, order: EvictionOrder, *, hold
     return Tally(hits=hits, units=units, seconds=time.perf_counter() - began)
 
 
-def expire(events: Sequence[Event], seconds: float, name: str = "", subs: bool = True) -> Tally:
+def expire(events: Sequence[Moment], seconds: float, name: str = "", subs: bool = True) -> Tally:
     """Serve the events from a cache without a bound that forgets what was not used for so many seconds."""
     last: dict[int, float] = {}
     hits: dict[int, int] = {}
@@ -183,14 +169,14 @@ def expire(events: Sequence[Event], seconds: float, name: str = "", subs: bool =
     return Tally(policy=name, subs=subs, hits=hits, units=units, seconds=time.perf_counter() - began)
 
 
-class Belady:
+class Optimum:
     """The offline optimum, MIN (Belady 1966): first who is used again last; of one prompt its tail.
 
     A unit's prefix is used whenever it is, so what this keeps are whole prefixes, and no order of eviction
     has more hits.
     """
 
-    def __init__(self, events: Sequence[Event]) -> None:
+    def __init__(self, events: Sequence[Moment]) -> None:
         self._next: dict[int, list[int]] = {}
         soon: dict[int, int] = {}
         for at in range(len(events) - 1, -1, -1):

@@ -1,11 +1,7 @@
-"""What is counted: an outcome a reference, a cell a policy and window.
-
-Counting only; it refuses to know how an outcome came about, and what it is worth.
-"""
+"""What `kilburn.evals.paging` counts: an outcome a reference, a cell a policy and window."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,9 +9,7 @@ import msgspec
 
 from kilburn.evals.baselines import CHARACTERS
 
-__all__ = ["Cell", "Outcome", "interval", "joined"]
-
-RESAMPLES = 1000
+__all__ = ["COUNTS", "Cell", "Outcome", "joined"]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,13 +73,14 @@ class Cell:
         self.refilled += max(0, len(shown) - same - _first(fresh, shown[same:])) // CHARACTERS
 
 
-_ADDED = ("calls", "overflow", "shipped", "cached", "refilled", "acts", "asks", "unanswered", "refused", "fallbacks", "seconds")
+COUNTS = ("calls", "overflow", "shipped", "cached", "refilled", "acts", "asks", "unanswered", "refused", "fallbacks", "seconds")
+"""The fields of a cell that add up."""
 
 
 def joined(parts: Sequence[Cell]) -> Cell:
     """One cell of the parts of one that were measured apart, in their order."""
     whole = replace(parts[0], outcomes=[outcome for part in parts for outcome in part.outcomes])
-    for name in _ADDED:
+    for name in COUNTS:
         setattr(whole, name, sum(getattr(part, name) for part in parts))
     return whole
 
@@ -110,17 +105,3 @@ def _common(one: str, other: str) -> int:
         else:
             high = middle - 1
     return low
-
-
-def interval(groups: Sequence[Sequence[float]], seed: int, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The middle 95% of the mean of all values when whole groups are drawn with replacement (Efron's bootstrap)."""
-    sums = [(sum(group), len(group)) for group in groups if group]
-    if not sums:
-        return 0.0, 0.0
-    chance = random.Random(seed)
-    means = []
-    for _ in range(resamples):
-        drawn = chance.choices(sums, k=len(sums))
-        means.append(sum(total for total, _ in drawn) / sum(count for _, count in drawn))
-    means.sort()
-    return means[int(0.025 * resamples)], means[int(0.975 * resamples)]

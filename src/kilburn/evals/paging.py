@@ -1,6 +1,6 @@
 """Future-reference survival: of the names that the agent will need next, how many does the window show?
 
-Recorded runs are fed, event by event, to showers: the baselines, and Kilburn processes. Just before
+Recorded runs are fed, event by event, to candidates: the baselines, and Kilburn processes. Just before
 each action that refers to an older output, it is looked up whether the name stands in the window. The
 head of a run is left out; one token is four characters for everybody. Unless one is given, no model
 takes part.
@@ -14,22 +14,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from multiprocessing import get_context
 from typing import NamedTuple
 
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.baselines import BASELINES, Shower
+from kilburn.evals.baselines import BASELINES, Candidate
+from kilburn.evals.candidate import KilburnCandidate, model_of, policy_for
 from kilburn.evals.cost import Rates, rates_of
 from kilburn.evals.outcomes import Cell, Outcome, joined
+from kilburn.evals.paging_report import PagingReport
 from kilburn.evals.references import Reference, names
-from kilburn.evals.report import Report
 from kilburn.evals.roster import Entry, entries
 from kilburn.evals.rows import losses_of, rows_of, verdicts_of
 from kilburn.evals.sample import Sample
 from kilburn.evals.saved import Saved
-from kilburn.evals.shower import KilburnShower, model_of, policy_for
 from kilburn.evals.trajectories import Run
 
 __all__ = ["evaluate", "measure"]
@@ -56,7 +57,7 @@ def evaluate(
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
     saved: Saved | None = None,
-) -> Report:
+) -> PagingReport:
     """Score each policy at each window on a sample of runs.
 
     Args:
@@ -105,9 +106,9 @@ def _known(jobs: list[_Job], saved: Saved) -> dict[int, Cell]:
     return {number: cell for number, cell in found.items() if cell is not None}
 
 
-def _report(sample: Sample, done: list[Cell], rates: Rates) -> Report:
+def _report(sample: Sample, done: list[Cell], rates: Rates) -> PagingReport:
     rows = rows_of(done, rates, sample.seed)
-    return Report(
+    return PagingReport(
         sample=sample.words,
         runs=len(sample.runs),
         references=sample.references,
@@ -168,29 +169,30 @@ def measure(sample: Sample, entry: Entry, window: int, which: slice = slice(None
         due = sample.wanted.get(run.id, [])
         started = time.perf_counter()
         if spec in BASELINES:
-            _feed(run, due, BASELINES[spec](window), None, cell)
+            _feed(run, due, BASELINES[spec](window), cell)
         else:
-            with KilburnShower(window, policy_for(run, due, spec), model, tools=sample.tools) as shower:
-                _feed(run, due, shower, shower, cell)
+            with closing(KilburnCandidate(window, policy_for(run, due, spec), model, tools=sample.tools)) as candidate:
+                _feed(run, due, candidate, cell)
         cell.seconds += time.perf_counter() - started
     return cell
 
 
-def _feed(run: Run, wanted: Sequence[Reference], shower: Shower, store: KilburnShower | None, cell: Cell) -> None:
+def _feed(run: Run, wanted: Sequence[Reference], candidate: Candidate, cell: Cell) -> None:
+    store = candidate if isinstance(candidate, KilburnCandidate) else None
     before = ""
     fresh: list[str] = []
     found: list[tuple[Reference, Outcome]] = []
     for index, step in enumerate(run.steps):
-        shower.thought(step.thought)
-        shown = shower.shown()
+        candidate.thought(step.thought)
+        shown = candidate.shown()
         fresh.append(step.thought)
         cell.ship(before, shown, fresh, store.seams if store is not None else 0)
         due = [reference for reference in wanted if reference.step == index]
         if due:
             found += zip(due, _outcomes(run, due, shown, store, cell), strict=True)
         before, fresh = shown, [step.action, step.observation]
-        shower.action(step.action)
-        shower.observation(step.observation)
+        candidate.action(step.action)
+        candidate.observation(step.observation)
     if store is None:
         cell.outcomes += [outcome for _, outcome in found]
         return
@@ -205,7 +207,7 @@ def _feed(run: Run, wanted: Sequence[Reference], shower: Shower, store: KilburnS
         cell.outcomes.append(msgspec.structs.replace(outcome, reachable=reachable))
 
 
-def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnShower | None, cell: Cell) -> Iterator[Outcome]:
+def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: Cell) -> Iterator[Outcome]:
     there = names(shown)
     lines = {line.rstrip() for line in shown.split("\n")}
     for reference in due:

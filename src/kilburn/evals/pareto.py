@@ -1,31 +1,27 @@
 """The Pareto picture: what each policy shows against what it costs, a panel a window.
 
-A policy is on the front where none shows more for less. Drawn through matplotlib, to the format that
-the file's name says. It refuses to say which point of the front is right for you.
+A policy is on the front where none shows more for less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from kilburn.errors import MissingExtra, SpecError
 from kilburn.evals.baselines import BASELINES
 from kilburn.evals.cost import PER, UNITS
+from kilburn.evals.picture import picture, plain_axes
 from kilburn.evals.roster import BELADY
 from kilburn.evals.rows import Row
-from kilburn.file import check_target, written
 
-__all__ = ["REFILLED", "check_picture", "draw", "front", "save"]
+__all__ = ["REFILLED", "draw", "front"]
 
 REFILLED = "refilled"
 """The axis of tokens that were read again because of an edit; else a price table's name."""
 
-_FORMATS = (".svg", ".png", ".pdf")
 _BLUE, _GREY, _GREEN = "#2b6cb0", "#718096", "#2f855a"
 _MARKS = {"policy": (_BLUE, "o"), "baseline": (_GREY, "s"), "offline optimum": (_GREEN, "*")}
 _SIZE = 7.5
@@ -46,53 +42,22 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return chosen
 
 
-def check_picture(path: Path, *, force: bool = False) -> None:
-    """Before an hour of work: can this picture be drawn, and is there no file of its name (or `force`)?
-
-    Raises:
-        SpecError: a format that is not drawn here, or a file that is there. MissingExtra: no matplotlib.
-    """
-    if path.suffix not in _FORMATS:
-        raise SpecError(f"cannot draw {path.name}", advice=f"give a name that ends in {', '.join(_FORMATS)}")
-    try:
-        import_module("matplotlib.figure")
-    except ImportError:
-        raise MissingExtra("matplotlib", "plots") from None
-    check_target(path, force=force)
-
-
-def save(figure: Any, path: Path, *, force: bool = False) -> None:
-    """Write a figure of matplotlib, the same bytes each time; the suffix says the format.
-
-    Raises:
-        SpecError: a file of this name is there, and `force` is not set. OSError: it cannot be written.
-    """
-    with written(path, force=force) as file:
-        figure.savefig(file, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
 def draw(path: Path, rows: Sequence[Row], axis: str = REFILLED, *, force: bool = False) -> None:
     """Draw rows to a file: survival against re-prefilled tokens, or against the cost by a price table.
 
     Raises:
-        SpecError, MissingExtra: see `check_picture`. OSError: the file cannot be written.
+        SpecError, MissingExtra, OSError: see `kilburn.evals.picture.picture`.
     """
-    check_picture(path, force=force)
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     windows = sorted({row.window for row in rows})
     across = min(2, len(windows))
     down = -(-len(windows) // across)
-    with rc_context({"svg.hashsalt": "kilburn", "svg.fonttype": "path"}):
-        figure = Figure(figsize=(7 * across, 5.2 * down), dpi=120)
+    with picture(path, 7 * across, 5.2 * down, force=force, layout=None) as figure:
         figure.subplots_adjust(left=0.75 / (7 * across), right=0.985, bottom=0.6 / (5.2 * down), top=1 - 0.6 / (5.2 * down))
         figure.subplots_adjust(wspace=0.13, hspace=0.27)
         for number, window in enumerate(windows, 1):
             axes = figure.add_subplot(down, across, number)
             _panel(axes, [row for row in rows if row.window == window], window, axis)
         _legend(figure, [kind for kind in _MARKS if kind in {_kind(row) for row in rows}])
-        save(figure, path, force=force)
 
 
 def _legend(figure: Any, kinds: Sequence[str]) -> None:
@@ -134,8 +99,7 @@ def _panel(axes: Any, rows: Sequence[Row], window: int, axis: str) -> None:
     axes.set_ylabel("survival", fontsize=9)
     axes.set_title(f"window of {window:,} tokens", loc="left", fontsize=11)
     axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
+    plain_axes(axes, grid=0.2)
     _label(axes, points, [row.policy for row in rows], set(chosen), lines)
 
 

@@ -2,12 +2,11 @@
 
 Facts are exact values (a path, a port, a hash, a decision), rules are constraints that hold for the
 whole job. The work after them repeats their words with other values, so that a search has to choose.
-The same seed gives the same stream. It refuses to measure.
+The same seed gives the same stream.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.trajectories import Run, Step, synthetic
+from kilburn.evals.trajectories import Run, Step, shell_call, synthetic
 
 __all__ = ["ARMS", "FACTS", "RULES", "Garden", "Plant", "garden", "work"]
 
@@ -142,7 +141,7 @@ def garden(seed: int, arm: str) -> Garden:
         messages.append({"role": "user", "content": standing})
     homes += [(fact, len(messages)) for fact in told]
     messages.append({"role": "user", "content": " ".join(fact.text for fact in told)})
-    messages.append(_called("plant-0", "I look at the notes first.", "cat NOTES"))
+    messages.append(shell_call("plant-0", "I look at the notes first.", "cat NOTES"))
     homes += [(fact, len(messages)) for fact in listed]
     messages.append({"role": "tool", "tool_call_id": "plant-0", "content": "\n".join(fact.text for fact in listed)})
     homes += [(fact, len(messages)) for fact in settled]
@@ -150,15 +149,6 @@ def garden(seed: int, arm: str) -> Garden:
     # The user's latest message stays in the window: no plant may stand in it, only what the plants are about.
     messages.append({"role": "user", "content": f"Good. Go on with {', '.join(parts)}."})
     return Garden(messages, homes, 3 if arm == "pinned" else None, parts)
-
-
-def _called(call: str, thought: str, command: str) -> Dicts:
-    function = {"name": "shell", "arguments": json.dumps({"command": command}, ensure_ascii=False)}
-    return {
-        "role": "assistant",
-        "content": thought or None,
-        "tool_calls": [{"id": call, "type": "function", "function": function}],
-    }
 
 
 def work(seed: int, parts: Sequence[str], runs: Sequence[Run] = ()) -> Iterator[list[Dicts]]:
@@ -179,7 +169,7 @@ def work(seed: int, parts: Sequence[str], runs: Sequence[Run] = ()) -> Iterator[
             )
             thought = f"{thought}\n{again}"
         call = f"work-{number}"
-        yield [_called(call, thought, step.action), {"role": "tool", "tool_call_id": call, "content": step.observation}]
+        yield [shell_call(call, thought, step.action), {"role": "tool", "tool_call_id": call, "content": step.observation}]
 
 
 def _steps(seed: int, runs: Sequence[Run]) -> Iterator[Step]:

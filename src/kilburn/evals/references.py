@@ -3,7 +3,7 @@
 At step i the action names identifiers. One that stood in the output of an earlier step than the last
 one, and neither in the head, nor in any thought or action before step i, nor in the last output, is a
 *reference*: the agent could name it only because that older output was in its context. The thought of
-step i belongs to the same reply as the action, so it does not disqualify a name. Refuses to know what a window showed.
+step i belongs to the same reply as the action, so it does not disqualify a name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who takes part: baselines and policies, with what they need to be told in a window of a given size.
 
 Most policies fit themselves to the window. Those whose trigger is a number of tokens of a large model
-get a share of the window here, so that they act at all. Refuses to run anything.
+get a share of the window here, so that they act at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kilburn.evals.baselines import BASELINES
 from kilburn.kernel.resolve import names, resolve
 from kilburn.policy import Policy
 
-__all__ = ["BELADY", "MODEL", "SPECS", "Entry", "entries", "everybody"]
+__all__ = ["BELADY", "MODEL", "SPECS", "Entry", "can_ask", "entries", "everybody"]
 
 BELADY = "belady"
 """The offline optimum: it is told each run's future, so it takes no spec."""
@@ -57,8 +57,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 def everybody() -> list[str]:
     """All baselines, all policies that ship with Kilburn and some combinations; baselines first, the optimum last."""
-    known = names("policies")
-    return [*BASELINES, *sorted({*known, *SPECS} - {BELADY}), *([BELADY] if BELADY in known else [])]
+    return [*BASELINES, *sorted({*names("policies"), *SPECS} - {BELADY}), BELADY]
 
 
 def entries(specs: list[str], model: str, window: int) -> list[Entry]:
@@ -76,11 +75,12 @@ def entries(specs: list[str], model: str, window: int) -> list[Entry]:
         if label in BASELINES or label == BELADY:
             continue
         policy = resolve("policies", plain.at(window))
-        if model and _can_ask(policy):
+        if model and can_ask(policy):
             listed.append(Entry(label + MODEL, plain.spec, model))
     return listed
 
 
-def _can_ask(policy: Policy) -> bool:
+def can_ask(policy: Policy) -> bool:
     """Whether its plan may be a generator: only such a policy can ask anything."""
-    return inspect.isgeneratorfunction(policy.plan) or "Generator" in str(inspect.signature(policy.plan).return_annotation)
+    returned = str(inspect.signature(policy.plan).return_annotation)
+    return inspect.isgeneratorfunction(policy.plan) or "Generator" in returned or "Plan" in returned

@@ -1,7 +1,4 @@
-"""What the counts say: a row a policy and window, what lies above the baselines, what a model's words lost.
-
-Arithmetic on cells; it refuses to lay anything out.
-"""
+"""What the counts of `kilburn.evals.paging` say: a row a policy and window, who is above the baselines, what a model changed."""
 
 from __future__ import annotations
 
@@ -10,10 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from kilburn.evals.cost import PER, Rates, cost_of
-from kilburn.evals.outcomes import Cell, Outcome, interval
+from kilburn.evals.intervals import interval
+from kilburn.evals.outcomes import COUNTS, Cell, Outcome
 from kilburn.evals.roster import BELADY, MODEL
 
-__all__ = ["ENVELOPE", "Loss", "Row", "Verdict", "losses_of", "rows_of", "verdicts_of"]
+__all__ = ["ENVELOPE", "ModelDifference", "Row", "Verdict", "losses_of", "rows_of", "verdicts_of"]
 
 ENVELOPE = ("tail", "truncated", "last3", "tail+bm25")
 """The baselines whose best survival, window by window, a policy should beat."""
@@ -86,7 +84,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     fewer: bool | None
 
 
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
+class ModelDifference(msgspec.Struct, frozen=True, kw_only=True):
     """What changed when a model answered a policy's questions, on the same references: survival and line
     survival with the model minus without, the first with its 95% interval by run."""
 
@@ -114,10 +112,7 @@ def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> 
     costs = _costs(cell, rates)
     optimum = _costs(best, rates) if best is not None else {}
     return Row(
-        policy=cell.policy,
-        window=cell.window,
-        spec=cell.spec,
-        model=cell.model,
+        **{name: getattr(cell, name) for name in ("policy", "window", "spec", "model", *COUNTS)},
         references=len(cell.outcomes),
         survival=survival,
         low=low,
@@ -128,20 +123,9 @@ def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> 
         line=_share([o.line for o in cell.outcomes]),
         searched=_asked([o.searched for o in cell.outcomes]),
         reachable=_asked([o.reachable for o in cell.outcomes]),
-        overflow=cell.overflow,
-        calls=cell.calls,
-        shipped=cell.shipped,
-        cached=cell.cached,
-        refilled=cell.refilled,
         costs=costs,
         regret=None if best is None else _share([o.shown for o in best.outcomes]) - survival,
         cost_regret={name: costs[name] / cost - 1 for name, cost in optimum.items() if cost > 0},
-        acts=cell.acts,
-        asks=cell.asks,
-        unanswered=cell.unanswered,
-        refused=cell.refused,
-        fallbacks=cell.fallbacks,
-        seconds=cell.seconds,
     )
 
 
@@ -172,17 +156,17 @@ def verdicts_of(rows: Sequence[Row]) -> list[Verdict]:
     return verdicts
 
 
-def losses_of(done: Sequence[Cell], seed: int) -> list[Loss]:
+def losses_of(done: Sequence[Cell], seed: int) -> list[ModelDifference]:
     """What each policy's model changed, for those that were measured with one and without."""
     plain = {(cell.policy, cell.window): cell for cell in done if not cell.model}
-    found: list[Loss] = []
+    found: list[ModelDifference] = []
     for cell in done:
         without = plain.get((cell.policy.removesuffix(MODEL), cell.window))
         if not cell.model or without is None:
             continue
         low, high = interval(_differences(cell.outcomes, without.outcomes), seed)
         found.append(
-            Loss(
+            ModelDifference(
                 policy=without.policy,
                 window=cell.window,
                 survival=_share([o.shown for o in cell.outcomes]) - _share([o.shown for o in without.outcomes]),

@@ -1,6 +1,6 @@
 """The runs that a measurement takes, and the names that it looks for in them.
 
-A file's, or made-up ones; all, or a sample that says in words which. It refuses to know who is measured.
+A file's, or made-up ones; all, or a sample that says in words which.
 """
 
 from __future__ import annotations

@@ -1,23 +1,22 @@
 """Recorded agent runs: a head (system, task) and steps of thought, action and output.
 
 Read from JSON lines, plain or gzip, one run at a time; or made up from a seed, so that a measurement
-runs on a machine without any file. It refuses to know what is measured on them.
+runs on a machine without any file.
 """
 
 from __future__ import annotations
 
-import gzip
+import json
 import random
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from kilburn.errors import InvalidMessage, SpecError
-from kilburn.wire.recording import bounded
+from kilburn.wire.recording import read_as
 
-__all__ = ["Run", "Step", "Turn", "read", "synthetic"]
+__all__ = ["Run", "Step", "Turn", "read", "shell_call", "synthetic"]
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -47,39 +46,25 @@ def read(path: str | Path) -> Iterator[Run]:
     """The runs of a file, one line at a time.
 
     Raises:
-        SpecError: no such file, or it cannot be read.
-        InvalidMessage: a line that is no run (the message names the line), or a broken gzip file.
+        InvalidMessage: no such file, it cannot be read, or a line is no run; the message names the line.
     """
-    file = Path(path)
-    decoder = msgspec.json.Decoder(Run)
-    number = 0
-    try:
-        with file.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            with gzip.open(raw, "rb") if packed else raw as lines:
-                for number, line in enumerate(bounded(lines, file.name), 1):
-                    if line.strip():
-                        yield _decoded(decoder, line, file, number)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InvalidMessage(f"{file.name} breaks off after line {number}: {error}", advice="fetch the file again") from error
-    except OSError as error:
-        raise SpecError(f"cannot read {file}: {error.strerror or error}", advice="give the path of a JSON-lines file") from error
-
-
-def _decoded(decoder: msgspec.json.Decoder[Run], line: bytes, file: Path, number: int) -> Run:
-    try:
-        return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidMessage(
-            f"{file.name}, line {number}: {str(error)[:200]}",
-            advice="each line is {id, head: [{role, content}], steps: [{thought, action, observation}]}",
-        ) from error
+    for _, run in read_as(path, Run, "each line is {id, head: [{role, content}], steps: [{thought, action, observation}]}"):
+        yield run
 
 
 _SYLLABLES = ("ba", "co", "di", "fu", "ga", "he", "ki", "lo", "mu", "na", "pe", "ra", "so", "ti", "vu", "wa", "xe", "yo", "zu")
 _VERBS = ["load", "parse", "merge", "render", "check", "fetch", "store", "split", "bind", "trace"]
 _TYPES = ["int", "str", "bytes", "float", "bool"]
+
+
+def shell_call(id: str, thought: str, command: str) -> dict[str, Any]:
+    """A step's thought and action as a message that calls a shell, in the chat form."""
+    function = {"name": "shell", "arguments": json.dumps({"command": command}, ensure_ascii=False)}
+    return {
+        "role": "assistant",
+        "content": thought or None,
+        "tool_calls": [{"id": id, "type": "function", "function": function}],
+    }
 
 
 def synthetic(runs: int, seed: int) -> Iterator[Run]:

@@ -11,20 +11,20 @@ stays readable by its address. Source: AgentFold, arXiv 2510.24699.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
-from kilburn.move import Evict, Fold, Move
-from kilburn.page import Page
-from kilburn.policies.partitions import Partition, Stretch, partition_of
-from kilburn.policies.steps import fresh_messages, last_original, latest_reply, words_of
+from kilburn.move import Evict, Move
+from kilburn.page import Page, digest_of
+from kilburn.policies.steps import beginnings, fresh_messages, last_original, latest_reply, words_of
 from kilburn.policies.text.directives import Directive, Malformed, decode, directive_of, without
 from kilburn.policies.text.extract import Piece, extract, piece_of
 from kilburn.policies.text.judgement import complete, judge
-from kilburn.policy import Cause, View
+from kilburn.policy import Cause, Stretch, View
 from kilburn.wire.quotation import headed, quoted
 
 __all__ = ["INSTRUCTIONS", "Agentfold"]
@@ -61,6 +61,108 @@ MERGED = 32
 
 LEAST = 16
 """Tokens below which a text says nothing."""
+
+
+RECENT = 16
+"""Steps that are looked at to see whether the agent calls tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The items that the steps 1 to `behind` are in.
+
+    Args:
+        view: the boundary that it was read from.
+        starts: the first page of each step; the last one's is the current step's.
+        folds: first and last step of each folded item, in order, apart from each other.
+        task: digest of the latest user message where it is a task, which no fold takes: of an agent that
+            calls tools. Of one that acts in plain text, user messages are what came back; then "".
+    """
+
+    view: View
+    starts: list[int]
+    folds: tuple[tuple[int, int], ...]
+    task: str
+
+    @property
+    def behind(self) -> int:
+        """The latest step before the current one; 0 where there is none."""
+        return max(0, len(self.starts) - 1)
+
+    def item(self, step: int) -> tuple[int, int]:
+        """First and last step of the item that a step is in."""
+        at = bisect_right(self.folds, (step, self.behind)) - 1
+        if at >= 0 and self.folds[at][0] <= step <= self.folds[at][1]:
+            return self.folds[at]
+        return step, step
+
+    def refusal(self, first: int, last: int) -> str:
+        """Why a stretch is not one that a directive may name; "" where it is."""
+        if not self.behind:
+            return "there is no step to fold yet"
+        if first > last:
+            return f"the range {first} to {last} runs backwards"
+        if last != self.behind:
+            return f"the range ends at {last}, not at the latest step, {self.behind}"
+        if first < 1:
+            return f"there is no step {first}"
+        begins = self.item(first)[0]
+        return "" if begins == first else f"step {first} is inside of an item that begins at {begins}"
+
+    def newest(self) -> Iterator[tuple[int, int]]:
+        """The items, newest first."""
+        step = self.behind
+        while step > 0:
+            first, last = self.item(step)
+            yield first, last
+            step = first - 1
+
+    def shown(self, last: int) -> int:
+        """Resident pages that stand before the step behind `last`."""
+        return bisect_left(self.view.pages, self.starts[last], key=_origin)
+
+    def stretch(self, first: int, last: int) -> Stretch:
+        """The pages of some whole items, with what left of them earlier for want of room."""
+        view = self.view
+        low, high = self.starts[first - 1], self.starts[last]
+        resident = {page.id for page in view.pages}
+        inside = {page.id for page in view.pages if self._is_inside(page, low, high)}
+        return view.stretch(inside.union(number for number in range(low, high) if number not in resident))
+
+    def _is_inside(self, page: Page, low: int, high: int) -> bool:
+        """Whether a resident page stands for nothing but originals of a stretch, and is not the task."""
+        if page.depth and not page.message:
+            originals = self.view.originals(page)
+            return low <= min(originals) and max(originals) < high
+        return low <= page.order[0] < high and not (page.role is Role.USER and page.digest == self.task)
+
+
+def partition_of(view: View, last: int) -> Partition:
+    """The partition of the steps up to the original `last`."""
+    starts = beginnings(view, last)
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(_intervals(view, starts)):
+        if found and low <= found[-1][1]:
+            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        else:
+            found.append((low, high))
+    recent = range(last, starts[-RECENT:][0] - 1, -1) if starts else ()
+    calls = any(view.page(number).kind is Kind.CALL for number in recent)
+    return Partition(view, starts, tuple(found), digest_of(view.task) if calls and view.task else "")
+
+
+def _intervals(view: View, starts: list[int]) -> Iterable[tuple[int, int]]:
+    """The steps that each resident fold stands for, as far as they are behind the current one."""
+    for page in view.pages:
+        if page.depth and (not page.message or (page.kind is Kind.FOLD and page.role is Role.ASSISTANT)):
+            roots = view.originals(page)
+            low, high = max(1, bisect_right(starts, min(roots))), min(len(starts) - 1, bisect_right(starts, max(roots)))
+            if low <= high:
+                yield low, high
+
+
+def _origin(page: Page) -> int:
+    return page.order[0]
 
 
 @dataclass(frozen=True)
@@ -245,8 +347,7 @@ def _moves(view: View, stretch: Stretch, first: int, last: int, text: str) -> li
     words = f"[{_name(first, last)}]\n{text.strip()}"
     if not stretch.leaving or view.count(words) + 2 * view.handle >= stretch.freed:
         return []
-    fold = Fold(pages=stretch.sources, text=words, why=_name(first, last).lower())
-    return [Evict(pages=stretch.loose, why="part of it must stay"), fold] if stretch.loose else [fold]
+    return stretch.fold(_name(first, last).lower(), text=words, torn="part of it must stay")
 
 
 def _extracted(view: View, stretch: Stretch, first: int, last: int, tokens: int) -> list[Move]:

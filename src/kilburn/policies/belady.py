@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kilburn.message import Kind
-from kilburn.move import Evict, Fold, Move
+from kilburn.move import Fold, Move
 from kilburn.page import Page, Parts, Span
-from kilburn.policies.excerpts import older, reach
+from kilburn.policies.excerpts import older, put, reach
 from kilburn.policy import View
 
 __all__ = ["Belady", "Future"]
@@ -70,14 +70,10 @@ class Belady:
         return [(due, span) for span, due in first.items()]
 
     def _excerpt(self, view: View, pages: Sequence[Page], room: int) -> list[Move]:
-        ids = [page.id for page in pages]
-        sources, stale = reach(view, ids)
-        parts = self._parts(view, sources, room - view.handle)
-        if not parts:
-            return [Evict(pages=tuple(ids), why="never needed again")]
-        beyond = tuple(page for page in ids if page in stale)
-        fold = Fold(pages=sources, parts=parts, why=f"what {len(parts)} pages will be needed for")
-        return [Evict(pages=beyond, why="never needed again"), fold] if beyond else [fold]
+        stretch = reach(view, pages)
+        parts = self._parts(view, stretch.sources, room - view.handle)
+        why = f"what {len(pages)} pages will be needed for"
+        return put(stretch, parts, why, nothing="never needed again", torn="never needed again")
 
     def _parts(self, view: View, sources: Iterable[int], room: int) -> Parts:
         """The spans that will be needed, soonest first while they fit."""

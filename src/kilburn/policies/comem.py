@@ -16,7 +16,7 @@ from typing import overload
 
 from kilburn.effect import Answer, Ask, Effect, Later, Note, Outcome
 from kilburn.message import Kind, Role
-from kilburn.move import Evict, Fold, Move
+from kilburn.move import Evict, Move
 from kilburn.page import Page, address_of, span_of
 from kilburn.policies.arrival import arrived, latest_step
 from kilburn.policies.text.extract import Piece, extract, piece_of
@@ -103,46 +103,27 @@ class Comem:
         if not answer.ok:
             yield Note(outcome=answer.outcome, why="the memory stays as it was")
             return _room(view)
-        sources = set(snapshot)
-        sources -= view.held() | _under_pins(view)
-        shown = [*view.pages, *map(view.page, view.stubs)]
-        partly = [page for page in shown if not sources.issuperset(_cited(page))]
-        before = len(sources)
-        sources -= {member for page in partly for member in view.group(page.id)}
-        leaving = [page for page in view.pages if not sources.isdisjoint(_cited(page))]
-        freed = sum(page.tokens for page in leaving)
+        read = set(snapshot)
+        shown = [page.id for page in view.pages if page.depth and not read.isdisjoint(page.sources)]
+        stretch = view.stretch((*snapshot, *shown), within=read)
+        freed = sum(page.tokens for page in stretch.pages)
         memory = f"[Memory up to {address_of(snapshot[-1])}; what stands below it is newer and holds.]\n{answer.text}"
         words, tokens = view.count(answer.text), view.count(memory) + view.handle + SLACK
-        if not sources or words > self._most(view) or tokens >= freed:
+        if not stretch.sources or words > self._most(view) or tokens >= freed:
             yield Note(outcome=Outcome.NO_PROGRESS, why=f"a memory of {words} tokens for {freed}")
             return _room(view)
-        yield Note(figures={"folded": len(sources)})
-        suspects = leaving if len(sources) < before else [page for page in leaving if page in partly]
-        torn = tuple(page.id for page in suspects if not sources.issuperset(_cited(page)))
-        pages = snapshot if len(sources) == len(snapshot) else tuple(sorted(sources))
-        fold = Fold(pages=pages, text=memory, why="memory model")
-        return [Evict(pages=torn, why="an older memory"), fold] if torn else [fold]
+        yield Note(figures={"folded": len(stretch.sources)})
+        return stretch.fold("memory model", text=memory, torn="an older memory")
 
 
 def _is_memory(page: Page) -> bool:
     return page.kind is Kind.FOLD and not page.message
 
 
-def _cited(page: Page) -> tuple[int, ...]:
-    """The originals that a page shows."""
-    return page.sources if page.depth else (page.id,)
-
-
 def _snapshot(view: View) -> tuple[int, ...]:
     """All originals but the task, the latest step, and what is pinned or open, with its groups."""
-    stays = view.held() | _under_pins(view) | {view.task_page}
+    stays = view.held() | {view.task_page}
     return tuple(filterfalse(view.gone, filterfalse(stays.__contains__, range(1, latest_step(view)))))
-
-
-def _under_pins(view: View) -> set[int]:
-    """What pinned excerpts and summaries stand for, with its groups."""
-    sources = (source for pin in view.pins if pin < 0 for source in view.page(pin).sources)
-    return {member for source in sources for member in view.group(source)}
 
 
 class _Log(Sequence[Piece]):

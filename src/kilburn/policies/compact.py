@@ -11,19 +11,19 @@ question or is no shorter than what it replaces counts as failed; whether it is 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence, Set
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.errors import SpecError
 from kilburn.message import Kind, Role
-from kilburn.move import Evict, Fold, Move
+from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policies.text.digests import best, digest
 from kilburn.policies.text.extract import Piece, extract, piece_of, read_ahead
 from kilburn.policies.text.inheritance import held, joined, words_at
 from kilburn.policies.text.judgement import judge
-from kilburn.policy import Cause, View
+from kilburn.policy import Cause, Stretch, View
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
 from kilburn.wire.quotation import headed, quoted
@@ -114,22 +114,21 @@ class Compact:
         if not self._is_due(view):
             _prepare(view, self._border(view))
             return []
-        leaving, sources = _leaving(view, self.keep)
+        young = _young(view, self.keep)
+        stretch = view.stretch(page.id for page in view.pages if page.id not in young)
         capacity = view.budget.capacity
-        stale = tuple(page.id for page in leaving if page.depth and not set(_roots(view, page.id)) <= set(sources))
-        freed = sum(page.tokens for page in leaving if page.id not in stale)
+        sources, freed = stretch.sources, stretch.freed
         to = max(16, min(capacity // 8, 4096, freed // 2) if self.to is None else self.to)
         if not sources or freed <= to + 2 * view.handle:
             return []
-        text = yield from self._summary(view, sources, leaving, to)
+        text = yield from self._summary(view, stretch, to)
         if not text:
             return []
         if view.count(text) + 2 * view.handle >= freed:
             yield Note(outcome=Outcome.NO_PROGRESS, why=f"a summary as long as the {freed} tokens that it replaces")
             return []
         yield Note(figures={"compacted_pages": len(sources), "cleared_input_tokens": freed})
-        fold = Fold(pages=sources, text=text, why=f"summary of {span_of(sources[0], sources[-1])}")
-        return [Evict(pages=stale, why="in the new summary"), fold] if stale else [fold]
+        return stretch.fold(f"summary of {span_of(sources[0], sources[-1])}", text=text, torn="in the new summary")
 
     def _is_due(self, view: View) -> bool:
         """Whether the border was crossed by what just came; after a failure, again now and then."""
@@ -150,11 +149,12 @@ class Compact:
         capacity = view.budget.capacity
         return int(capacity * self.share) if not isinstance(self.trigger, int) else min(self.trigger, capacity)
 
-    def _summary(self, view: View, sources: Sequence[int], leaving: Sequence[Page], to: int) -> Generator[Effect, Answer, str]:
+    def _summary(self, view: View, stretch: Stretch, to: int) -> Generator[Effect, Answer, str]:
         """The summary's text, or "" where there is none to be used."""
+        sources = stretch.sources
         asked = self.instructions or f"{INSTRUCTIONS} At most {to // 2} words."
         room = max(500, view.budget.capacity - to - view.count(SYSTEM + asked) - 2 * view.handle)
-        pieces = _pieces(view, sources, leaving)
+        pieces = _pieces(view, stretch)
         prompt = f"{quoted('log', _log(view, sources, pieces, room))}\n{asked}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=f"summary of {span_of(sources[0], sources[-1])}")
         if answer.outcome == Outcome.NO_MODEL:
@@ -193,41 +193,6 @@ def _fresh(view: View) -> int:
     return tokens
 
 
-def _leaving(view: View, keep: int) -> tuple[list[Page], tuple[int, ...]]:
-    """The resident pages that leave, and the originals that the summary cites: whole groups, nothing pinned,
-    nothing new, and not the user's last words."""
-    stays = _young(view, keep) | view.pins | view.open
-    chosen: dict[int, Page] = {}
-    sources: set[int] = set()
-    for page in view.pages:
-        if page.id in stays:
-            continue
-        if page.group:
-            together = view.group(page.id)
-            if not stays.isdisjoint(together):
-                continue
-            sources.update(member for member in together if member in view.stubs)
-        chosen[page.id] = page
-        sources.update(_roots(view, page.id))
-    # What stays keeps its place: a page that was brought back, and the originals of a derived page that stays.
-    resident = {page.id for page in view.pages}
-    sources -= resident - chosen.keys()
-    sources -= {root for page in view.pages if page.depth and page.id not in chosen for root in _roots(view, page.id)}
-    torn = {page for page in sources if view.page(page).group and not _is_whole(view, page, sources, chosen, resident)}
-    sources -= torn
-    leaving = [
-        page for page in chosen.values() if page.id in sources or (page.depth and not sources.isdisjoint(_roots(view, page.id)))
-    ]
-    return leaving, tuple(sorted(sources))
-
-
-def _is_whole(view: View, page: int, sources: Set[int], chosen: Mapping[int, Page], resident: Set[int]) -> bool:
-    """Whether all of a page's group that is shown goes with it."""
-    return all(
-        member in sources or member in chosen or not (member in resident or member in view.stubs) for member in view.group(page)
-    )
-
-
 def _young(view: View, keep: int) -> set[int]:
     """The newest messages, and the user's last words where they are not long."""
     young = {page.id for page in view.pages if page.message > view.turn - keep}
@@ -249,9 +214,9 @@ def _roots(view: View, page: int) -> Sequence[int]:
     return [root for source in view.page(page).sources for root in _roots(view, source)]
 
 
-def _pieces(view: View, sources: Sequence[int], leaving: Sequence[Page]) -> list[Piece]:
+def _pieces(view: View, stretch: Stretch) -> list[Piece]:
     """The texts that the summary is weighed from: all, or of a long history what `READ` says."""
-    pages = [view.page(page) for page in sources]
+    pages = [view.page(page) for page in stretch.sources]
     if 4 * sum(page.tokens for page in pages) <= READ:
         return [piece_of(page, view.text(page.id)) for page in pages]
     first, left = len(pages), READ // 2
@@ -261,7 +226,7 @@ def _pieces(view: View, sources: Sequence[int], leaving: Sequence[Page]) -> list
     known = {page.id for page in pages[:first]}
     stood: set[int] = set()
     kept: list[Mapping[int, tuple[Span, ...]]] = []
-    for fold in leaving:
+    for fold in stretch.pages:
         if fold.depth and fold.kind is Kind.FOLD:
             mine = known.intersection(_roots(view, fold.id))
             stood |= mine
@@ -312,18 +277,8 @@ def behind(view: View, last: int) -> tuple[int, ...]:
     """The pages before the provider's last compaction block that may leave, up to message `last`: whole groups,
     and not the user's last words."""
     at = next((index for index in range(len(view.pages) - 1, -1, -1) if _stands(view, view.pages[index])), 0)
-    before = {page.id for page in view.pages[:at]}
-    shown = {page.id for page in view.pages} | view.stubs
-    spared = _young(view, view.turn - last) if before else set()
-    return tuple(
-        page.id
-        for page in view.pages[:at]
-        if view.is_movable(page)
-        and not any(
-            member in spared or (member in shown and member not in before and member not in view.stubs)
-            for member in view.group(page.id)
-        )
-    )
+    spared = _young(view, view.turn - last) if at else set()
+    return tuple(page.id for page in view.movable([page for page in view.pages[:at] if page.id not in spared]))
 
 
 def _stands(view: View, page: Page) -> bool:

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kilburn.message import Kind
-from kilburn.move import Evict, Fold, Move
+from kilburn.move import Fold, Move
 from kilburn.page import Page
-from kilburn.policies.excerpts import flow_of, older, parts_of, reach, shortened
+from kilburn.policies.excerpts import flow_of, older, parts_of, put, reach, shortened
 from kilburn.policy import View
 from kilburn.prices import Prices, prices_of
 
@@ -124,14 +124,10 @@ def _apart(leaving: Sequence[Page]) -> tuple[list[Page], list[Page]]:
 
 def _excerpt(view: View, pages: Sequence[Page], room: int, far: int, least: float, floor: int) -> list[Move]:
     """One excerpt in place of pages, or their eviction where nothing in them is worth its tokens."""
-    ids = [page.id for page in pages]
-    sources, stale = reach(view, ids)
-    parts = parts_of(view, ids, stale, set(sources), room, far, least=least, floor=max(0, floor), base=BASE)
-    if not parts:
-        return [Evict(pages=tuple(ids), why="nothing that is worth its tokens")]
-    fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages that are worth their tokens")
-    beyond = tuple([page for page in ids if page in stale]) if stale else ()
-    return [Evict(pages=beyond, why="beyond the excerpt's reach"), fold] if beyond else [fold]
+    stretch = reach(view, pages)
+    parts = parts_of(view, stretch, room, far, least=least, floor=max(0, floor), base=BASE)
+    why = f"lines of {len(parts)} pages that are worth their tokens"
+    return put(stretch, parts, why, nothing="nothing that is worth its tokens")
 
 
 def _size(moves: Iterable[Move]) -> int:

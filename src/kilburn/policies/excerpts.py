@@ -5,19 +5,17 @@ Functions of a view; they decide nothing about when, or how much.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from itertools import islice
-from operator import attrgetter
 
 from kilburn.message import Kind, Role
-from kilburn.move import Fold, Move
+from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policies.text.coverage import BASE, Line, choose, lines_of
 from kilburn.policies.text.lines import merge
-from kilburn.policy import View
+from kilburn.policy import Stretch, View
 
-__all__ = ["came_back", "far_of", "flow_of", "focus_of", "older", "parts_of", "reach", "shortened"]
+__all__ = ["far_of", "flow_of", "focus_of", "older", "parts_of", "put", "reach", "shortened"]
 
 CITED = 1024
 """Originals that one excerpt stands for, at least, before those of which it keeps nothing stay behind their handle."""
@@ -41,76 +39,37 @@ MARKED = 0.5
 
 def older(view: View, tail: int, core: int) -> list[Page]:
     """Pages in front of a tail of so many tokens that may leave; marked ones stay while `core` tokens hold them."""
-    first = len(view.pages)
-    while first and tail >= view.pages[first - 1].tokens:
-        first -= 1
-        tail -= view.pages[first].tokens
-    stays = view.held()
-    groups = {page.group for page in view.pages[first:]} - {0}
+    stays: set[int] = set()
     marked = [page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED] if view.marks else []
     for page in sorted(marked, key=lambda page: (-view.marks[page.id], -page.id)):
         if page.tokens <= core:
             core -= page.tokens
-            stays.update(view.group(page.id))
-    return [page for page in view.pages[:first] if page.id not in stays and page.group not in groups]
+            stays.add(page.id)
+    return view.movable([page for page in view.front(tail) if page.id not in stays])
 
 
-def reach(view: View, going: Sequence[int]) -> tuple[tuple[int, ...], set[int]]:
-    """The originals that the excerpt will stand for, and the pages that leave because it does not reach
-    them. Of ten thousand pages only those near the border are looked at closely."""
-    sources, stale = _near(view, going)
-    torn, apart = came_back(view, going)
-    if not apart:
-        return sources, stale
-    stale |= torn
-    return tuple([source for source in sources if source not in apart]) if not stale.issuperset(going) else (), stale
-
-
-def came_back(view: View, going: Sequence[int]) -> tuple[set[int], set[int]]:
-    """Where a page was brought back, or a fold stays, an original may be shown beside a fold of it. Of the
-    pages that are going, those that must be evicted ahead of a new fold because of that, and the originals
-    that it may not cite, since they stay or are cited by what stays."""
-    if min(map(attrgetter("id"), view.pages), default=0) >= 0:
-        return set(), set()
-    folds = [page for page in view.pages if page.id < 0 and not page.message]
-    leaving = set(going)
-    roots = {source for page in folds for source in page.sources}
-    stays = roots.intersection([page.id for page in view.pages if page.id not in leaving])
-    for page in view.pages:
-        if page.id < 0 and page.id not in leaving:
-            stays.update(roots.intersection(page.sources))
-    stays.update(stub for stub in roots & view.stubs if leaving.isdisjoint(view.group(stub)))
-    apart = {member for source in stays for member in view.group(source)}
-    torn = {page for page in going if page in apart or (page < 0 and not apart.isdisjoint(view.page(page).sources))}
-    torn.update(member for page in torn.copy() for member in view.group(page) if member in leaving)
-    return torn, apart
-
-
-def _near(view: View, going: Sequence[int]) -> tuple[tuple[int, ...], set[int]]:
-    """As `reach`, where no page is shown beside a fold of it."""
-    derived = [view.page(page) for page in going if page < 0]
-    plain = [page for page in going if page > 0] if derived else going
+def reach(view: View, pages: Iterable[Page]) -> Stretch:
+    """What an excerpt in the place of pages stands for: of very many originals the newest, and those of which an
+    excerpt before it keeps something."""
+    going = [page.id for page in pages]
+    stretch = view.stretch(going)
     most = max(CITED, view.budget.capacity // 8)
-    near = plain[-most - 1 :]
-    border = near[0] if len(near) > most else 0
-    leaving = set(plain)
-    sources = {*near, *(source for page in derived for source in view.originals(page))}
-    sources.update([stub for stub in view.stubs if stub >= border and not leaving.isdisjoint(view.group(stub))])
-    if len(sources) <= most:
-        return tuple(sorted(sources)), set()
-    chosen = set(sorted(sources)[most // 4 - most :])
-    chosen.update(source for page in derived for source, _ in _kept(page))
-    close = [*derived, *map(view.page, near)]
-    stale = set(plain[: bisect_left(plain, min(chosen))])
-    stale |= {page.id for page in close if not chosen.issuperset(view.originals(page))}
-    stale |= {page.id for page in close if not stale.isdisjoint(view.group(page.id))}
-    # What a page that leaves whole would be cited by is not the excerpt's to stand for.
-    whole = {
-        source
-        for source in chosen
-        if (source in stale or source in view.stubs) and any(page in stale and page in leaving for page in view.group(source))
-    }
-    return tuple(sorted(chosen - whole)), stale
+    if len(stretch.sources) <= most:
+        return stretch
+    kept = {source for page in stretch.pages for source, _ in _kept(page)}
+    return view.stretch(going, within=kept.union(stretch.sources[most // 4 - most :]))
+
+
+def put(stretch: Stretch, parts: Parts, why: str, *, nothing: str, torn: str = "beyond the excerpt's reach") -> list[Move]:
+    """The moves that put an excerpt in the place of a stretch; its eviction where nothing of it is kept.
+
+    Args:
+        nothing: why all of it leaves then.
+        torn: why pages leave that the excerpt does not stand for.
+    """
+    if parts and stretch.leaving:
+        return stretch.fold(why, parts=parts, torn=torn)
+    return [Evict(pages=tuple([page.id for page in stretch.pages]), why=nothing)]
 
 
 def shortened(view: View, whole: int) -> tuple[list[Move], int]:
@@ -140,18 +99,9 @@ def _ends(text: str, size: int) -> tuple[Span, ...]:
 
 
 def parts_of(
-    view: View,
-    going: Sequence[int],
-    stale: Set[int],
-    sources: Set[int],
-    room: int,
-    far: int,
-    *,
-    least: float = 0.0,
-    floor: int = 0,
-    base: float = BASE,
+    view: View, stretch: Stretch, room: int, far: int, *, least: float = 0.0, floor: int = 0, base: float = BASE
 ) -> Parts:
-    """The spans to keep of each original that an excerpt of these pages reaches, within the room, marks included.
+    """The spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
 
     Args:
         far: tokens of the room that are kept for the far past.
@@ -160,16 +110,17 @@ def parts_of(
     """
     if room <= view.handle:
         return ()
-    # An excerpt that leaves hands on those of its lines whose originals are still reached.
-    near = [view.page(page) for page in going if page < 0 or page not in stale]
+    sources = set(stretch.sources)
+    # An excerpt that leaves hands on those of its lines whose originals are still cited.
+    near = [page for page in stretch.pages if page.depth or page.id not in stretch.torn]
     first, left = len(near), READ
     while first and left > 0:
         first -= 1
         left -= near[first].tokens
-    near = [*(page for page in near[:first] if page.id < 0), *near[first:]]
+    near = [*(page for page in near[:first] if page.depth), *near[first:]]
     lines = [line for page in near for line in _lines(view, page) if line.page in sources]
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
-    texts = _shown(view, set(going))
+    texts = _shown(view, {page.id for page in stretch.pages})
     return choose(lines, texts, focus_of(view), room, view.count, far=far, least=least, floor=floor, base=base, life=life)
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kilburn.move import Evict, Fold, Move
-from kilburn.policies.excerpts import far_of, older, parts_of, reach, shortened
+from kilburn.move import Move
+from kilburn.policies.excerpts import far_of, older, parts_of, put, reach, shortened
 from kilburn.policy import View
 
 __all__ = ["Hybrid"]
@@ -57,16 +57,10 @@ class Hybrid:
         latest, saved = shortened(view, capacity // 2 if self.whole is None else self.whole)
         if not leaving:
             return latest
-        ids = [page.id for page in leaving]
-        sources, stale = reach(view, ids)
+        stretch = reach(view, leaving)
         room = low - (view.use - saved - sum([page.tokens for page in leaving])) - 2 * view.handle
-        parts = parts_of(view, ids, stale, set(sources), room, far_of(room))
-        if not parts:
-            return [*latest, Evict(pages=tuple(ids), why="no room for an excerpt")]
-        fold = Fold(pages=sources, parts=parts, why=f"lines of {len(parts)} pages")
-        if not stale:
-            return [*latest, fold]
-        return [*latest, Evict(pages=tuple([page for page in ids if page in stale]), why="beyond the excerpt's reach"), fold]
+        parts = parts_of(view, stretch, room, far_of(room))
+        return [*latest, *put(stretch, parts, f"lines of {len(parts)} pages", nothing="no room for an excerpt")]
 
 
 def _spare(capacity: int) -> int:

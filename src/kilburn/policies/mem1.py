@@ -87,15 +87,8 @@ class Mem1:
     def _older(self, view: View, since: int, last: int) -> tuple[int, ...]:
         """What stands before a page and may leave: whole groups, nothing pinned, nothing of the task."""
         is_task = _task(view, last)
-        resident = {page.id for page in view.pages}
-        old = {page.id: page for page in view.pages if page.order[0] < since}
-        kept = {page.id for page in old.values() if page.id in view.pins or is_task(page)}
-        for page in old.values():
-            together = view.group(page.id)
-            stays = any(member in resident and (member not in old or member in kept) for member in together)
-            if stays or view.is_latest(page) or not view.is_movable(page):
-                kept.update(member for member in together if member in old)
-        return tuple(number for number in old if number not in kept)
+        old = view.movable([page for page in view.pages if page.order[0] < since and not is_task(page)])
+        return tuple(page.id for page in old)
 
     @staticmethod
     def _relieve(view: View, last: int) -> list[Move]:

@@ -126,19 +126,20 @@ class Memento:
         """Mementos for the oldest closed pairs that are not among the newest few."""
         moves: list[Move] = []
         freed = 0
-        # A pair that was brought back stands beside its memento: it is left alone.
-        folded = {source for page in view.pages if page.id < 0 and not page.message for source in page.sources}
         for pair in _old_pairs(view, self.keep_last_n_blocks, self.to):
             tokens = sum(page.tokens for page in pair)
             if len(moves) == MOST:
                 break
-            if tokens <= 2 * (self.to + view.handle) or any(page.id in folded for page in pair):
+            if tokens <= 2 * (self.to + view.handle):
                 continue
-            sources = sorted({source for page in pair for source in view.originals(page)})
-            pieces = [Piece(source, *_speaker(view, source), view.text(source)) for source in sources]
+            stretch = view.stretch(page.id for page in pair)
+            # A pair that was brought back stands beside its memento: it is left alone.
+            if stretch.torn:
+                continue
+            pieces = [Piece(source, *_speaker(view, source), view.text(source)) for source in stretch.sources]
             text, how = yield from self._memento(view, pieces)
             if text:
-                moves.append(Fold(pages=tuple(sources), text=text, why=f"a step became a memento: {how}"))
+                moves.append(Fold(pages=stretch.sources, text=text, why=f"a step became a memento: {how}"))
                 freed += tokens
         if moves:
             yield Note(figures={"blocks": len(moves), "block_tokens": freed})

@@ -9,7 +9,7 @@ words are taken as they come. Nothing is lost below the window here either.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind
@@ -58,7 +58,7 @@ class Recursive:
         capacity = view.budget.capacity
         if view.use <= (3 * capacity // 4 if self.trigger is None else self.trigger):
             return []
-        older = _older(view, capacity // 4 if self.tail is None else self.tail)
+        older = view.movable(view.front(capacity // 4 if self.tail is None else self.tail))
         stale = tuple(page.id for page in older if page.kind is Kind.EXCERPT and not page.message)
         moves: list[Move] = [Evict(pages=stale, why="recalled text no longer needed")] if stale else []
         folded = [page for page in older if page.id not in stale]
@@ -92,20 +92,10 @@ class Recursive:
         return extract(pieces, to, view.count, query=view.task).text
 
 
-def _older(view: View, tail: int) -> list[Page]:
-    """Movable whole groups in front of the tail, oldest first."""
-    first = len(view.pages)
-    while first and tail >= view.pages[first - 1].tokens:
-        first -= 1
-        tail -= view.pages[first].tokens
-    held = view.held()
-    groups = {page.group for page in view.pages[first:]} - {0}
-    return [page for page in view.pages[:first] if page.id not in held and page.group not in groups]
-
-
 def _sources(view: View, pages: Sequence[Page]) -> tuple[int, ...]:
     """What the fold cites: summaries themselves, and originals of all else, in the order of the prompt."""
-    cited: dict[int, None] = {}
-    for page in pages:
-        cited.update(dict.fromkeys((page.id,) if page.kind is Kind.FOLD and not page.message else view.originals(page)))
+    summaries = {page.id for page in pages if page.kind is Kind.FOLD and not page.message}
+    raw = {page.id for page in pages} - summaries
+    beside = [page for page in view.pages if not page.depth or page.id in raw or page.message]
+    cited = summaries.union(replace(view, pages=beside).stretch(raw).sources)
     return tuple(sorted(cited, key=lambda page: view.page(page).order))

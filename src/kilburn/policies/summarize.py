@@ -9,13 +9,13 @@ by the extract, one that drops key facts is completed from it. Folds are always 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
-from kilburn.policies.excerpts import came_back, shortened
+from kilburn.policies.excerpts import shortened
 from kilburn.policies.text.extract import Piece, extract, read_ahead
 from kilburn.policies.text.inheritance import held, joined, words_at
 from kilburn.policies.text.judgement import complete, judge
@@ -91,16 +91,15 @@ class Summarize:
         # The kernel lets the oldest go where a window stays over its capacity, and that would be the new summary.
         room = max(16, capacity - (stays - _tokens(again) - saved) - 2 * view.handle)
         to = min(to, room)
-        kept = {*stale, *side}
-        going = [*again, *(page for page in old if page.id not in kept)] if kept else old
-        torn, apart = came_back(view, [*stale, *(page.id for page in going)])
-        stale = tuple(dict.fromkeys((*stale, *torn)))
+        gone = {*stale, *side}
+        going = [*again, *(page for page in old if page.id not in gone)]
+        rest = replace(view, pages=[page for page in view.pages if page.id not in stale]) if stale else view
+        stretch = rest.stretch(page.id for page in going)
         drop: list[Move] = [*latest]
-        if stale:
-            drop.append(Evict(pages=stale, why="recalled text no longer needed"))
-        cited = _sources(view, [page for page in going if page.depth or page.id not in torn])
-        sources = [source for source in cited if source not in apart] if apart else cited
-        freed = _tokens([page for page in going if page.id not in torn])
+        evicted = (*stale, *stretch.torn)
+        if evicted:
+            drop.append(Evict(pages=evicted, why="recalled text no longer needed"))
+        sources, freed = stretch.sources, stretch.freed
         if not sources or freed <= to:
             return drop
         beyond = max(0, 4 * view.seen - READ) if again else 0
@@ -113,7 +112,7 @@ class Summarize:
         if view.count(text) + 2 * view.handle >= freed:
             yield Note(outcome=Outcome.NO_PROGRESS, why=f"a summary as long as the {freed} tokens that it replaces")
             return drop
-        return [*drop, Fold(pages=tuple(sources), text=text, why=how)]
+        return [*drop, Fold(pages=sources, text=text, why=how)]
 
     def _leaving(self, view: View, tail: int, most: int, side: Set[int]) -> list[Page]:
         """What is older than the tail; than less of it where else more than `most` tokens stayed, the summaries (`side`)
@@ -125,23 +124,10 @@ class Summarize:
                 return old
         return self._older(view, 0, min(1, self.keep))
 
-    def _older(self, view: View, tail: int, keep: int) -> list[Page]:
-        """Unpinned whole groups in front of the tail, oldest first."""
-        stays = view.held()
-        groups: set[int] = set()
-        first = len(view.pages)
-        for page in reversed(view.pages):
-            tail -= page.tokens
-            if tail < 0:
-                break
-            first -= 1
-            groups.add(page.group)
-        newest = max(0, view.turn - keep)
-        recent = [page for page in view.pages[:first] if page.message > newest]
-        stays.update(page.id for page in recent)
-        groups.update(page.group for page in recent)
-        groups.discard(0)
-        return [page for page in view.pages[:first] if page.id not in stays and page.group not in groups]
+    @staticmethod
+    def _older(view: View, tail: int, keep: int) -> list[Page]:
+        """What may leave in front of the tail and of the newest messages, oldest first."""
+        return view.movable([page for page in view.front(tail) if page.message <= max(0, view.turn - keep)])
 
     def _text(self, view: View, pieces: Sequence[Piece], to: int, known: Known) -> Generator[Effect, Answer, tuple[str, str]]:
         """The summary's text, and how it came about."""
@@ -173,16 +159,6 @@ class Summarize:
 
 def _tokens(pages: Sequence[Page]) -> int:
     return sum(page.tokens for page in pages)
-
-
-def _sources(view: View, pages: Sequence[Page]) -> list[int]:
-    """The originals that a fold in the place of these pages must cite, in order."""
-    derived = [page for page in pages if page.depth]
-    sources = {page.id for page in pages}.difference(page.id for page in derived)
-    sources.update([stub for stub in view.stubs if not sources.isdisjoint(view.group(stub))])
-    for page in derived:
-        sources.update(view.originals(page))
-    return sorted(sources)
 
 
 def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Known) -> tuple[list[Piece], Known]:

@@ -1,4 +1,4 @@
 """Stores: where pages, ledger, state and text index live below the window.
 
-Each file is one store or one part of the SQLite store; a store refuses to decide anything.
+Each file is a store, or a part of the SQLite store.
 """

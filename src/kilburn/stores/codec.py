@@ -1,7 +1,6 @@
-"""How a content's bytes lie on disk: as they are, or as one zstd frame where that is smaller.
+"""How the bytes of a text are stored: as they are, or as one zstd frame if that is smaller.
 
-It refuses to trust what it reads: the length is capped by the recorded size and the SHA-256 is
-checked on every read.
+What is read is not trusted: its length is bounded by the recorded size, and its SHA-256 is checked on every read.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ PLAIN = 0
 ZSTD = 1
 
 WORTHWHILE = 200
-"""Bytes; below this a frame's header eats what it saves."""
+"""Bytes; in a shorter text the header of a frame takes more than the compression saves."""
 
 KEPT = 65_536
-"""Bytes up to which one compressor serves all: making one costs more than such a frame, and a
-compressor that has seen fifty megabytes keeps their memory."""
+"""Texts up to this many bytes share one compressor, because making one takes longer than such a frame. Larger ones do
+not: a compressor that has compressed fifty megabytes keeps their memory."""
 
 _compressor = zstd.ZstdCompressor(level=3)
 
@@ -87,7 +86,7 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes) -> str:
 
 
 def digest_of_stored(codec: int, stored: bytes, size: int) -> bytes:
-    """The digest of what a stored content holds, whatever it is stored under.
+    """The real digest of a stored text, which may differ from the digest that it is stored under.
 
     Raises:
         StoreCorrupt: it holds nothing that can be read.

@@ -1,7 +1,7 @@
-"""Speaking to SQLite: rows of queries, transactions, and its errors as Kilburn's.
+"""Access to SQLite: rows of queries, transactions, and SQLite's errors translated to Kilburn's.
 
-SQLite's columns carry no static types; this is the one place that says so. The tables are STRICT, so
-that a column holds what the schema says or the file is corrupt.
+Only this module deals with columns that have no static type. The tables are STRICT: a column holds the type that the
+schema says, or the file is corrupt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def row(db: apsw.Connection, sql: str, *values: object) -> Row | None:
 
 
 def rows_of_each(db: apsw.Connection, sql: str, values: Sequence[tuple[object, ...]]) -> Iterable[Row]:
-    """The rows of a query for each tuple of values, one after the other, as they come."""
+    """The rows of a query for each tuple of values, one after the other, read lazily."""
     return cast("Iterable[Row]", db.executemany(sql, cast("Sequence[apsw.Bindings]", values)))
 
 
@@ -45,10 +45,10 @@ def write_transaction(db: apsw.Connection) -> Iterator[None]:
 
 @contextmanager
 def transaction_scope(db: apsw.Connection) -> Iterator[None]:
-    """A transaction that the block begins ends with it: what the block has not committed is rolled back.
+    """Ends a transaction that the block begins: whatever the block has not committed is rolled back.
 
-    An interrupt may come between any two steps of Python, also just before this could note that the block is
-    left. So a transaction that is still open at the start is what an interrupt left, and is rolled back too.
+    An interrupt may come between any two steps of Python, so also while the block is being left. A transaction that
+    is still open at the start was left by an interrupt, and is rolled back too.
     """
     if db.in_transaction:
         db.execute("ROLLBACK")

@@ -1,7 +1,7 @@
-"""What can be wrong with a file, and what can be done about it.
+"""Finds what is wrong with a file, and repairs what can be repaired.
 
-What is lost or altered is reported, never replaced by a guess. What is derived is made again; what
-cannot be read is put into quarantine, byte for byte.
+Lost or altered content is reported, never replaced by a guess. Derived data (the text index, counters) is made again.
+Records that cannot be read are quarantined, byte for byte.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
 OF_NO_PAGE = (
     "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
 )
-"""Of a content: no page has it as its text or beside its text."""
+"""Condition on a content: no page uses it."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
             "index" (search would find too much or too little), or "orphan" (stored but used by nothing).
         what: in words, with the digest or address.
-        derived: whether `repair` makes it good.
+        derived: whether `repair` can put it right.
         process: the process's number, or 0. page: the page's id, or 0.
     """
 
@@ -69,7 +69,7 @@ def inspect(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
 
 
 def _gather(found: list[Finding], kind: str, check: Iterator[Finding], process: int = 0) -> None:
-    """Add what one check finds; a check that stumbles over damage has found it."""
+    """Add what one check finds. If a check fails because of damage, that is a finding too."""
     try:
         found.extend(check)
     except (KilburnError, apsw.Error, *UNREADABLE) as error:
@@ -98,7 +98,7 @@ def _sessions(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[S
 
 
 def _strays(db: apsw.Connection) -> Iterator[Finding]:
-    """Rows of sessions that are not there, and sessions of tenants that are not there, whosever they were."""
+    """Rows whose session does not exist, and sessions whose tenant does not exist."""
     for what, select in (
         ("pages", "SELECT DISTINCT process FROM page NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
         ("events", "SELECT DISTINCT process FROM event NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
@@ -148,7 +148,7 @@ def _pages(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session) -
                 what = f"it names content {digest or 'none'}, the store has {stored}"
                 yield wrong(number, what, derived=not digest or _content(db, tenant, digest) is not None)
     if not session.damaged and there == session.pages:
-        # All of its own are here: these came from elsewhere, and `repair` puts them out of the way.
+        # All of the session's own rows are here. These came from elsewhere, and `repair` quarantines them.
         strays = [msgspec.structs.replace(one, derived=True) for one in strays]
     elif not session.damaged and there + len(strays) != session.pages:
         what = f"{there + len(strays)} pages are here where {session.pages} were written"
@@ -187,7 +187,7 @@ def _said(act: object) -> str:
 
 
 def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[Session]) -> Iterator[Finding]:
-    """The words in the index against the words of the pages, by a sum over each entry's words."""
+    """Compares the words in the index with those of the pages, by a checksum over each entry's words."""
     wanted: dict[int, int] = {}
     select = "SELECT process, id, first, last FROM page WHERE process = ? AND first IS NOT NULL"
     for process, number, first, last in [found for one in sessions for found in rows(db, select, one.number)]:
@@ -226,13 +226,13 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[
 
 
 def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) -> None:
-    """Make text index and counters anew from pages and ledger, remove content that no page has, and put
-    observations and stray rows that cannot be read into quarantine."""
+    """Make text index and counters again from pages and ledger, remove content that no page uses, and quarantine stray
+    rows and observations that cannot be read."""
     _redigest(db, tenant)
     db.execute("REINDEX")
     index.drop()
     index.create()
-    # No session has these; those of a session are made anew below.
+    # No session has these; those of a session are made again below.
     db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM process NOT INDEXED)")
     named: set[str] | None = set()
     for session in sealed.sessions(tenant):
@@ -245,7 +245,7 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
         _restate(db, sealed, session)
         _rebuild_process(db, index, session.number)
         _recount(db, sealed, session)
-    # Where a page cannot be read, nobody knows which text was its.
+    # If a page cannot be read, its text is not known either.
     for number, digest in rows(db, f"SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
         if named is not None and not (isinstance(digest, bytes) and digest.hex() in named):
             db.execute("DELETE FROM content WHERE id = ?", (number,))
@@ -255,7 +255,7 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
 
 
 def _redigest(db: apsw.Connection, tenant: int) -> None:
-    """Put texts whose digest was damaged under their own again: only the index, which is made anew, still had it."""
+    """Store texts whose digest was damaged under their real digest again."""
     for number, digest, size, codec, data in rows(
         db, "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?", tenant
     ):
@@ -297,7 +297,8 @@ def _quarantine(db: apsw.Connection, process: int, kind: str, number: int, recor
 
 
 def _quarantine_strays(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
-    """Take out what came from elsewhere: events behind the head, and damaged pages where all of its own are here."""
+    """Quarantine rows that came from elsewhere: events after the head, and damaged pages if all of the session's own
+    pages are here."""
     for number, _, body, _ in _events(db, session):
         if not isinstance(number, int) or number > session.head:
             _quarantine(db, session.number, "event", number, body)
@@ -313,7 +314,7 @@ def _quarantine_strays(db: apsw.Connection, sealed: Sealed, session: Session) ->
 
 
 def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
-    """Put a note in the place of an event that cannot be read and, by its own word, changed nothing."""
+    """Replace an observation that cannot be read by a note."""
     time = 0.0
     for number, act, body, seal in _events(db, session):
         event = sealed.event(session.number, number, act, body, seal)
@@ -330,7 +331,8 @@ def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Sessi
 
 
 def _restate(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
-    """Give a page whose state was altered one that can be read; what it must be, the ledger says (see `kilburn fsck`)."""
+    """Replace a page's state that was altered by a readable one. The right state follows from the ledger (see `kilburn
+    fsck`)."""
     for number, page, state in sealed.each_page(session):
         if isinstance(page, Page) and isinstance(state, str):
             set_stand(db, session.number, number, State())
@@ -360,7 +362,7 @@ def _rebuild_process(db: apsw.Connection, index: TextIndex, process: int) -> Non
 
 
 def _recount(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
-    """A session's counters anew: all of them where they were altered, else only those of the index."""
+    """Count a session again: all counters if they were altered, else only those of the index."""
     ((used, head, pages, tokens, entries, characters, created),) = rows(
         db, f"SELECT {', '.join(TALLY)}, created FROM process WHERE id = ?", session.number
     )

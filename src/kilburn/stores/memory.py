@@ -1,6 +1,6 @@
 """The store without a disk: plain dicts, for tests and throw-away sessions.
 
-It keeps the whole contract but durability; search compares every passage.
+It keeps the whole contract except durability. A search compares every passage.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Memory:
         self._closed = False
 
     def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
-        """The process of that name, made at `time` where there is none and `create` is set."""
+        """The process of that name. If there is none and `create` is set, it is created at `time`."""
         with self._lock:
             self._check_open()
             for known in self._processes.values():
@@ -91,7 +91,7 @@ class Memory:
             )
 
     def _checked(self, known: _Process, batch: Batch) -> dict[str, str]:
-        """The batch's new texts, after all that can be wrong with it was looked for."""
+        """The batch's new texts, after the batch was checked."""
         if known.info.head != batch.head:
             raise StoreStale(f"process {known.info.number} is at event {known.info.head}, not {batch.head}", advice="reopen it")
         if [event.number for event in batch.events] != list(range(batch.head + 1, batch.head + 1 + len(batch.events))):

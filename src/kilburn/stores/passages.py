@@ -1,21 +1,19 @@
-"""What a search finds of a text: its passages, and the words that each is found by.
+"""Splits a text into passages for search, and adds the words by which each can be found.
 
-Passages follow lines, so that a hit is readable; only a line that is longer than a passage is cut, at a
-blank where there is one.
+Passages follow lines, so that a hit is readable. Only a line that is longer than a passage is split, at a blank if it
+has one.
 
-The text index splits a text into words itself, by SQLite's `unicode61` rules (fixed at Unicode 6.1, so
-that a deletion years later finds the same words) with `_` as a letter. That alone finds `foo_bar` and
-nothing inside it, so the words below are written behind the text, before indexing and before
-searching alike:
+The text index splits a text into words itself, by SQLite's `unicode61` rules (fixed at Unicode 6.1, so that a
+deletion years later finds the same words) with `_` as a letter. This alone would find `foo_bar`, and nothing inside
+it. So these words are appended to the text, both before indexing and before searching:
 
 - the parts of `snake_case`, `CamelCase` and `mixed2numbers`: `getUserName` by `user`;
-- paths and dotted names as one word, joined by `_`, whole and their last two parts:
-  `src/kilburn/store.py` as `src_kilburn_store_py` and `store_py`, so that the whole identifier is
-  one rare word rather than four common ones;
+- paths and dotted names as one word, joined by `_`, whole and their last two parts: `src/kilburn/store.py` as
+  `src_kilburn_store_py` and `store_py`, so that the whole identifier is one rare word, not four common ones;
 - pairs of neighbours in Chinese, Japanese and Korean writing, which puts no blanks between words.
 
-They depend on the text alone and on nothing that changes with the Python version; a change here
-needs a migration that rebuilds every index, for an entry is deleted by naming its exact words.
+These words depend only on the text, not on the version of Python. A change here needs a migration that rebuilds every
+index, because an entry is deleted by naming its exact words.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ which while who why will with would you your let need see should may
 """
 
 STOP = frozenset(_SILENT.split())
-"""English words that say nothing; left out of a query unless it has no others."""
+"""Common English words, which are left out of a query unless it has no others."""
 
 
 def passages(text: str, size: int = SIZE) -> list[Span]:
@@ -75,9 +73,9 @@ def passages(text: str, size: int = SIZE) -> list[Span]:
 
 
 def searchable(text: str) -> str:
-    """The text with the further words that it is found by."""
+    """The text with the further words by which it can be found."""
     more: list[str] = []
-    # A compound never leaves its run of such characters, and most runs were seen before.
+    # A compound lies within a run of such characters, and most runs were seen before.
     for run in dict.fromkeys(_RUN.findall(text)):
         more.extend(_compounds(run) if len(run) <= LONGEST else _compounds.__wrapped__(run))
     if not text.isascii():
@@ -113,5 +111,5 @@ def _parts(word: str) -> tuple[str, ...]:
 
 
 def shortened(query: str, most: int = 16_000) -> str:
-    """The beginning and the end of a query that is longer than any question."""
+    """The beginning and the end of a query that is too long."""
     return query if len(query) <= most else f"{query[: most // 2]} {query[-most // 2 :]}"

@@ -1,11 +1,11 @@
-"""How pages and events lie on disk: as msgpack, long lists of page ids as stretches, and under a seal.
+"""How pages and events are stored: as msgpack, with long lists of page ids as stretches, and under a seal.
 
-A memory that is remade every few steps cites the whole session each time: as single numbers the file
-would grow with the square of the session. What was written number by number is read as before.
+A fold that is remade every few steps cites the whole session each time. With single numbers, the file would grow with
+the square of the session's length. Old records, which have single numbers, can still be read.
 
-A seal is a checksum of a row together with its place, so that a row that was altered, swapped or moved
-is seen when it is read. It guards against damage, not against somebody who can compute it too. What
-could not be read again is not written.
+A seal is a checksum of a row together with its place, so a row that was altered, swapped or moved is detected when it
+is read. It guards against damage, not against an attacker, who can compute it too. A record that could not be read
+again is not written.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kilburn.page import Page
 __all__ = ["UNREADABLE", "event_of", "page_of", "record_of_event", "record_of_page", "scrub", "seal_of", "telling_words"]
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
-"""What decoding raises on a record that is not what was written, and encoding on one that cannot be."""
+"""Errors of decoding a damaged record, and of encoding an impossible one."""
 
 LONG = 32
-"""Ids up to which a list is written as it is."""
+"""A list of up to this many ids is written as it is."""
 
 MOST = 10_000_000
-"""Ids that a record may name: a damaged one must not fill the memory."""
+"""Bound on the ids in a record: a damaged record must not fill the memory."""
 
 MOST_TOKENS = 1 << 48
 """Tokens of one page; sums of them must fit SQLite's integers."""
@@ -43,7 +43,7 @@ _events = msgspec.msgpack.Decoder(Event)
 
 
 class _Runs(msgspec.Struct):
-    """What stands in a record instead of its ids: first and last of each stretch, one after the other."""
+    """Replaces the ids of a record: first and last of each stretch, one after the other."""
 
     runs: tuple[int, ...] = ()
 
@@ -60,7 +60,7 @@ _runs = msgspec.msgpack.Decoder(_Runs)
 
 
 Memo = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
-"""Lists whose stretches were looked for already, by identity: a fold's page and its event name the same."""
+"""Cache of stretches by the identity of a list: a fold's page and its event have the same list."""
 
 
 def seal_of(*values: object) -> bytes:
@@ -136,7 +136,7 @@ def _fields(record: Page | Event) -> dict[str, Any]:
 
 
 def _stretches(ids: tuple[int, ...], memo: Memo | None) -> tuple[int, ...]:
-    """First and last of each stretch of consecutive ids; empty where that would save little, or where they are not in order."""
+    """First and last of each stretch of consecutive ids; empty if that would save little, or the ids are not in order."""
     if len(ids) <= LONG:
         return ()
     known = memo.get(id(ids)) if memo is not None else None
@@ -157,7 +157,7 @@ def _searched(ids: tuple[int, ...]) -> tuple[int, ...]:
         start = end
         if 2 * len(runs) > len(ids):
             return ()
-    # Searching took for granted that they ascend.
+    # The search above assumes that the ids ascend.
     return tuple(runs) if _expanded(runs) == ids else ()
 
 
@@ -174,12 +174,14 @@ def _expanded(runs: Sequence[int]) -> tuple[int, ...]:
 
 
 def telling_words(page: Page) -> set[str]:
-    """What an event's data might say of a page; words too short to tell anything would hit what is not of it."""
+    """Words by which an event's data might quote a page. Very short words are left out, because they would match other
+    text too."""
     return {word for word in (page.digest, page.extra, page.label, page.call) if word and len(word) >= 6}
 
 
 def scrub(event: Event, words: set[str]) -> Event:
-    """The event without its reason and without whatever in its data says one of these words; keys are Kilburn's own."""
+    """The event without its reason, and without values in its data that contain one of these words. The keys are
+    Kilburn's own and stay."""
     return msgspec.structs.replace(event, why="", data={key: _without(value, words) for key, value in event.data.items()})
 
 

@@ -1,7 +1,7 @@
-"""The SQLite file: its identity, its tables, and how an older one becomes a newer one.
+"""The SQLite file: its identity, its tables, and the migration of older files.
 
-Migrations are ordered functions; `user_version` counts those done. A file of a newer Kilburn and a
-file that is not Kilburn's are refused, never guessed at.
+Migrations are ordered functions; `user_version` counts those done. A file of a newer Kilburn, and a file that is not
+Kilburn's, are refused.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ UPDATE event SET seal = seal_of('event', process, number, CAST(act AS BLOB), bod
 """
 
 NEWER = "needs_a_newer_kilburn"
-"""A function that no Kilburn of format 1 has. One that has had the file open since before it was sealed knows
-nothing of seals: each of its commits writes to `process`, where SQLite now tells it that there is no such function."""
+"""An SQL function that a Kilburn of format 1 does not have. Such a Kilburn may still have the file open, and would write
+rows without seals. Each of its commits writes to `process`, and now fails there, because the function does not exist."""
 
 GUARDS = """
 CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_newer_kilburn(); END;
@@ -171,7 +171,7 @@ def _first(db: apsw.Connection) -> None:
 
 
 def _sealed(db: apsw.Connection) -> None:
-    """Put a seal on all that is there, as it is: what was damaged before cannot be told any more."""
+    """Seal all rows as they are. Damage from before this migration can no longer be detected."""
     db.execute(SEALS)
     db.create_scalar_function("seal_of", seal_of)
     db.execute(SEALING)
@@ -179,12 +179,12 @@ def _sealed(db: apsw.Connection) -> None:
 
 
 def _guarded(db: apsw.Connection) -> None:
-    """Shut out writers that know no seals."""
+    """Lock out writers that do not write seals."""
     db.execute(GUARDS)
 
 
 def admit(db: apsw.Connection) -> None:
-    """Let this connection write to a file of today."""
+    """Allow this connection to write to a file of the current format."""
     db.create_scalar_function(NEWER, _nothing, 0, flags=apsw.SQLITE_INNOCUOUS)
 
 
@@ -193,7 +193,7 @@ def _nothing(*_: object) -> None:
 
 
 def as_sealed(db: apsw.Connection) -> None:
-    """Show a file of format 1, which may not be written, with the columns of today; its seals are NULL."""
+    """Show a file of format 1, opened for reading, with the columns of the current format; its seals are NULL."""
     db.execute(UNSEALED)
 
 
@@ -204,7 +204,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _g
 
 
 def migrate(db: apsw.Connection, path: str) -> None:
-    """Bring the file to this version, in one transaction; nothing to do for a current one.
+    """Migrate the file to this version, in one transaction; a current file is left as it is.
 
     Raises:
         StoreCorrupt: not a Kilburn file. StoreVersion: a newer Kilburn's.
@@ -228,7 +228,7 @@ def check_identity(db: apsw.Connection, path: str) -> int:
     """
     if db.in_transaction:
         return _identity(db, path)
-    # One snapshot for all three looks: another process may be making the file at this moment.
+    # One snapshot for all three queries: another process may be creating the file at this moment.
     with transaction_scope(db):
         db.execute("BEGIN")
         return _identity(db, path)

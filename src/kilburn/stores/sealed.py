@@ -1,6 +1,6 @@
-"""Rows under their seals: sessions, pages and events, each verified when it is read.
+"""Reads sealed rows (sessions, pages, events) and verifies each one.
 
-What is not what was written is a `StoreCorrupt` that names the session and the record.
+A row that is not as it was written raises a `StoreCorrupt` that names the session and the record.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ ADVICE = "run `kilburn fsck`; other sessions are not affected"
 TENANT_ADVICE = "run `kilburn fsck --repair`; tenants whose own rows are whole are not affected"
 
 QUARANTINED = "it was quarantined by `kilburn fsck --repair`"
-"""Why a session is listed as damaged that a person has put out of the way."""
+"""What `damaged` says for a session that was quarantined by a person."""
 
 TALLY = ("used", "head", "pages", "tokens", "passages", "characters")
-"""What a session counts, as columns of its row, under a seal of their own."""
+"""The counters of a session: columns of its row, under a separate seal."""
 
 _SESSIONS = f"SELECT id, tenant, CAST(name AS BLOB), created, aside, seal, {', '.join(TALLY)}, tally FROM process"
 
 
 class Session(ProcessInfo, frozen=True, kw_only=True):
-    """One row of `process`; of a damaged one (`damaged` says why) only number and name mean anything.
+    """One row of `process`. In a damaged row (`damaged` says why) only number and name are meaningful.
 
     Args:
-        passages: entries that it ever made in the text index; `characters` their length together.
-        quarantined: whether `fsck --repair` put it out of the way.
+        passages: entries that it ever made in the text index; `characters`: their total length.
+        quarantined: whether `fsck --repair` quarantined it.
     """
 
     passages: int = 0
@@ -48,7 +48,7 @@ class Session(ProcessInfo, frozen=True, kw_only=True):
 
     @property
     def info(self) -> ProcessInfo:
-        """What a caller of the store sees of it."""
+        """The session as callers of the store see it."""
         return ProcessInfo(**{name: getattr(self, name) for name in ProcessInfo.__struct_fields__})
 
     def whole(self) -> Session:
@@ -67,7 +67,8 @@ class Sealed:
     """The rows of one file.
 
     Args:
-        seals: False for a file of format 1 that is only read: it has none, and damage is seen only where decoding fails.
+        seals: False for a file of format 1 that is opened for reading. It has no seals, so damage is only detected if
+            decoding fails.
     """
 
     def __init__(self, db: apsw.Connection, *, seals: bool) -> None:
@@ -79,10 +80,10 @@ class Sealed:
         return seal == seal_of(*values) if self.seals else True
 
     def tenant(self, name: str) -> tuple[int, int | None] | None:
-        """A tenant's number, and how many sessions it must have; None where there is no such tenant.
+        """A tenant's number, and how many sessions it must have; None if there is no such tenant.
 
         Raises:
-            StoreCorrupt: its row is damaged, or another's is, which might be it.
+            StoreCorrupt: its row is damaged, or a row is damaged that might be its row.
         """
         found = row(self._db, "SELECT id, CAST(name AS BLOB), sessions, seal FROM tenant WHERE name = ?", name)
         if found is not None:
@@ -101,7 +102,7 @@ class Sealed:
         return None
 
     def restore_tenant(self, name: str) -> bool:
-        """Make a tenant's row what was written, where its name or its seal says which one it is; whether one was."""
+        """Restore a tenant's damaged row, if its name or its seal identifies it. Returns whether a row was restored."""
         restored = False
         for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
             own = seal_of("tenant", number, name.encode())
@@ -111,7 +112,7 @@ class Sealed:
         return restored
 
     def sessions(self, tenant: int) -> list[Session]:
-        """All sessions of a tenant, oldest first; by the table and not by an index, which may be damaged."""
+        """All sessions of a tenant, oldest first; read from the table, because an index may be damaged."""
         found = rows(self._db, f"{_SESSIONS} NOT INDEXED WHERE tenant = ? ORDER BY id", tenant)
         return [self._session(one) for one in found]
 
@@ -153,7 +154,7 @@ class Sealed:
             else:
                 where = address_of(number) if isinstance(number, int) else "a page"
                 wrong.append(f"{where} of session {session.name!r}: {page if isinstance(page, str) else state}")
-        # A row that strayed here from another session is passed over.
+        # A row of another session is skipped.
         if len(found) != session.pages:
             what = f"session {session.name!r} has {len(found)} pages where {session.pages} were written"
             raise StoreCorrupt(wrong[0] if wrong else what, advice=ADVICE)
@@ -190,7 +191,7 @@ class Sealed:
         return self._read("its state", lambda: State(Place(at.decode()), bool(pinned), mark), stand, *values)
 
     def _read(self, what: str, read: Callable[[], T], seal: object, *values: object) -> T | str:
-        """What a row holds, or what is wrong with it."""
+        """The page and state of a row, or what is wrong with it."""
         if not self.intact(seal, *values):
             return f"{what} is not what was written"
         try:

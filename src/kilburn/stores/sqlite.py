@@ -84,7 +84,7 @@ class Sqlite:
         self.readonly = readonly
         self._lock = threading.RLock()
         self._patience = busy_timeout
-        # Set while erased bytes may still lie in the write-ahead log.
+        # Set while the write-ahead log may still contain erased bytes.
         self._unsettled = False
         # Set once every session's row was looked at, before the first new one is made.
         self._surveyed = False
@@ -119,7 +119,7 @@ class Sqlite:
                 raise StoreError(f"{self.path} is not a file", advice="give the path of a file")
             return
         try:
-            # Made here and not by SQLite, so that no other user can read it, whatever the umask.
+            # Created here and not by SQLite, so that no other user can read it, whatever the umask is.
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         except FileNotFoundError as error:
             raise StoreError(f"there is no folder for {self.path}", advice="make it first") from error
@@ -174,7 +174,7 @@ class Sqlite:
         db.pragma("foreign_keys", True)
 
     def _retry(self, do: Callable[[], object]) -> None:
-        """Do what SQLite gives up at once, until it is done or the time is over."""
+        """Repeat an operation for which SQLite itself does not wait, until it succeeds or the time is over."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -225,7 +225,7 @@ class Sqlite:
                 with write_transaction(self._db):
                     index.configure()
         except (apsw.CorruptError, apsw.SQLError) as error:
-            # A damaged index must not keep anybody from reading, nor from the repair.
+            # A damaged index must not prevent reading, or the repair.
             log.warning("%s: the text index is damaged, run `kilburn fsck --repair`: %s", self.path, error)
 
     @contextmanager
@@ -291,7 +291,8 @@ class Sqlite:
         return found.whole().info if found is not None else None
 
     def _survey(self, name: str) -> None:
-        """Make sure that no damage hides a session of this name: an agent would begin anew where it should go on."""
+        """Check that no damage hides a session of this name. Otherwise an agent would start a new session instead of
+        continuing the old one."""
         known = self._sealed.sessions(self._number) if not self._surveyed else []
         count = "SELECT count(*), total(name = ?2) FROM process NOT INDEXED WHERE tenant = ?1"
         ((there, same),) = rows(self._db, count, self._number, name)
@@ -327,9 +328,9 @@ class Sqlite:
     def commit(self, process: int, batch: Batch) -> None:
         """Do the whole batch durably, or raise and do nothing.
 
-        Erased bytes are gone from the file when this returns, unless another process is just reading
-        an older state: that they still lie there is itself in the file, and the next commit of any
-        writer, its `close`, or the next opening for writing makes them go.
+        When this returns, erased bytes are gone from the file, unless another process is reading an older state at
+        that moment. In this case a flag in the file says so, and they are removed by the next commit of any writer,
+        its `close`, or the next opening for writing.
 
         Raises:
             StoreStale: the process's ledger has moved on. StoreBusy, StoreFull, StoreReadOnly.
@@ -399,19 +400,19 @@ class Sqlite:
         ]
 
     def findings(self) -> list[Finding]:
-        """All that is wrong with the file, as far as this tenant can tell; empty when all is well."""
+        """Everything that is wrong with the file, as far as this tenant can see; empty if nothing is."""
         with self._reading("checking"):
             return inspect(self._db, self._sealed, self._index, self._number)
 
     def repair(self) -> list[Finding]:
-        """Rebuild what is derived (text index, counters), remove what nothing refers to, and put records that
-        cannot be read out of the way.
+        """Rebuild derived data (text index, counters), remove unused content, and quarantine records that cannot be
+        read.
 
-        An observation that cannot be read leaves a note in its place; its bytes stay, in quarantine. Nothing
-        that was admitted is deleted.
+        An observation that cannot be read is replaced by a note, and its bytes stay in quarantine. Nothing that was
+        admitted is deleted.
 
         Returns:
-            What is still wrong: lost content cannot be made again.
+            What is still wrong: lost content cannot be restored.
         """
         with self._writing("repairing"):
             try:
@@ -426,7 +427,7 @@ class Sqlite:
         return self.findings()
 
     def quarantine(self, process: int) -> str:
-        """Mark a session that cannot be read as such, under a name of its own: its old name is free, nothing is deleted.
+        """Quarantine a session that cannot be read, under a new name. Its old name becomes free; nothing is deleted.
 
         Returns:
             The new name.
@@ -435,8 +436,8 @@ class Sqlite:
             return quarantine_session(self._db, self._number, process)
 
     def erase(self, process: int) -> None:
-        """Erase a session that was quarantined: its rows, the texts that no other session has, its index entries and
-        what lies in quarantine, with no byte left, as `commit` erases pages. The index is built anew.
+        """Erase a quarantined session: its rows, the texts that no other session has, its index entries and its
+        quarantined bytes. No byte is left, as when `commit` erases pages. The index is built again.
 
         Raises:
             StoreError: it was not quarantined.
@@ -474,8 +475,8 @@ class Sqlite:
     def _settle(self, *, wait: bool) -> None:
         """Move the write-ahead log into the file and cut it to nothing, if it may hold erased bytes.
 
-        The erasure itself is committed, and so is the mark that its bytes may still be there: whatever
-        goes wrong here is done again at the next occasion.
+        The erasure itself is committed, and so is the flag that its bytes may still be there. If something goes wrong
+        here, it is tried again at the next occasion.
         """
         if not self._unsettled:
             return

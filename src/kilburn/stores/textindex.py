@@ -1,4 +1,4 @@
-"""The text index of one tenant: passages in, passages out, all words bound, none interpreted.
+"""The text index of one tenant. Words of a query are always bound as values, never interpreted as syntax.
 
 An entry's number is process << 32 | place << 4 | length class, so that one process is a range of
 numbers and ranking knows a passage's length without another look-up. Places count down, because the
@@ -33,15 +33,15 @@ PARTS = ("data", "idx", "content", "docsize", "config")
 
 CLASSES = 16
 TERMS = 16
-"""Words of a query that are looked up; the longest and oddest are the rarest."""
+"""Words of a query that are looked up at most. The longest and most unusual are taken, as they are the rarest."""
 
 FEW = 12
-"""Words up to which a query is a question, searched deeply: `ROWS` passages, all words together."""
+"""A query of up to this many words is searched deeply: `ROWS` passages for all words together."""
 
 ROWS = 4096
 
 DEPTH = 33
-"""Passages visited for each word of a longer query, whose rare words say enough."""
+"""Passages visited for each word of a longer query, in which the rare words are enough."""
 
 PLACES = (1 << 28) - 1
 """Passages that one process can have."""
@@ -97,7 +97,7 @@ class TextIndex:
         )
 
     def drop(self) -> None:
-        """Remove the index, also one that is so damaged that FTS5 refuses it: as the plain tables of which it is made."""
+        """Remove the index. If it is so damaged that FTS5 refuses it, its plain tables are removed one by one."""
         db = self._db
         try:
             db.execute(f"DROP TABLE {self._name}")
@@ -203,7 +203,7 @@ class TextIndex:
         spans = rows_of_each(
             self._db, "SELECT id, page, start, stop FROM passage WHERE id = ?", [(number,) for number in numbers]
         )
-        # What makes no sense is damage, which `fsck` reports; it is no hit.
+        # A nonsensical entry is damage, which `fsck` reports; it is not a hit.
         return {
             number: (page, (start, stop))
             for number, page, start, stop in spans

@@ -1,6 +1,6 @@
 """One commit, step by step, inside a transaction that its caller opened and will close.
 
-It refuses to catch anything: whatever is raised here rolls the whole batch back.
+Nothing is caught here: any error rolls the whole batch back.
 """
 
 from __future__ import annotations
@@ -195,13 +195,13 @@ class Transaction:
                 *_, body, seal = sealed_event(self._process, scrub(event, words))
                 blanked.append((body, seal, self._process, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
-        # What lies there may say a word of it too, and a forget weighs more than a damaged record.
+        # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
         self._db.execute("DELETE FROM quarantine WHERE process = ?", (self._process,))
         self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
 
 
 def _stand(process: int, page: int, state: State) -> tuple[str, int, float, bytes]:
-    """A page's state as it lies on disk, with its seal; SQLite keeps no negative zero."""
+    """A page's state as it is stored, with its seal. SQLite does not keep a negative zero."""
     pinned, mark = int(state.pinned), float(state.mark) + 0.0
     return state.at, pinned, mark, seal_of("stand", process, page, state.at.encode(), pinned, mark)
 

@@ -1,9 +1,8 @@
 """A disk that fails: an APSW VFS for testing what a store does when I/O goes wrong.
 
-`FaultVFS` passes everything through to the real file system until its n-th operation, which fails
-in one of several ways. `lose_power` then undoes what a disk may undo: any part of what was written
-since the last successful sync of each file. It refuses to model shared memory (APSW cannot), so that
-SQLite must hold the file exclusively.
+`FaultVFS` passes everything through to the real file system until its n-th operation, which fails in one of several
+ways. `lose_power` then undoes what a disk may undo: any part of what was written since the last successful sync of
+each file. Shared memory is not supported (APSW cannot do it), so SQLite must hold the file exclusively.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _holds(message: dict[str, Any], text: str) -> bool:
 
 
 def _check_request(process: Process) -> None:
-    """Only the kernel takes the user's latest message from the window, or a person who forgets or retires it."""
+    """Only the kernel may take the user's latest message from the window, or a person who forgets or retires it."""
     tier = process.window
     texts = [page for page in tier.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
     said = [page for page in texts if page.trust >= Trust.USER and (page.label or not page.digest)]
@@ -95,7 +95,8 @@ def _touches(data: dict[str, Any], page: int, tier: Tier) -> bool:
 
 
 def _check_layout(process: Process) -> None:
-    """The handles, from what stands in the prompt and what is out: one for all that is out between two things that stand."""
+    """The handles follow from what is resident and what is out: one for everything that is out between two resident
+    pages."""
     kernel, tier = process.kernel, process.window
     walls = sorted((*page.order, page.id) for page in tier.pages.values() if tier.at(page.id) in (Place.IN, Place.STUB))
     stretches: dict[int, list[int]] = {}

@@ -1,7 +1,6 @@
 """The conformance kit for models: `check_model` holds an implementation to the contract of `Model`.
 
-It asks for a few tokens at a time, so it can run against a real model. It refuses to judge what a
-model says.
+It asks for a few tokens at a time, so it can run against a real model. What the model says is not judged.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _TALK: list[dict[str, Any]] = [
 
 
 def check_model(make: Callable[[], Model]) -> None:
-    """Raise `AssertionError` where a model breaks its contract.
+    """Raise `AssertionError` if a model breaks its contract.
 
     Args:
-        make: gives a model that is ready to answer. It is called once a check, so what it gives may
-            share what is expensive. The model must be able to answer three short messages.
+        make: returns a model that is ready to answer. It is called once for each check, so its models may share what
+            is expensive. The model must be able to answer three short messages.
     """
     for check in (
         _check_attributes,
@@ -135,7 +134,7 @@ def _check_request_is_left_alone(model: Model) -> None:
 
 
 def _check_early_close(model: Model) -> None:
-    """A stream that is closed early lets go of what it held, and the model answers on."""
+    """A stream that is closed early releases its resources, and the model can still answer."""
     complete(model, _request())
     threads = threading.active_count()
     for _ in range(3):
@@ -159,7 +158,8 @@ def _check_threads(model: Model) -> None:
 
 
 def _check_short_time(model: Model) -> None:
-    """A time that no network can keep either suffices, or raises `Unavailable`; the model answers on."""
+    """With a time-out that no network can meet, the model answers or raises `Unavailable`; it can still answer
+    afterwards."""
     try:
         _check_reply(complete(model, _request(timeout=0.001)))
     except Unavailable:

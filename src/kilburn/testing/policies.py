@@ -1,7 +1,7 @@
-"""Conformance of policies: what every policy must hold, whoever wrote it.
+"""The conformance kit for policies: what every policy must fulfil.
 
-`check_policy(make)` streams seeded traces through small windows with the policy and checks the laws
-after every message. It refuses to judge how good a policy is.
+`check_policy(make)` streams seeded traces through small windows with the policy, and checks the laws after every
+message. It does not measure how good a policy is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The conformance kit of stores: `check_store(make)` holds any implementation to the contract.
 
-It refuses to look inside: only the verbs of `kilburn.store.Store` are used.
+Only the verbs of `kilburn.store.Store` are used.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def check_head(store: Store) -> None:
         assert info is not None
         assert (info.number, info.head, info.damaged) == (process, head, "")
         store.commit(process, batch_of(head, {head + 1: f"text {head}"}))
-    # With nobody else at work it makes no difference whether a writer would wait.
+    # Without another writer it makes no difference whether this one would wait.
     store.commit(process, msgspec.structs.replace(batch_of(3, {9: "at once"}), wait=False))
 
 

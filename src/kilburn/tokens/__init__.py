@@ -1,6 +1,6 @@
 """Counting tokens: `counter_for` turns a model's name into a `kilburn.budget.Counter`.
 
-Nothing heavy is imported before the first count. It refuses to tokenise: only counts come out.
+Nothing heavy is imported before the first count. Counters return numbers only, never the tokens.
 """
 
 from __future__ import annotations

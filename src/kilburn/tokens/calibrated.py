@@ -1,7 +1,7 @@
 """A counter that learns from what providers report.
 
-It refuses to change a page's count after the page was admitted: pages keep the inner counter's
-numbers, and one factor corrects the window as a whole.
+A page's count never changes after the page was admitted. Pages keep the inner counter's numbers, and one factor
+corrects the window as a whole.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ KEEP = 32
 LEAST = 256
 
 LOWEST, HIGHEST = 0.25, 8.0
-"""Ratios of reported to counted tokens that are believed. The worst that was measured are 0.6 for prose under the careful
-counters, and 4.8 for text that was made to mislead one."""
+"""Ratios of reported to counted tokens that are plausible. The extremes that were measured are 0.6, for prose under the
+over-estimating counters, and 4.8, for text that was made to mislead one."""
 
 
 def is_plausible(counted: int, reported: int) -> bool:
-    """Whether a prompt counted here as `counted` tokens can have cost `reported`. Numbers below 256 are judged as if they
-    were 256: between small ones any ratio is believed, between a small and a large one none."""
+    """Whether a prompt counted here as `counted` tokens can have cost `reported`. Numbers below 256 are treated as 256,
+    so two small numbers are always plausible, and a small and a large one never."""
     return LOWEST * counted <= max(reported, LEAST) and reported <= HIGHEST * max(counted, LEAST)
 
 
 class Calibrated:
     """A counter with a correction factor for windows.
 
-    A window of `capacity` real tokens holds pages of `room(capacity)` counted tokens, that is
-    capacity / `factor`. The factor starts at 1. It rises at once to `1 + margin` times the largest
-    ratio of actual to estimated tokens among the last 32 prompts; it falls towards that by at most
-    `ease` for each prompt, and only once four prompts were seen. So it is never below any recent
-    ratio, and a lucky prompt cannot open the window.
+    A window of `capacity` real tokens holds pages of `room(capacity)` counted tokens, that is capacity / `factor`.
+    The factor starts at 1. It rises at once to `1 + margin` times the largest ratio of actual to estimated tokens
+    among the last 32 prompts; it falls towards that by at most `ease` for each prompt, and only once four prompts
+    were seen. So it is never below any recent ratio, and one cheap prompt cannot widen the window.
 
     The same observations in the same order give the same factor: replaying the ledger's USAGE
     events rebuilds it, and so does `restore(state())`.
@@ -67,9 +66,9 @@ class Calibrated:
     def observe(self, estimated: int, actual: int) -> float:
         """A prompt counted here as `estimated` tokens cost `actual`; the factor from now on.
 
-        Both must be of the whole prompt, tool schemas included. Prompts below 256 tokens, by either
-        number, say more about envelopes than about text and are passed over, and so are numbers that cannot be
-        true (`is_plausible`): one wrong report must not close the window.
+        Both numbers must be of the whole prompt, tool schemas included. Prompts below 256 tokens, by either number,
+        are ignored, because they say more about envelopes than about text. Implausible numbers (`is_plausible`) are
+        ignored too, so that one wrong report cannot close the window.
         """
         if min(estimated, actual) < LEAST or not is_plausible(estimated, actual):
             return self.factor
@@ -90,11 +89,11 @@ class Calibrated:
         return math.ceil(counted * self.factor)
 
     def state(self) -> list[float]:
-        """Everything learnt, as plain numbers: the factor, then the recent ratios, oldest first."""
+        """The learnt state as plain numbers: the factor, then the recent ratios, oldest first."""
         return [self.factor, *self._ratios]
 
     def restore(self, state: Sequence[float]) -> None:
-        """Take over what `state` gave.
+        """Restore what `state` returned.
 
         Raises:
             SpecError: not such numbers; nothing changed.

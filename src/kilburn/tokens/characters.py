@@ -1,7 +1,7 @@
-"""A fixed ruler: so many characters are one token, whatever the model.
+"""A counter for comparisons: a fixed number of characters is one token, whatever the model is.
 
-For evaluations, where every system must be measured alike. It refuses to be safe: no real tokenizer
-promises four characters a token, so do not size a real window with it.
+Use it in evaluations, where every system must be measured alike. Do not size a real window with it: a real tokenizer
+may need more tokens.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ class Characters:
         return f"Characters({self.per_token})"
 
     def count(self, text: str) -> int:
-        """Tokens of `text`: its characters by the ruler, rounded up."""
+        """Tokens of `text`: its characters divided by `per_token`, rounded up."""
         return -(-len(text) // self.per_token)

@@ -1,6 +1,6 @@
-"""From a name to a counter: the one place that knows which model counts how.
+"""Chooses the counter for a model's name.
 
-It refuses to fail on a model it does not know: an unknown name gets a safe over-estimate.
+An unknown name is not an error: it gets a safe over-estimate.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ OTHERS = re.compile(
 def counter_for(name: str | Counter) -> Counter:
     """The counter for a model's name; a counter is passed through.
 
-    "auto" is an over-estimate for any model; "chars/4" a fixed ruler; "ctok/4.8" Claude's tokens by
-    the unofficial `ctok`. Providers' prefixes are understood ("openai/gpt-5",
+    "auto" is an over-estimate for any model; "chars/4" counts four characters as one token; "ctok/4.8" counts
+    Claude's tokens by the unofficial `ctok`. Providers' prefixes are understood ("openai/gpt-5",
     "eu.anthropic.claude-opus-4-8").
 
     Raises:
-        SpecError: an empty name, something that is neither, or a ruler of no characters.
+        SpecError: an empty name, something that is neither a name nor a counter, or "chars/0".
         MissingExtra: "ctok/..." without ctok.
     """
     if not isinstance(name, str):

@@ -1,9 +1,9 @@
 """Claude's tokens, which no published tokenizer counts: a calibrated over-estimate.
 
-One factor on OpenAI's count cannot be both safe and useful. Per page, `ctok` 1.3 (an unofficial
-reconstruction from the counting API) against o200k gives 1.5 on English prose, up to 2.2 on code
-full of capitals and 4.6 on Kannada for the newer tokenizer. So the o200k count is one term, and
-the text's shape gives the others. It refuses to call the network.
+One factor on OpenAI's count cannot be both safe and useful. Per page, `ctok` 1.3 (an unofficial reconstruction from
+the counting API) against o200k gives 1.5 on English prose, up to 2.2 on code full of capitals and 4.6 on Kannada for
+the newer tokenizer. So the o200k count is one term, and the text's shape gives the others. The network is never
+called.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ NUMBER = re.compile(r"(?<!\d)(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)")
 
 
 def generation_of(name: str) -> str:
-    """ "old" for Claude 3 up to 4.6, "new" from 4.7 on (Opus 4.7, Sonnet 5 and later), and where the
-    name tells no number."""
+    """ "old" for Claude 3 up to 4.6; "new" from 4.7 on (Opus 4.7, Sonnet 5 and later), and for a name without a number."""
     found = NUMBER.search(name.lower().partition("claude")[2])
     if found is None:
         return "new"
@@ -82,8 +81,8 @@ class Claude:
 
 
 class Ctok:
-    """Claude's tokens by `ctok`, where it is installed (Python 3.12 or later). Unofficial, and about a
-    tenth of a megabyte a second: beyond `limit` characters the estimate answers instead.
+    """Claude's tokens by the unofficial `ctok` (Python 3.12 or later). It reads about a tenth of a megabyte a second, so
+    texts of more than `limit` characters are estimated instead.
 
     Args:
         name: "ctok/3", "ctok/4.7" or "ctok/4.8".

@@ -1,7 +1,7 @@
 """Exact counts by the vocabularies that the toktok wheel bundles: OpenAI's, and Qwen 3.5's.
 
-It refuses to read special tokens: text that looks like `<|endoftext|>` is counted as the ordinary
-text it is, which is never less.
+Special tokens are not recognised: text that looks like `<|endoftext|>` is counted as ordinary text, which never gives
+fewer tokens.
 """
 
 from __future__ import annotations

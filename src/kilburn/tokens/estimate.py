@@ -1,9 +1,8 @@
-"""A safe over-estimate where a model's tokenizer is not known or not at hand.
+"""A safe over-estimate for models whose tokenizer is not known or not installed.
 
-The weights are upper-quantile fits (linear programming, then 3 % on top) to what real tokenizers
-count on code, logs, JSON, prose, 33 languages, digits, hex, base64 and emoji; scripts that fall
-back to bytes cost three tokens a character. It refuses to be exact:
-what a provider reports corrects it (see `kilburn.tokens.calibrated`).
+The weights are upper-quantile fits (linear programming, then 3 % on top) to what real tokenizers count on code, logs,
+JSON, prose, 33 languages, digits, hex, base64 and emoji; scripts that fall back to bytes cost three tokens a
+character. What a provider reports corrects it (see `kilburn.tokens.calibrated`).
 """
 
 from __future__ import annotations
@@ -33,17 +32,16 @@ OPEN = Weights(
     word={" a": 106, "aaaaa": 112, "aaaaaaaa": 177},
     sound={"cccc": 207, "vvv": 21},
 )  # fmt: skip
-"""The same without Claude's, so that it is nearer to the truth for English and code."""
+"""The same without Claude's tokenizers, so that it is closer for English and code."""
 
 
 class Estimate:
     """An over-estimate from the text's shape alone.
 
-    Of 467 unseen pages of code, HTML and agent trajectories 99 in 100 were at or above the largest
-    count of any covered tokenizer, by 1.4 on average; of 348 pages in 29 unseen languages, 93 in 100,
-    by 1.2. Taken as a whole window each kind of text was, but Welsh, Uzbek and Swahili (up to 3 %
-    short). It is no bound against hostile text: pages of nothing
-    but one pair of marks (`^ ^ ^ `) were up to 3.6 times short. Always
+    Of 467 unseen pages of code, HTML and agent trajectories 99 in 100 were at or above the largest count of any
+    covered tokenizer, by 1.4 on average; of 348 pages in 29 unseen languages, 93 in 100, by 1.2. Counted over a whole
+    window, every kind of text was at or above it, except Welsh, Uzbek and Swahili (up to 3 % short). It is no bound
+    against hostile text: pages of nothing but one pair of marks (`^ ^ ^ `) were up to 3.6 times short. Always
     count(a) <= count(a + b) <= count(a) + count(b) + `seam`.
 
     Args:

@@ -1,7 +1,7 @@
 """What an image costs, and how large it is.
 
-Sizes are read from the first bytes of PNG, JPEG, GIF and WebP inside a `data:` URL. It refuses to
-fetch anything and to decode a pixel.
+Sizes are read from the first bytes of PNG, JPEG, GIF and WebP inside a `data:` URL. Nothing is fetched, and no pixel
+is decoded.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from kilburn.budget import Counter
 __all__ = ["cost_of_image", "image_size", "image_tokens"]
 
 READ = 1 << 20
-"""Characters of base64 that are looked at: a JPEG's size may stand behind its colour profile."""
+"""Characters of base64 that are read: a JPEG's size may come after its colour profile."""
 
 DEFAULT = 1600
 UNREADABLE = {"openai": 1445, "openai-small": 3779, "gpt-4o-mini": 48_169, "claude": 1600, "claude-large": 4784}
-"""The most that an image can cost where its size cannot be read, by family."""
+"""The highest cost of an image, by family; used if its size cannot be read."""
 
 STARTS_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 

@@ -1,8 +1,7 @@
 """The shape of a text: how many words, long words, digits, marks and bytes of each script it has.
 
-Everything is one `bytes.translate` into an alphabet of classes and some `bytes.count` over it, so it
-runs at C speed and cannot blow up on any input. It refuses to know any tokenizer: weights for these
-counts live beside the counters that use them.
+Everything is one `bytes.translate` into an alphabet of classes and some `bytes.count` over it, so it runs at C speed
+and in linear time. The weights for these counts are in the modules of the counters that use them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ __all__ = ["Weights", "weigh"]
 Patterns = tuple[tuple[bytes, int], ...]
 
 SLICE = 1 << 18
-"""Characters weighed at a time, so that a huge message needs little memory."""
+"""Characters that are counted at a time, so that a huge message needs little memory."""
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +31,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
             Ethiopic, `s` symbols, `k` kana and Han, `o` Hangul, `p` private use and wide forms,
             `e` emoji and other four-byte characters.
         word: over ` ` and `a` (any ASCII letter), with a space before the text: ` a` is a word's start.
-        sound: over ` `, `v` (vowel) and `c` (consonant): what cannot be pronounced is no common word.
+        sound: over ` `, `v` (vowel) and `c` (consonant): a word that cannot be pronounced is not a common one.
     """
 
     start: int
@@ -47,7 +46,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
             tuple((pattern.encode(), weight) for pattern, weight in view.items()) for view in (self.shape, self.word, self.sound)
         )
         msgspec.structs.force_setattr(self, "_patterns", views)
-        # ASCII text is what most pages are, and has none of the other classes.
+        # Most pages are ASCII text, which has none of the other classes.
         plain = tuple((pattern, weight) for pattern, weight in views[0] if _ASCII.issuperset(pattern))
         msgspec.structs.force_setattr(self, "_plain", plain)
 

@@ -1,5 +1,5 @@
 """Foreign JSON to messages and back: OpenAI's chat form and Anthropic's messages form.
 
-`form` reads and rebuilds, `chat` and `messages` render for a provider, `validity` checks what a
-provider would refuse. It refuses to know pages, windows and stores: it sees messages only.
+`form` reads and rebuilds, `chat` and `messages` render for a provider, `validity` checks what a provider would
+refuse. Nothing here knows pages, windows or stores: it sees messages only.
 """

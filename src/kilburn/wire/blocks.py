@@ -1,7 +1,4 @@
-"""Anthropic's content blocks: one block read into a part, one part written back as its block.
-
-It refuses to know messages and roles, and what an API would refuse.
-"""
+"""Anthropic's content blocks: one block read into a part, one part written back as its block."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ __all__ = ["call_input", "read_block", "write_block", "write_image", "write_resu
 
 
 def read_block(block: Any, where: str) -> list[Part]:
-    """The part of a block; a tool result's attached parts behind it."""
+    """The part of a block, followed by the attached parts of a tool result."""
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
         raise InvalidMessage(f"{where}: a content block is an object with a `type`, not {type_of(block)}")
@@ -103,7 +100,7 @@ def _read_result(block: dict[str, Any], where: str) -> list[Part]:
 def write_result(part: Part, attached: Sequence[Part]) -> dict[str, Any]:
     """The tool_result block of a RESULT of this form and the parts attached to it.
 
-    Where its text was replaced or attached parts are missing, it is one text and what is left.
+    If its text was replaced, or attached parts are missing, the block has one text and the parts that are left.
     """
     extra = unpack(part.extra)
     block: dict[str, Any] = extra.get("block") or {"type": "tool_result", "tool_use_id": None, "content": None}
@@ -120,7 +117,7 @@ def write_result(part: Part, attached: Sequence[Part]) -> dict[str, Any]:
 
 
 def write_block(part: Part) -> dict[str, Any]:
-    """The block of a part of this form, a tool result excepted."""
+    """The block of a part of this form; for a tool result see `write_result`."""
     if part.kind is Kind.OPAQUE:
         return unpack(part.text)
     block: dict[str, Any] | None = unpack(part.extra).get("block") if part.extra is not None else None
@@ -137,7 +134,7 @@ def write_block(part: Part) -> dict[str, Any]:
 
 
 def call_input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; what is no JSON object goes whole under `_raw`."""
+    """A call's arguments as an object. Arguments that are not a JSON object are put under the key `_raw`, as text."""
     if not arguments.strip():
         return {}
     given = load_object(arguments)

@@ -1,8 +1,7 @@
 """OpenAI's chat-completions form: read a dict, rebuild it exactly, render for the API.
 
-What `read` cannot put into parts it keeps as templates in `extra`: the original object with its texts
-taken out. It refuses to guess the form (see `kilburn.wire.form`) and to judge a transcript (see
-`kilburn.wire.validity`).
+Whatever `read` cannot put into parts is kept as a template in `extra`: the original object with its texts taken out.
+`kilburn.wire.form` finds out which form a dict has; `kilburn.wire.validity` checks a transcript.
 """
 
 from __future__ import annotations
@@ -216,7 +215,7 @@ def _result_content(result: Part, attached: Sequence[Part]) -> str | list[dict[s
 
 
 def _fill_asides(turn: Turn, out: dict[str, Any]) -> tuple[list[Part], list[Part]]:
-    """Put the parts that stand beside the content back under their keys; give content parts and calls."""
+    """Put the parts that stand beside the content back under their keys; return the content parts and the calls."""
     content: list[Part] = []
     calls: list[Part] = []
     for part in turn.parts:
@@ -256,9 +255,9 @@ def _write_call(part: Part) -> dict[str, Any]:
 def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """What OpenAI's chat API accepts for these messages, whatever form they came in.
 
-    Parts of a message may be missing. Blocks and reasoning of another provider are left out; images
-    in tool results follow the results in a user message that names the call. A message of which
-    nothing can be rendered is left out. The same messages give the same bytes.
+    Parts of a message may be missing. Blocks and reasoning of another provider are left out. Images in tool results
+    follow the results, in a user message that names the call. A message without anything that can be rendered is left
+    out. The same messages give the same bytes.
     """
     out: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
@@ -278,7 +277,7 @@ def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _template(turn: Turn, role: Role) -> dict[str, Any]:
-    """The message's own template, unless it would let the message speak in another role than it has."""
+    """The message's own template, unless it has another role than the message."""
     template: dict[str, Any] | None = turn.extra.get("dict") if turn.form == "chat" else None
     if template is not None and _ROLES.get(template["role"]) is turn.role:
         return template

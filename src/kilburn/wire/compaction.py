@@ -1,7 +1,7 @@
 """Anthropic's compaction block: read and written, found in a message, and put where the provider reads it.
 
-The block stands for all that was before it. What a prompt still holds of that (pins, handles) would be
-ignored where it stands, so it moves behind the block. It refuses to decide what leaves a prompt.
+The block stands for everything before it. The provider ignores whatever a prompt still has before the block (pins,
+handles), so these are moved after it. What leaves a prompt is decided elsewhere, by a policy.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A compaction block.
 
     Args:
-        content: the summary; None where the provider's compaction failed, which changes nothing.
-        encrypted_content: opaque, to be sent back as it came.
-        signature: of blocks made on demand, likewise.
+        content: the summary; None if the provider's compaction failed, which changes nothing.
+        encrypted_content: opaque; it is sent back as it came.
+        signature: opaque too; of blocks that were made on demand.
     """
 
     type: str = "compaction"
@@ -56,7 +56,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stands(self) -> bool:
-        """Whether it stands for what was before it."""
+        """Whether it stands for everything before it, that is, the compaction did not fail."""
         return isinstance(self.content, str)
 
 
@@ -91,12 +91,12 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reply says of the provider's own work on the prompt.
+    """What a reply says about the provider's own work on the prompt.
 
     Args:
         applied: the edits that were applied.
-        iterations: what each sampling cost. Those of type "compaction" are in no other figure.
-        paused: whether it stopped behind its compaction, as `pause_after_compaction` asks.
+        iterations: what each sampling cost. Those of type "compaction" are counted nowhere else.
+        paused: whether the provider stopped after its compaction, as `pause_after_compaction` asks.
     """
 
     applied: tuple[Applied, ...] = ()
@@ -105,7 +105,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beside(self) -> Tokens | None:
-        """What compactions cost, which the reply's usage leaves out; None where there was none."""
+        """What compactions cost, which the reply's usage leaves out; None if there was none."""
         costs = [iteration.tokens for iteration in self.iterations if iteration.type == "compaction"]
         if not costs:
             return None
@@ -143,7 +143,7 @@ def read_block(source: Any, where: str = "block") -> Block:
 
 
 def block_in(text: str) -> Block | None:
-    """The compaction block that an opaque page's text is, or None where it is another block, or malformed."""
+    """The compaction block in an opaque page's text, or None if it is another block, or malformed."""
     if '"type":"compaction"' not in text:
         return None
     try:
@@ -153,7 +153,7 @@ def block_in(text: str) -> Block | None:
 
 
 def block_of(message: Message) -> Block | None:
-    """The last compaction block of a message that has content, or else the last without; None where there is none."""
+    """The last compaction block of a message that has content, else the last one without; None if there is no block."""
     found = [block for part in message.parts if part.kind is Kind.OPAQUE and (block := block_in(part.text)) is not None]
     return next((block for block in reversed(found) if block.stands), found[-1] if found else None)
 
@@ -188,7 +188,7 @@ def _listed(holder: dict[str, Any], key: str, readers: Any, where: str) -> Itera
 
 
 def report_of(message: Message) -> Report:
-    """What the provider did with the prompt that a recorded reply answered; an empty report where it did nothing."""
+    """What the provider did with the prompt of a recorded reply; an empty report if it did nothing."""
     return read_report(unpack(message.extra).get("dict") or {})
 
 

@@ -1,7 +1,7 @@
 """Messages from anything that looks like one, and the exact originals back.
 
-The form is told by shape; the originals can be rebuilt because all that the neutral form does not
-carry is kept in `extra`. It refuses to change what it is given.
+The form is recognised by its shape. The originals can be rebuilt, because `extra` keeps everything that the neutral
+form has no place for. What is passed in is never changed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _parse_one(value: Any, where: str) -> list[Message]:
 
 
 def detect(source: dict[str, Any]) -> str:
-    """ "chat" or "messages", by the shape of a dict; what both forms allow is "chat"."""
+    """ "chat" or "messages", by the shape of a dict; "chat" if the dict is valid in both."""
     if source.get("role") in _CHAT_ROLES or any(key in source for key in _CHAT_KEYS):
         return "chat"
     if source.get("type") == "message" or any(key in source for key in _MESSAGE_KEYS):
@@ -70,7 +70,7 @@ def detect(source: dict[str, Any]) -> str:
 
 
 def _checked(message: Message, where: str) -> Message:
-    """A message of Kilburn's own, as it is, if it keeps the contract of `kilburn.message`."""
+    """A `Message`, unchanged, if it keeps the contract of `kilburn.message`."""
     role = message.role
     if not isinstance(role, Role):
         raise InvalidMessage(f"{where}.role: {str(role)[:40]!r} is no Role")
@@ -92,7 +92,7 @@ def _checked(message: Message, where: str) -> Message:
 
 
 def _checked_fit(message: Message, where: str) -> None:
-    """Whether what `extra` says can be rendered: it may come from an import that somebody edited."""
+    """Whether `extra` can be rendered: it may come from an import that was edited by hand."""
     if message.extra is None and all(part.extra is None for part in message.parts):
         return
     try:
@@ -127,12 +127,12 @@ def _checked_extra(extra: str | None, where: str) -> None:
 
 
 def dump(parsed: Sequence[Message]) -> list[dict[str, Any]]:
-    """The original dicts of the messages that `parse` gave, equal to the last key and its place.
+    """The original dicts of the messages that `parse` returned, equal in every key and in the order of keys.
 
-    Messages that never had a wire form come in the chat form.
+    Messages that never had a wire form are returned in the chat form.
 
     Raises:
-        InvalidMessage: messages that are not as `parse` gave them.
+        InvalidMessage: messages that are not as `parse` returned them.
     """
     out: list[dict[str, Any]] = []
     waiting: list[Message] = []

@@ -201,8 +201,8 @@ class Parser(Grammar):
     def _pass(self, text: str) -> None:
         """Letters that are no tag."""
         blank = not text.strip()
-        if self.where is Where.BETWEEN and not blank:
-            self.faults.append(Fault("text between a block and its memento", self.read))
+        if self.where is Where.BETWEEN and self._blank and not blank:
+            self.faults.append(Fault("text between a block and its memento", self.read + len(text) - len(text.lstrip())))
         self._blank = self._blank and blank
         self.read += len(text)
 

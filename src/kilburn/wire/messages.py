@@ -1,7 +1,7 @@
 """Anthropic's messages form: read a dict, rebuild it exactly, render for the API.
 
-One dict of this form may be several messages, since tool results travel in user messages. It refuses
-to guess the form (see `kilburn.wire.form`) and to judge a transcript (see `kilburn.wire.validity`).
+One dict of this form may become several messages, because tool results travel in user messages. `kilburn.wire.form`
+finds out which form a dict has; `kilburn.wire.validity` checks a transcript.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
 
 def read(source: dict[str, Any], where: str = "message") -> list[Message]:
-    """The messages that a dict of this form is, in order: tool results apart from what stands around
-    them. `source` is plain data (see `kilburn.wire.plain`).
+    """The messages in a dict of this form, in order. Tool results are separated from what stands around them. `source`
+    is plain data (see `kilburn.wire.plain`).
 
     Raises:
         InvalidMessage: unknown role, content or a block of the wrong type, a call or result without id.
@@ -219,7 +219,7 @@ def _image(part: Part, own: bool) -> dict[str, Any]:
 
 
 def _answered(turn: Turn) -> Blocks:
-    """A tool_result block, and behind it what the API does not take inside of it."""
+    """A tool_result block, followed by what the API does not accept inside it."""
     result, attached = turn.parts[0], turn.parts[1:]
     own = turn.form == "messages"
     if own:
@@ -246,7 +246,7 @@ def _answered(turn: Turn) -> Blocks:
 
 
 def _merged(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
-    """Neighbours of one role as one message; what is empty is left out."""
+    """Neighbouring messages of one role, joined; empty messages are left out."""
     merged: list[tuple[str, str | Blocks]] = []
     for role, content in spoken:
         if not content:
@@ -259,7 +259,8 @@ def _merged(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str |
 
 
 def _joined(before: Blocks, blocks: Blocks) -> Blocks:
-    """Two messages of one role as one. Thinking that the second began with begins both, for calls must follow theirs."""
+    """Two messages of one role, joined. If the second begins with thinking, this is moved to the beginning, because
+    calls must follow their thinking."""
     lead = next((at for at, block in enumerate(blocks) if block["type"] not in _THOUGHTS), len(blocks))
     if any(block["type"] in _THOUGHTS for block in before):
         lead = 0
@@ -271,7 +272,7 @@ def _as_blocks(content: str | Blocks) -> Blocks:
 
 
 def _settled(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
-    """Results first, without halves of server-side calls, and without thinking that nothing follows."""
+    """Results first, without halves of server-side calls, and without thinking at the end."""
     said = [block for role, content in groups if role == "assistant" and isinstance(content, list) for block in content]
     started = {block.get("id") for block in said if block["type"] in _SERVED}
     ended = {block.get("tool_use_id") for block in said if _is_served_result(block)}
@@ -281,7 +282,7 @@ def _settled(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str 
             settled.append((role, content))
             continue
         if role != "assistant":
-            # What had to leave one result must not stand before the next one.
+            # What was moved out of one result must not stand before the next one.
             settled.append((role, sorted(content, key=lambda block: block["type"] != "tool_result")))
             continue
         if index == len(groups) - 1:

@@ -1,7 +1,4 @@
-"""Plain JSON data out of whatever a caller hands over: a checked deep copy, or an error that says where.
-
-It refuses to know what a message is: it only knows what JSON can carry.
-"""
+"""Makes plain JSON data from what a caller passes in: a checked deep copy, or an error that says where."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _BITS = 14_000
 
 
 def checked_text(value: str, where: str) -> str:
-    """The string itself, as an exact `str`, if UTF-8 can carry it. NUL is fine.
+    """The string itself, as an exact `str`, if it can be written in UTF-8. NUL is allowed.
 
     Raises:
         InvalidMessage: a lone surrogate, with its position.
@@ -87,8 +84,8 @@ def _number(value: int | float, where: str) -> int | float:
 
 
 def _dumped(value: Any, where: str) -> dict[str, Any]:
-    """What an SDK's object was made from. The SDKs fill unset fields with None, which their own APIs
-    would not always take back; other pydantic models may keep their role in a default."""
+    """The fields that an SDK's object was made from. The SDKs fill unset fields with None, which their own APIs do not
+    always accept; other pydantic models may have their role as a default."""
     wanted = {"exclude_unset": True} if callable(getattr(value, "to_dict", None)) else {"exclude_none": True}
     try:
         dumped = value.model_dump(**wanted)
@@ -122,7 +119,7 @@ def unpack(extra: str | None) -> dict[str, Any]:
 
 
 def load_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text is, or None where it is anything else or too deep to pass on."""
+    """The JSON object in a text, or None if it is something else, or nested too deeply."""
     try:
         value = plain(msgspec.json.decode(text))
     except (msgspec.DecodeError, RecursionError, ValueError, InvalidMessage):

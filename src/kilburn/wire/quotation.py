@@ -1,10 +1,9 @@
 """Text that is data, between marks that nothing in it can write.
 
-A mark that is known can be closed by the text that it should hold. So each quotation has a nonce of its own, chosen from the
-text's digest so that it does not occur in the text: the same text gives the same quotation, and no text can end its own.
-Where several pages are told one after the other, each heading begins with one nonce that none of them holds: no page
-can write a heading.
-It refuses to say what the text is for.
+A fixed mark could be closed by the text that it encloses. So each quotation has a nonce, made from the text's digest,
+that does not occur in the text. The same text gives the same quotation, and no text can end its own. If several pages
+are quoted one after the other, each heading begins with a nonce that occurs in none of them, so no page can write a
+heading.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _DIGITS = 6
 
 
 def nonce_of(text: str) -> str:
-    """Hex digits, six as a rule, that do not occur in the text, whatever it is; the same text gives the same ones."""
+    """Hex digits, usually six, that do not occur in the text; the same text gives the same digits."""
     digest = text.encode("utf-8", "surrogatepass")
     digits = _DIGITS
     while True:
@@ -26,7 +25,7 @@ def nonce_of(text: str) -> str:
         nonce = digest.hex()[:digits]
         if nonce not in text:
             return nonce
-        # Each further one is longer: a text may hold every short one there is.
+        # Each further attempt is longer, because a text may contain every short one.
         digits += 1
 
 
@@ -37,7 +36,8 @@ def quoted(name: str, text: str) -> str:
 
 
 def headed(parts: Iterable[tuple[str, str]]) -> str:
-    """Each text under a heading of its own, `NONCE who:`; the nonce stands in none of the texts, so none can write a heading.
+    """Each text under its heading, `NONCE who:`. The nonce occurs in none of the texts, so none of them can write a
+    heading.
 
     Args:
         parts: who speaks, on one line, and the text.

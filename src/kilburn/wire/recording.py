@@ -1,7 +1,7 @@
-"""Recorded runs as they lie in files: chat JSONL, trajectories, exports of Kilburn, plain or gzipped.
+"""Reads recorded runs from files: chat JSONL, trajectories, exports of Kilburn, plain or gzipped.
 
-A run is a name and its messages in the chat (or messages) form, ready for `Process.append`. It
-refuses to judge them: whether roles are known and calls are paired is checked on admission.
+A run is a name and its messages in the chat (or messages) form, ready for `Process.append`. Whether roles are known
+and calls are paired is checked there, not here.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import gzip
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from kilburn.errors import InvalidMessage
 
-__all__ = ["MOST", "Run", "bounded", "read_lines", "read_runs"]
+__all__ = ["MOST", "Run", "bounded", "read_as", "read_lines", "read_runs"]
+
+T = TypeVar("T")
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 GZIP = b"\x1f\x8b"
 
 MOST = 1 << 30
-"""Bytes of one file, unpacked: a few kilobytes of gzip can be terabytes."""
+"""Bytes of one unpacked file: a few kilobytes of gzip can unpack to terabytes."""
 
 LONGEST = 128 << 20
 """Bytes of one line."""
@@ -36,7 +38,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def read_runs(path: str | Path) -> Iterator[Run]:
-    """The runs of a file, or of all `.jsonl` and `.jsonl.gz` files below a folder, by name.
+    """The runs of a file, or of all `.jsonl` and `.jsonl.gz` files below a folder, sorted by name.
 
     A file holds one message a line (one run), or one run a line: `{"messages": [...]}`, or the
     trajectory form `{"id", "head", "steps": [{"thought", "action", "observation"}]}`, where a step
@@ -54,7 +56,7 @@ def read_runs(path: str | Path) -> Iterator[Run]:
 
 
 def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON objects of a file, one a line, each with where it stands (`file:line`); empty lines are skipped.
+    """The JSON objects of a file, one a line, each with its place (`file:line`); empty lines are skipped.
 
     Args:
         most: bytes that the file may have, unpacked.
@@ -62,22 +64,32 @@ def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[s
     Raises:
         InvalidMessage: the file cannot be read or is too large, or a line is no JSON object; it names the line.
     """
+    return read_as(path, dict[str, Any], "write one JSON object a line", most)
+
+
+def read_as(path: str | Path, form: type[T], advice: str, most: int = MOST) -> Iterator[tuple[str, T]]:
+    """The lines of a file, plain or gzipped, decoded as a `form`, each with where it stands; empty lines are skipped.
+
+    Args:
+        advice: what a line should be, for the error. most: bytes that the file may have, unpacked.
+
+    Raises:
+        InvalidMessage: the file cannot be read or is too large, or a line is no such JSON; it names the line.
+    """
     name = Path(path).name
-    decode = msgspec.json.Decoder().decode
+    decode = msgspec.json.Decoder(form).decode
     for number, line in enumerate(_raw_lines(Path(path), most), start=1):
         if not line.strip():
             continue
         where = f"{name}:{number}"
         try:
             value = decode(line)
+        except msgspec.ValidationError as error:
+            raise InvalidMessage(f"{where}: {str(error)[:200]}", advice=advice) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidMessage(f"{where}: not JSON: {error}", advice="write one JSON object a line") from None
+            raise InvalidMessage(f"{where}: not JSON: {error}", advice=advice) from None
         except RecursionError:
-            raise InvalidMessage(f"{where}: nested too deep", advice="no provider takes such a message") from None
-        if not isinstance(value, dict):
-            raise InvalidMessage(
-                f"{where}: {type(value).__name__} where an object belongs", advice="write one JSON object a line"
-            )
+            raise InvalidMessage(f"{where}: nested too deep", advice=advice) from None
         yield where, value
 
 
@@ -91,7 +103,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def bounded(lines: IO[bytes] | gzip.GzipFile, name: str, most: int = MOST) -> Iterator[bytes]:
-    """The lines of a file, read no further than a bound; `lines` unpacks as it is read.
+    """The lines of a file, read up to a bound; `lines` unpacks while it is read.
 
     Raises:
         InvalidMessage: a line of more than `LONGEST` bytes, or more than `most` in all.
@@ -138,7 +150,7 @@ def _runs_of(file: Path) -> Iterator[Run]:
             else:
                 gathered.append(value["message"])
         elif "state" in value or "parts" in value:
-            continue  # an export's line on what is no whole message any more
+            continue  # an export's line about a message that is not whole any more
         else:
             yield _line_run(value, where, stem)
     if gathered:

@@ -1,6 +1,6 @@
-"""Tool results: text blocks become one text, other blocks become parts that hang on the result's call.
+"""Tool results: text blocks become one text, other blocks become parts that are attached to the result's call.
 
-It refuses to know a form's blocks: reading and writing one block is the caller's.
+The caller reads and writes single blocks, because the forms differ in them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kilburn.message import Kind, Part
 __all__ = ["Layout", "read_blocks", "write_blocks"]
 
 Layout = list[Any]
-"""How a result's content was cut: a length for a plain text block, {"n": length, "block": template}
-for one that carries more, "+" for the next attached part."""
+"""How a result's content is split: a length for a plain text block, {"n": length, "block": template} for one that
+carries more, "+" for the next attached part."""
 
 _JOINT = "\n"
 
@@ -25,7 +25,7 @@ _JOINT = "\n"
 def read_blocks(
     content: list[Any], call: str, where: str, read_block: Callable[[Any, str], Part]
 ) -> tuple[str, Layout, tuple[Part, ...]]:
-    """The text of a result's blocks (joined by a line break), how it was cut, and the other blocks."""
+    """The text of a result's blocks (joined by a line break), the lengths to split it again, and the other blocks."""
     texts: list[str] = []
     layout: Layout = []
     attached: list[Part] = []
@@ -46,7 +46,7 @@ def read_blocks(
 def write_blocks(
     text: str, layout: Layout, attached: Sequence[Part], write_block: Callable[[Part], dict[str, Any]]
 ) -> list[dict[str, Any]] | None:
-    """The blocks that `read_blocks` saw, or None where text or attached parts are no longer those."""
+    """The blocks that `read_blocks` read, or None if the text or the attached parts have changed since."""
     sizes = [item if isinstance(item, int) else item["n"] for item in layout if item != "+"]
     whole = sum(sizes) + len(_JOINT) * max(0, len(sizes) - 1)
     if len(text) != whole or len(attached) != sum(item == "+" for item in layout):

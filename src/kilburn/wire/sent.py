@@ -1,6 +1,6 @@
-"""What of a part is sent to a provider, and what is sent beside its text: renderers and the counter ask here.
+"""What is sent to a provider for a part, and what is sent beside its text: renderers and the counter ask here.
 
-A prompt may be rendered in either form, so what one of them sends is counted. It refuses to count tokens.
+A prompt may be rendered in either form, so whatever one of the two sends is counted.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _PROTOCOL = frozenset({
 })  # fmt: skip
 """Keys of the wire forms: the message's envelope is counted for them."""
 _UNREAD = frozenset({"cache_control", "role", "type", "media_type", "detail"})
-"""Keys whose values are orders to the provider and no words to the model."""
+"""Keys whose values are instructions to the provider, not text for the model."""
 
 
 def form_of(extra: str | None) -> str | None:
-    """The wire form that a message came in, with how its content was shaped, and nothing else of its leftovers."""
+    """The wire form that a message came in, and the shape of its content, without its other leftovers."""
     if extra is None:
         return None
     kept = {key: value for key, value in unpack(extra).items() if key in ("form", "shape")}
@@ -52,14 +52,14 @@ def form_of(extra: str | None) -> str | None:
 
 
 def is_plain(part: Part, role: Role, leftovers: str | None) -> bool:
-    """Whether of a part its text is sent in either form, and nothing beside it: most are so."""
+    """Whether both forms send a part's text and nothing else; this is so for most parts."""
     if part.extra is not None or (leftovers is not None and '"dict"' in leftovers):
         return False
     return part.kind is Kind.RESULT or (part.kind is Kind.TEXT and role is not Role.TOOL)
 
 
 def is_signed(part: Part) -> bool:
-    """Whether a part is thinking that only its provider can have written: it goes back whole, or not at all."""
+    """Whether a part is thinking that its provider signed: it is sent back whole, or not at all."""
     if part.kind is not Kind.REASONING or part.extra is None:
         return False
     block = unpack(part.extra).get("block") or {}
@@ -78,7 +78,7 @@ def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
             return False
         return is_signed(part) if into == "messages" else "at" in unpack(part.extra)
     if part.kind is Kind.OPAQUE:
-        # Blocks of a provider are its own; a chat's tool message has texts only.
+        # Only their own provider understands its blocks; a chat's tool message has texts only.
         return form == into and role is not Role.SYSTEM and not (into == "chat" and part.call is not None)
     if part.kind is Kind.IMAGE and role in (Role.ASSISTANT, Role.SYSTEM):
         return into == "messages" and role is Role.ASSISTANT
@@ -86,12 +86,12 @@ def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
 
 
 def sent_name(name: str | None, call: str | None) -> str:
-    """A call's name and id as they are sent, in the longer form where the providers take different ones."""
+    """A call's name and id as they are sent; the longer one if the two forms differ."""
     return f"{safe_name(name) if name else ''} {safe_id(call, MESSAGES_ID) if call else ''}"
 
 
 def sent_text(part: Part, role: Role, form: str | None) -> str:
-    """The text that is sent for a part, in the longer form; "" where none is."""
+    """The text that is sent for a part, in the longer form; "" if none is sent."""
     if not any(is_sent(part, role, form, into) for into in ("chat", "messages")):
         return ""
     if part.kind is Kind.CALL and form != "messages":
@@ -99,12 +99,12 @@ def sent_text(part: Part, role: Role, form: str | None) -> str:
         return max(part.text, whole if part.text.strip() else "{}", key=len)
     if part.kind is Kind.IMAGE:
         return UNSHOWN
-    # The old `function` role: what it said has no place of its own in the messages form.
+    # The old `function` role has no place of its own in the messages form.
     return quoted(SAID, part.text) if role is Role.TOOL and part.call is None and part.text.strip() else part.text
 
 
 def beside(part: Part, role: Role, leftovers: str | None) -> str:
-    """The words that are sent with a part beside its text: what a wire form had more than the neutral one."""
+    """The words that are sent with a part besides its text: what a wire form had beyond the neutral one."""
     words: list[str] = []
     kept = unpack(leftovers)
     form = kept.get("form")
@@ -122,7 +122,7 @@ def beside(part: Part, role: Role, leftovers: str | None) -> str:
 
 
 def _words(template: Any, key: str = "") -> list[str]:
-    """All words of a template: values, and the keys that are no wire form's."""
+    """All words of a template: its values, and those keys that do not belong to a wire form."""
     if isinstance(template, dict):
         found = [name for name in template if name not in _PROTOCOL and name not in _UNREAD]
         return found + [word for name, inner in template.items() if name not in _UNREAD for word in _words(inner, name)]

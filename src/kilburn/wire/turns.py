@@ -1,7 +1,7 @@
-"""Messages in the order that providers demand: each tool result right behind the message that called.
+"""Messages in the order that providers require: each tool result directly after the message that called.
 
-It refuses to invent or remove content; it only splits tool messages into single results, and puts
-what came between a call and its results behind them.
+No content is added or removed. Tool messages are split into single results, and whatever came between a call and its
+results is put after them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Turn:
 
     Args:
         role: who speaks.
-        parts: of a result: the RESULT first, its attached parts behind it.
+        parts: of a result: the RESULT first, then its attached parts.
         extra: the message's extra, decoded; a fresh copy for each turn.
     """
 
@@ -50,9 +50,9 @@ class Turn:
 
 
 def turns(messages: Sequence[Message]) -> list[Turn]:
-    """All messages as turns, each result behind its call; messages without parts are left out.
+    """All messages as turns, each result after its call; messages without parts are left out.
 
-    A result without a call stays where it is, for `kilburn.wire.validity` to name.
+    A result without a call stays where it is; `kilburn.wire.validity` reports it.
     """
     split = [turn for message in messages for turn in _split(message)]
     results: dict[str | None, deque[int]] = defaultdict(deque)
@@ -99,7 +99,7 @@ _HASHED = re.compile(r"kilburn-[0-9a-f]{32}\Z")
 
 
 def safe_id(call: str | None, accepted: re.Pattern[str]) -> str:
-    """The call id itself where the provider accepts it, else 40 characters with a part of its SHA-256.
+    """The call id itself if the provider accepts it, else 40 characters with a part of its SHA-256.
 
     Ids that look like such a substitute are hashed too, so two ids never become one (short of a
     collision of 128 bits).
@@ -112,5 +112,5 @@ def safe_id(call: str | None, accepted: re.Pattern[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def safe_name(name: str | None) -> str:
-    """A tool's name as providers accept it: a model may have called a name that no tool can have."""
+    """A tool's name in a form that providers accept: a model may have called a name that no tool can have."""
     return _UNSAFE.sub("_", name or "")[:64] or "_"

@@ -1,6 +1,6 @@
-"""What a provider would refuse of a rendered transcript, found before it is sent.
+"""Finds what a provider would refuse in a rendered transcript, before it is sent.
 
-It refuses to repair anything: `chat.render` and `messages.render` do that.
+Nothing is repaired here; `chat.render` and `messages.render` do that.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def validate_chat(transcript: Sequence[dict[str, Any]]) -> None:
     """Whether OpenAI's chat API would take these messages.
 
     Raises:
-        InvalidMessage: an empty transcript, an unknown role, content that the role may not have, a
-            call without its result, a tool name or id that cannot be.
+        InvalidMessage: an empty transcript, an unknown role, content that the role may not have, a call without its
+            result, an impossible tool name or id.
         OrphanResult: a tool message that answers no call of the assistant message before it.
         DuplicateCall: two calls of one message, or two calls that wait for results, have one id.
     """
@@ -110,10 +110,10 @@ def validate_messages(transcript: Sequence[dict[str, Any]]) -> None:
     """Whether Anthropic's messages API would take these messages.
 
     Raises:
-        InvalidMessage: an empty transcript or message, a first message that is not the user's, roles
-            that do not alternate, keys beside role and content, a call without its result in the next
-            message, half of a server-side call, text without a visible character, thinking that is
-            unsigned or comes last, an id or name that cannot be, too many cache breakpoints.
+        InvalidMessage: an empty transcript or message, a first message that is not the user's, roles that do not
+            alternate, keys beside role and content, a call without its result in the next message, half of a
+            server-side call, text without a visible character, thinking that is unsigned or comes last, an impossible
+            id or name, too many cache breakpoints.
         OrphanResult: a tool_result that answers no call of the message before.
         DuplicateCall: two tool_use blocks have one id.
     """

@@ -1,7 +1,4 @@
-"""A process of Kilburn as a shower: fed a recorded run's events, asked what it shows before each action.
-
-Each has a store of its own in memory. It refuses to score.
-"""
+"""A process of Kilburn as a candidate: fed a recorded run's events, asked what it shows before each action."""
 
 from __future__ import annotations
 
@@ -9,27 +6,27 @@ import json
 import threading
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import kilburn
 from kilburn.effect import Outcome
-from kilburn.errors import SpecError
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.future import future_of
 from kilburn.evals.references import Reference, names
 from kilburn.evals.roster import BELADY
-from kilburn.evals.trajectories import Run
+from kilburn.evals.trajectories import Run, shell_call
 from kilburn.event import Act
 from kilburn.kernel.ledger import Stats
-from kilburn.kernel.resolve import locate, resolve
+from kilburn.kernel.process import Process
+from kilburn.kernel.resolve import resolve
+from kilburn.policies.belady import Belady
 from kilburn.policy import Policy
 
-__all__ = ["KilburnShower", "model_of", "policy_for"]
+__all__ = ["KilburnCandidate", "append_and_wait", "model_of", "policy_for"]
 
 
-class KilburnShower:
-    """A process of Kilburn in a store of its own; close it, or use it in a `with` block.
+class KilburnCandidate:
+    """A process of Kilburn in a store of its own, in memory; close it at the end.
 
     Args:
         window: tokens of four characters.
@@ -43,27 +40,19 @@ class KilburnShower:
         self._store = kilburn.open(":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model)
         self._process = self._store.process("run")
         self._outputs: list[str] = []
-        self._waits, self._tools = model is not None, tools
+        self._tools = tools
         self.seams = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def thought(self, text: str) -> None:
         """The agent thinks."""
-        self._append({"role": "assistant", "content": text})
+        append_and_wait(self._process, {"role": "assistant", "content": text})
 
     def action(self, text: str) -> None:
         """The agent acts."""
         if self._tools:
-            call = {"name": "shell", "arguments": json.dumps({"command": text}, ensure_ascii=False)}
-            calls = [{"id": f"call-{len(self._outputs)}", "type": "function", "function": call}]
-            self._append({"role": "assistant", "content": None, "tool_calls": calls})
+            append_and_wait(self._process, shell_call(f"call-{len(self._outputs)}", "", text))
         else:
-            self._append({"role": "assistant", "content": text})
+            append_and_wait(self._process, {"role": "assistant", "content": text})
 
     def observation(self, text: str) -> None:
         """The world answers."""
@@ -71,16 +60,7 @@ class KilburnShower:
             said = {"role": "tool", "tool_call_id": f"call-{len(self._outputs)}", "content": text}
         else:
             said = {"role": "user", "content": text}
-        self._outputs.append(self._append(said))
-
-    def _append(self, message: dict[str, Any]) -> str:
-        address = self._process.append(message)
-        if self._waits:
-            # A recorded run has no time of its own: a question in the background is answered before the next event.
-            for thread in threading.enumerate():
-                if thread.name == "kilburn-later":
-                    thread.join()
-        return address
+        self._outputs.append(append_and_wait(self._process, said))
 
     def shown(self) -> str:
         """The text of the rendered prompt, a line break between messages."""
@@ -122,19 +102,18 @@ def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
             yield str(arguments.get("command", "")) if isinstance(arguments, dict) else ""
 
 
-def policy_for(run: Run, wanted: list[Reference], spec: str) -> str | Policy:
-    """What sits at the window for one run: the spec, or the optimum that knows this run's future.
+def append_and_wait(process: Process, message: dict[str, Any]) -> str:
+    """Append a message; a question in the background is answered before this returns, since recorded work takes no time."""
+    address = process.append(message)
+    for thread in threading.enumerate():
+        if thread.name == "kilburn-later":
+            thread.join()
+    return address
 
-    Raises:
-        SpecError: this Kilburn has no such optimum.
-    """
-    if spec != BELADY:
-        return spec
-    made = locate("policies", BELADY)
-    if made is None:
-        raise SpecError(f"no policies named {BELADY!r}", advice="leave it out")
-    policy: Policy = made(future_of(run, wanted))
-    return policy
+
+def policy_for(run: Run, wanted: list[Reference], spec: str) -> str | Policy:
+    """What sits at the window for one run: the spec, or the optimum that knows this run's future."""
+    return Belady(future_of(run, wanted)) if spec == BELADY else spec
 
 
 @lru_cache(maxsize=1)

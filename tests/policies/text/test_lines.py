@@ -1,15 +1,13 @@
-"""Spans of lines, excerpts and passages: exact, ordered, whatever the line ends."""
+"""Spans of lines and excerpts: exact, ordered, whatever the line ends."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn.policies.text.lines import join, merge, sample, skeleton, units
-from kilburn.policies.text.passages import passages
 
 WEIRD = st.text(st.sampled_from("ab1 .,;\t\n\r\x0b\x0c\x1c\x85\u2028\u2029\x00é漢😀_/\x1b["), max_size=400)
 TEXTS = st.one_of(st.text(max_size=300), WEIRD)
@@ -17,33 +15,6 @@ TEXTS = st.one_of(st.text(max_size=300), WEIRD)
 
 def tiles(text: str, spans: list[tuple[int, int]]) -> bool:
     return "".join(text[start:end] for start, end in spans) == text and all(a[1] == b[0] for a, b in pairwise(spans))
-
-
-@given(TEXTS, st.integers(2, 60))
-def test_passages_cover_the_text_exactly(text: str, size: int) -> None:
-    spans = list(passages(text, size))
-    assert tiles(text, spans)
-    assert all(0 < end - start <= size for start, end in spans)
-
-
-@given(TEXTS, st.integers(2, 60))
-def test_a_passage_never_ends_inside_a_line_end(text: str, size: int) -> None:
-    assert not any(text[end - 1 : end + 1] == "\r\n" for _, end in passages(text, size))
-
-
-def test_passages_end_at_lines_where_lines_are_short() -> None:
-    text = "".join(f"line {number} of the file\n" for number in range(300))
-    assert all(text[end - 1] == "\n" for _, end in passages(text, 200))
-
-
-def test_one_long_line_is_cut_at_blanks() -> None:
-    text = "word " * 2000
-    assert all(text[end - 1] == " " for _, end in passages(text, 100))
-
-
-def test_a_passage_needs_room() -> None:
-    with pytest.raises(ValueError, match="at least 2"):
-        list(passages("abc", 1))
 
 
 @given(TEXTS, st.integers(6, 80))

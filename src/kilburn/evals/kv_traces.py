@@ -2,26 +2,24 @@
 
 Read from JSON lines, plain or gzip, a trace a line: requests with their time, what they read as
 `[first, count]` stretches of block ids, their stop reason, and sub-agents with requests of their own.
-Or made up from a seed. It refuses to know what a cache does with them.
+Or made up from a seed.
 """
 
 from __future__ import annotations
 
-import gzip
 import math
 import random
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
 import msgspec
 
-from kilburn.errors import InvalidMessage, SpecError
+from kilburn.errors import InvalidMessage
 from kilburn.kv.eviction import PromptUse
-from kilburn.wire.recording import bounded
+from kilburn.wire.recording import read_as
 
-__all__ = ["BLOCK", "UNIT", "Event", "Prompt", "Trace", "made", "read", "weave"]
+__all__ = ["BLOCK", "UNIT", "Moment", "Prompt", "Trace", "read", "synthetic", "weave"]
 
 BLOCK = 64
 """Tokens of a block in a trace."""
@@ -30,6 +28,7 @@ UNIT = 1024
 """Tokens of a unit of the cache."""
 
 _BLOCKS = UNIT // BLOCK
+_FORM = "each line is {id, block_size: 64, requests: [{t, hash_ranges: [[first, count]], api_time, stop}]}"
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -55,7 +54,7 @@ class Trace(msgspec.Struct, frozen=True):
     prompts: tuple[Prompt, ...]
 
 
-class Event(msgspec.Struct, frozen=True):
+class Moment(msgspec.Struct, frozen=True):
     """A prompt that begins, with its units; or, with `units` None, the end of its reply for the reason `why`."""
 
     time: float
@@ -83,34 +82,15 @@ def read(path: str | Path) -> Iterator[Trace]:
     """The traces of a file, one line at a time.
 
     Raises:
-        SpecError: no such file, or it cannot be read.
-        InvalidMessage: a line that is no trace, blocks of another size, or a broken gzip file.
+        InvalidMessage: no such file, it cannot be read, or a line is no trace, or has blocks of another size.
     """
-    file = Path(path)
-    decoder = msgspec.json.Decoder(_Line)
-    number = 0
-    try:
-        with file.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            with gzip.open(raw, "rb") if packed else raw as lines:
-                for number, line in enumerate(bounded(lines, file.name), 1):
-                    if line.strip():
-                        yield _decoded(decoder, line, f"{file.name}, line {number}")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InvalidMessage(f"{file.name} breaks off after line {number}: {error}", advice="fetch the file again") from error
-    except OSError as error:
-        raise SpecError(f"cannot read {file}: {error.strerror or error}", advice="give the path of a JSON-lines file") from error
+    for where, line in read_as(path, _Line, _FORM):
+        yield _trace_of(line, where)
 
 
-def _decoded(decoder: msgspec.json.Decoder[_Line], line: bytes, where: str) -> Trace:
-    advice = "each line is {id, block_size: 64, requests: [{t, hash_ranges: [[first, count]], api_time, stop}]}"
-    try:
-        found = decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidMessage(f"{where}: {str(error)[:200]}", advice=advice) from error
+def _trace_of(found: _Line, where: str) -> Trace:
     if found.block_size != BLOCK:
-        raise InvalidMessage(f"{where}: blocks of {found.block_size} tokens", advice=advice)
+        raise InvalidMessage(f"{where}: blocks of {found.block_size} tokens", advice=_FORM)
     agents = count(1)
     prompts: list[Prompt] = []
     for request in found.requests:
@@ -119,7 +99,7 @@ def _decoded(decoder: msgspec.json.Decoder[_Line], line: bytes, where: str) -> T
             began = request.t + one.t if agent else one.t
             stretches = one.hash_ranges
             if not math.isfinite(began) or any(first < 0 or many < 0 or many > 10**7 for first, many in stretches):
-                raise InvalidMessage(f"{where}: a request that cannot be", advice=advice)
+                raise InvalidMessage(f"{where}: a request that cannot be", advice=_FORM)
             prompts.append(Prompt(began, agent, _units(stretches), max(0.0, one.api_time or 0.0), one.stop or ""))
     return Trace(found.id, tuple(sorted(prompts, key=lambda prompt: prompt.time)))
 
@@ -132,14 +112,14 @@ def _units(stretches: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(blocks[_BLOCKS - 1 :: _BLOCKS])
 
 
-def weave(traces: Sequence[Trace], seed: int, hours: float, *, subs: bool = True) -> list[Event]:
+def weave(traces: Sequence[Trace], seed: int, hours: float, *, subs: bool = True) -> list[Moment]:
     """All traces as sessions of one cache, in order of time; each begins at a time drawn evenly from so many hours.
 
     Args:
         subs: whether the sub-agents' prompts take part.
     """
     chance = random.Random(seed)
-    events: list[Event] = []
+    events: list[Moment] = []
     requests, sessions = count(), count()
     for number, trace in enumerate(traces):
         began = chance.uniform(0.0, 3600.0 * hours)
@@ -152,13 +132,13 @@ def weave(traces: Sequence[Trace], seed: int, hours: float, *, subs: bool = True
             time = began + prompt.time
             use = PromptUse(time, next(requests), session[prompt.agent], prompt.agent > 0)
             units = tuple(number << 32 | unit for unit in prompt.units)
-            events.append(Event(time, use, number, units))
-            events.append(Event(time + prompt.ran, use, number, None, prompt.why))
+            events.append(Moment(time, use, number, units))
+            events.append(Moment(time + prompt.ran, use, number, None, prompt.why))
     events.sort(key=lambda event: (event.time, event.use.request, event.units is None))
     return events
 
 
-def made(traces: int, seed: int) -> Iterator[Trace]:
+def synthetic(traces: int, seed: int) -> Iterator[Trace]:
     """`traces` made-up sessions: a prompt that grows, quick tools and slow ones, a user who comes back late or never.
 
     The same seed gives the same traces. The waits are lognormal; no figure is taken from a recording.

@@ -1,19 +1,19 @@
-"""What came of a measurement of drift: trials, the rows that they add up to, tables of them.
-
-Counting only; it refuses to know how a trial was run.
-"""
+"""The report of `kilburn.evals.drift`: trials, the rows that they add up to, their tables and their picture."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from kilburn.evals.baselines import CHARACTERS
-from kilburn.evals.outcomes import interval
+from kilburn.evals.intervals import interval
+from kilburn.evals.picture import picture, plain_axes
+from kilburn.evals.report import Report, grid, row_of
 
-__all__ = ["Decay", "Health", "Loss", "Probe", "Share", "Trial"]
+__all__ = ["Decline", "DriftReport", "Health", "Kept", "Probe", "Trial", "draw"]
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Trial(msgspec.Struct, kw_only=True):
     asked: dict[str, int] = {}
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of the plants of one kind after so many compactions; `low` and `high` bound 95%, resampled by
     replicate. `arm` is "" where all are taken together. `recalls` is how many a plant that is not shown takes at most,
     `cost` the mean tokens of the last, `seen` the mean tokens of the stream by then; `trials` those that came so far."""
@@ -92,7 +92,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     cost: int
 
 
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
+class Decline(msgspec.Struct, frozen=True, kw_only=True):
     """How facts go from compaction to compaction.
 
     Args:
@@ -130,49 +130,42 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     asked: dict[str, int]
 
 
-class Decay(msgspec.Struct, frozen=True, kw_only=True):
-    """The report. One token is four characters."""
+class DriftReport(Report, frozen=True, kw_only=True):
+    """All rows. One token is four characters."""
 
     window: int
     passes: list[int]
     replicates: int
-    shares: list[Share]
-    losses: list[Loss]
+    shares: list[Kept]
+    losses: list[Decline]
     health: list[Health]
 
     @classmethod
-    def of(cls, trials: Sequence[Trial], *, window: int, passes: Sequence[int], seed: int) -> Decay:
+    def of(cls, trials: Sequence[Trial], *, window: int, passes: Sequence[int], seed: int) -> DriftReport:
         """Add up the trials."""
         policies = dict.fromkeys(trial.policy for trial in trials)
         arms = dict.fromkeys(trial.arm for trial in trials)
-        shares: list[Share] = []
-        losses: list[Loss] = []
+        shares: list[Kept] = []
+        losses: list[Decline] = []
         health: list[Health] = []
         for policy in policies:
             own = [trial for trial in trials if trial.policy == policy]
-            shares += [made for number in passes if (made := _share(own, "", "fact", number, seed)) is not None]
-            losses.append(_loss(own, seed))
+            shares += [made for number in passes if (made := _kept(own, "", "fact", number, seed)) is not None]
+            losses.append(_decline(own, seed))
             for arm in arms:
                 here = [trial for trial in own if trial.arm == arm]
-                shares += [made for number in passes if (made := _share(here, arm, "rule", number, seed)) is not None]
+                shares += [made for number in passes if (made := _kept(here, arm, "rule", number, seed)) is not None]
                 health.append(_health(here, policy, arm))
         many = len({trial.replicate for trial in trials})
         return cls(window=window, passes=list(passes), replicates=many, shares=shares, losses=losses, health=health)
 
-    def share(self, policy: str, kind: str, passes: int, arm: str = "") -> Share:
+    def share(self, policy: str, kind: str, passes: int, arm: str = "") -> Kept:
         """One row; KeyError where it was not measured. Rules have an arm, facts have none."""
-        for row in self.shares:
-            if (row.policy, row.kind, row.passes, row.arm) == (policy, kind, passes, arm):
-                return row
-        raise KeyError((policy, kind, passes, arm))
+        return row_of(self.shares, policy=policy, kind=kind, passes=passes, arm=arm)
 
-    def loss(self, policy: str) -> Loss:
+    def loss(self, policy: str) -> Decline:
         """How one policy loses facts; KeyError where it was not measured."""
-        return {row.policy: row for row in self.losses}[policy]
-
-    def to_json(self) -> str:
-        """All rows as one JSON object."""
-        return msgspec.json.encode(self).decode()
+        return row_of(self.losses, policy=policy)
 
     def table(self) -> str:
         """Plain text: facts, rules, how they go, and what must hold."""
@@ -193,7 +186,7 @@ class Decay(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join(parts)
 
 
-def _share(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed: int) -> Share | None:
+def _kept(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed: int) -> Kept | None:
     """The share of one row; None where no stream came so far."""
     came = [trial for trial in trials if len(trial.curve) >= passes]
     probes = [[probe for probe in trial.probes if (probe.kind, probe.passes) == (kind, passes)] for trial in came]
@@ -210,7 +203,7 @@ def _share(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed: int)
     shown_low, shown_high = bounds(lambda probe: probe.shown)
     searched_low, searched_high = bounds(lambda probe: probe.searched)
     costs = [probe.cost for probe in flat if probe.cost]
-    return Share(
+    return Kept(
         policy=came[0].policy,
         arm=arm,
         kind=kind,
@@ -229,7 +222,7 @@ def _share(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed: int)
     )
 
 
-def _loss(trials: Sequence[Trial], seed: int) -> Loss:
+def _decline(trials: Sequence[Trial], seed: int) -> Decline:
     groups: dict[int, list[float]] = {}
     returns: list[bool] = []
     for trial in trials:
@@ -244,7 +237,7 @@ def _loss(trials: Sequence[Trial], seed: int) -> Loss:
     ]
     low, high = interval(list(groups.values()), seed)
     rate = _mean(value for group in groups.values() for value in group)
-    return Loss(
+    return Decline(
         policy=trials[0].policy, rate=rate, low=low, high=high, back=_mean(returns), curve=curve, compound=(1 - rate) ** longest
     )
 
@@ -286,7 +279,7 @@ _LOSSES = ("policy", "lost a pass", "95%", "back a pass", "left after 1", "5", "
 _HEALTH = ("policy", "rules in", "depth", "summaries", "resolve", "changed", "over", "lost", "pins", "of prompts", "outcomes")
 
 
-def _of_share(row: Share) -> tuple[str, ...]:
+def _of_share(row: Kept) -> tuple[str, ...]:
     return (
         row.policy,
         row.arm or "all",
@@ -302,7 +295,7 @@ def _of_share(row: Share) -> tuple[str, ...]:
     )
 
 
-def _of_loss(row: Loss) -> tuple[str, ...]:
+def _of_loss(row: Decline) -> tuple[str, ...]:
     left = [f"{row.curve[number - 1]:.3f}" if len(row.curve) >= number else "" for number in (1, 5, 20)]
     return (
         row.policy,
@@ -333,15 +326,28 @@ def _of_health(row: Health) -> tuple[str, ...]:
     )
 
 
-def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width; the first, and words at the end, stand to the left."""
-    widths = [max(len(line[at]) for line in (head, *body)) for at in range(len(head))]
-    left = {at for at, name in enumerate(head) if name in ("policy", "rules in", "outcomes")}
-    lines = []
-    for line in (head, *body):
-        cells = [
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+def _grid(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    return grid(heads, body, ("policy", "rules in", "outcomes"))
+
+
+def draw(path: Path, report: DriftReport, *, force: bool = False) -> None:
+    """Draw which share of the facts the prompt shows, compaction by compaction; the file's suffix says the format.
+
+    The dashed lines are what losing the mean share at each compaction would leave.
+
+    Raises:
+        SpecError, MissingExtra, OSError: see `kilburn.evals.picture.picture`.
+    """
+    with picture(path, 9, 4.8, force=force) as figure:
+        axes = figure.add_subplot()
+        for row in report.losses:
+            passes = range(len(row.curve) + 1)
+            (line,) = axes.plot(passes, [1.0, *row.curve], linewidth=1.8, marker="o", markersize=3.5, label=row.policy)
+            kept = [(1 - row.rate) ** number for number in passes]
+            axes.plot(passes, kept, linewidth=1, linestyle="--", color=line.get_color())
+        axes.set(ylim=(-0.02, 1.05), xlabel="compactions", ylabel="facts in the window, verbatim")
+        axes.set_title(
+            f"A window of {report.window:,} tokens; dashed: the mean loss a compaction, compounded", loc="left", fontsize=11
+        )
+        plain_axes(axes)
+        axes.legend(frameon=False)

@@ -1,22 +1,19 @@
-"""What a replay counted, and what follows: hit rates, the regret to the optimum, how much of the gap is closed.
-
-Arithmetic on counts and tables of it; it refuses to know how a cache works.
-"""
+"""The report of `kilburn.evals.kv`: hit rates, the regret to the optimum, and how much of the gap is closed."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from kilburn.evals.pareto import check_picture, save
+from kilburn.evals.intervals import resampled
+from kilburn.evals.picture import picture, plain_axes
+from kilburn.evals.report import Report, grid, row_of
 
-__all__ = ["INFINITE", "LRU", "MIN", "OURS", "Rate", "Regret", "Tally", "draw"]
+__all__ = ["INFINITE", "LRU", "MIN", "OURS", "CacheReport", "Rate", "Tally", "draw"]
 
 LRU, MIN, OURS, INFINITE = "lru", "min", "returning", "infinite"
-_RESAMPLES = 1000
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +50,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     speed: float
 
 
-class Regret(msgspec.Struct, frozen=True, kw_only=True):
+class CacheReport(Report, frozen=True, kw_only=True):
     """All rates of one measurement.
 
     Args:
@@ -69,7 +66,7 @@ class Regret(msgspec.Struct, frozen=True, kw_only=True):
     rates: list[Rate]
 
     @classmethod
-    def of(cls, tallies: Sequence[Tally], *, traces: int, seed: int, hours: float, hold: bool) -> Regret:
+    def of(cls, tallies: Sequence[Tally], *, traces: int, seed: int, hours: float, hold: bool) -> CacheReport:
         """The rates of what was counted; LRU and the optimum must be among it at each capacity."""
         known = {(tally.policy, tally.capacity, tally.subs): tally for tally in tallies}
         rates = []
@@ -81,10 +78,7 @@ class Regret(msgspec.Struct, frozen=True, kw_only=True):
 
     def rate(self, policy: str, capacity: int = 0, subs: bool = True) -> Rate:
         """The rate of a policy; KeyError where it was not measured."""
-        for rate in self.rates:
-            if (rate.policy, rate.capacity, rate.subs) == (policy, capacity, subs):
-                return rate
-        raise KeyError((policy, capacity, subs))
+        return row_of(self.rates, policy=policy, capacity=capacity, subs=subs)
 
     def table(self) -> str:
         """Plain text, a part for each arm."""
@@ -96,10 +90,6 @@ class Regret(msgspec.Struct, frozen=True, kw_only=True):
             parts += [f"{'With' if subs else 'Without'} sub-agents: share of the tokens that were cached", self._arm(subs)]
         parts.append("closed: of the gap from lru to min; min knows the future, the rows without a capacity have no bound")
         return "\n\n".join(parts)
-
-    def to_json(self) -> str:
-        """All of it as one line."""
-        return msgspec.json.encode(self).decode()
 
     def _arm(self, subs: bool) -> str:
         heads = ["capacity", "policy", "hit", "95%", "regret", "closed", "95%", "units/s"]
@@ -117,13 +107,7 @@ class Regret(msgspec.Struct, frozen=True, kw_only=True):
             for rate in self.rates
             if rate.subs == subs
         ]
-        wide = [max(len(row[at]) for row in [heads, *body]) for at in range(len(heads))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(size) if at == 1 else cell.rjust(size) for at, (cell, size) in enumerate(zip(row, wide, strict=True))
-            ).rstrip()
-            for row in [heads, *body]
-        )
+        return grid(heads, body)
 
 
 def _rate(tally: Tally, lru: Tally | None, best: Tally | None, seed: int) -> Rate:
@@ -137,9 +121,9 @@ def _rate(tally: Tally, lru: Tally | None, best: Tally | None, seed: int) -> Rat
         return (_share(tally, drawn) - low) / (high - low) if high > low else None
 
     every = list(tally.units)
-    bounds = _middle(hit, every, seed) or (0.0, 0.0)
+    bounds = resampled(hit, every, seed) or (0.0, 0.0)
     gap = closed(every)
-    gaps = None if gap is None or tally is best else _middle(closed, every, seed)
+    gaps = None if gap is None or tally is best else resampled(closed, every, seed)
     return Rate(
         policy=tally.policy,
         capacity=tally.capacity,
@@ -159,30 +143,14 @@ def _share(tally: Tally, drawn: Sequence[int]) -> float:
     return sum(tally.hits[trace] for trace in drawn) / max(1, sum(tally.units[trace] for trace in drawn))
 
 
-def _middle(figure: Callable[[Sequence[int]], float | None], every: Sequence[int], seed: int) -> tuple[float, float] | None:
-    """The middle 95% of a figure when traces are drawn with replacement; None where it can hardly be had."""
-    chance = random.Random(seed)
-    drawn = (figure(chance.choices(every, k=len(every))) for _ in range(_RESAMPLES))
-    values = sorted(value for value in drawn if value is not None)
-    if len(values) < _RESAMPLES // 2:
-        return None
-    return values[int(0.025 * len(values))], values[int(0.975 * len(values))]
-
-
-def draw(path: Path, report: Regret, *, force: bool = False) -> None:
+def draw(path: Path, report: CacheReport, *, force: bool = False) -> None:
     """Draw hit rates over capacities, to the format that the file's name says.
 
     Raises:
-        SpecError: a format that is not drawn here, or a file that is there without `force`. MissingExtra: no
-            matplotlib. OSError: the file cannot be written.
+        SpecError, MissingExtra, OSError: see `kilburn.evals.picture.picture`.
     """
-    check_picture(path, force=force)
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     arms = list(dict.fromkeys(rate.subs for rate in report.rates))
-    with rc_context({"svg.hashsalt": "kilburn", "svg.fonttype": "path"}):
-        figure = Figure(figsize=(6.5 * len(arms), 4.8), dpi=120, layout="constrained")
+    with picture(path, 6.5 * len(arms), 4.8, force=force) as figure:
         for number, subs in enumerate(arms, 1):
             axes = figure.add_subplot(1, len(arms), number)
             mine = [rate for rate in report.rates if rate.subs == subs]
@@ -195,7 +163,5 @@ def draw(path: Path, report: Regret, *, force: bool = False) -> None:
                     axes.axhline(rate.hit, color="#718096", linewidth=0.8, linestyle="--", label=INFINITE)
             axes.set_title(f"{'with' if subs else 'without'} sub-agents", loc="left", fontsize=11)
             axes.set(xlabel="capacity, million tokens", ylabel="share of tokens cached", ylim=(0, 1))
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(alpha=0.25)
+            plain_axes(axes)
             axes.legend(frameon=False, fontsize=8)
-        save(figure, path, force=force)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from kilburn.errors import SpecError
+from kilburn.evals.candidate import KilburnCandidate
 from kilburn.evals.paging import evaluate
 from kilburn.evals.roster import Entry, entries, everybody
 from kilburn.evals.sample import sample_of
-from kilburn.evals.shower import KilburnShower
 from kilburn.kernel.resolve import names, resolve
 from kilburn.policies.fifo import Fifo
 
@@ -14,10 +16,10 @@ from kilburn.policies.fifo import Fifo
 def test_a_policy_may_be_given_as_an_object() -> None:
     shown = []
     for policy in ("fifo", Fifo()):
-        with KilburnShower(50, policy) as shower:
+        with closing(KilburnCandidate(50, policy)) as candidate:
             for number in range(20):
-                shower.thought(f"thought {number} " + "x" * 30)
-            shown.append(shower.shown())
+                candidate.thought(f"thought {number} " + "x" * 30)
+            shown.append(candidate.shown())
     assert shown[0] == shown[1]
     assert "thought 19" in shown[0]
     assert "thought 2 " not in shown[0]
@@ -25,17 +27,17 @@ def test_a_policy_may_be_given_as_an_object() -> None:
 
 @pytest.mark.parametrize("tools", [False, True])
 def test_each_event_is_a_message_and_all_of_it_is_shown(tools: bool) -> None:
-    with KilburnShower(1000, "fifo", tools=tools) as shower:
+    with closing(KilburnCandidate(1000, "fifo", tools=tools)) as candidate:
         for text in ("one", "two"):
-            shower.thought(f"thought {text}")
-            shower.action(f'say "{text}"\nin two lines')
-            shower.observation(f"output {text}")
-        shown = shower.shown()
+            candidate.thought(f"thought {text}")
+            candidate.action(f'say "{text}"\nin two lines')
+            candidate.observation(f"output {text}")
+        shown = candidate.shown()
         for text in ("one", "two"):
             assert f"thought {text}" in shown
             assert f'say "{text}"\nin two lines' in shown
             assert f"output {text}" in shown
-        assert shower.stats().turns == 6
+        assert candidate.stats().turns == 6
 
 
 def test_a_model_makes_a_second_row_of_policies_that_can_ask() -> None:

@@ -1,0 +1,56 @@
+"""The intervals of 95% that all measurements give: a bootstrap, and Wilson's for a share of right answers."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kilburn.errors import SpecError
+
+__all__ = ["interval", "resampled", "wilson"]
+
+RESAMPLES = 1000
+
+T = TypeVar("T")
+
+
+def resampled(figure: Callable[[Sequence[T]], float | None], items: Sequence[T], seed: int) -> tuple[float, float] | None:
+    """The middle 95% of a figure when items are drawn with replacement (Efron's bootstrap).
+
+    None where fewer than half of the drawings have the figure.
+    """
+    chance = random.Random(seed)
+    drawn = (figure(chance.choices(items, k=len(items))) for _ in range(RESAMPLES))
+    values = sorted(value for value in drawn if value is not None)
+    if len(values) < RESAMPLES // 2:
+        return None
+    return values[int(0.025 * len(values))], values[int(0.975 * len(values))]
+
+
+def interval(groups: Sequence[Sequence[float]], seed: int) -> tuple[float, float]:
+    """The middle 95% of the mean of all values when whole groups are drawn with replacement; zeros without a value."""
+    sums = [(sum(group), len(group)) for group in groups if group]
+    if not sums:
+        return 0.0, 0.0
+
+    def mean(drawn: Sequence[tuple[float, int]]) -> float:
+        return sum(total for total, _ in drawn) / sum(count for _, count in drawn)
+
+    return resampled(mean, sums, seed) or (0.0, 0.0)
+
+
+def wilson(right: int, asked: int) -> tuple[float, float]:
+    """The 95% interval of a share (Wilson 1927).
+
+    Raises:
+        SpecError: nothing was asked, or more is right than was asked.
+    """
+    if asked < 1 or not 0 <= right <= asked:
+        raise SpecError(f"{right} right of {asked} asked", advice="count one answer or more")
+    z = 1.959964
+    share, norm = right / asked, 1 + z * z / asked
+    middle = (share + z * z / (2 * asked)) / norm
+    half = z / norm * math.sqrt(share * (1 - share) / asked + z * z / (4 * asked * asked))
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,0 +1,120 @@
+"""`View.stretch` names what a fold may stand for: whatever pages a policy means, the kernel refuses none of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+import kilburn
+from kernel.talk import assistant, call_of, tool, user
+from kilburn.errors import KilburnError
+from kilburn.event import Act
+from kilburn.kernel.process import Process
+from kilburn.move import Evict, Load, Move
+from kilburn.policy import View
+from kilburn.testing import check_laws
+from kilburn.testing.policies import trace
+
+
+@dataclass
+class Arbitrary:
+    """Folds or evicts pages that it draws at random, those that are out and those that may not leave among them."""
+
+    seed: int
+    moved: int = 0
+
+    def plan(self, view: View) -> Sequence[Move]:
+        rng = random.Random(f"{self.seed} {view.turn} {view.use}")
+        last = max([page.id for page in view.pages], default=1)
+        named = {page.id for page in view.pages if rng.random() < 0.6}
+        low = rng.randint(1, max(1, last))
+        named |= set(range(low, min(last, low + rng.randint(0, 12)))) if rng.random() < 0.5 else set()
+        within = {number for number in range(1, last + 1) if rng.random() < 0.8} if rng.random() < 0.3 else None
+        stretch = view.stretch(named, within)
+        assert {page.id for page in stretch.pages} <= named
+        assert list(stretch.pages) == [page for page in view.pages if page in stretch.pages]
+        assert within is None or within.issuperset(stretch.sources)
+        if rng.random() < 0.2:
+            leaving = tuple(page.id for page in stretch.pages)
+            return [Evict(pages=leaving)] if leaving else []
+        if not stretch.sources or stretch.freed < 60 + 2 * view.handle:
+            return []
+        self.moved += 1
+        if rng.random() < 0.5:
+            return stretch.fold("drawn", text="in short: nothing", torn="torn")
+        parts = tuple((page, ((0, 4),)) for page in stretch.sources[:3] if len(view.text(page)) >= 4)
+        return stretch.fold("drawn", parts=parts, torn="torn") if parts else []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_pages_are_named_the_laws_allow_the_stretch(seed: int) -> None:
+    policy, rng = Arbitrary(seed), random.Random(seed)
+    with kilburn.open(":memory:", window=900, policy=policy, tokenizer="chars/4") as store:
+        process = store.process("s")
+        for message in trace(seed, 30):
+            process.append(message)
+            page = rng.randint(1, process.kernel.tier.last)
+            try:
+                match rng.randint(0, 4):
+                    case 0 | 1:
+                        process.apply(Load((page,)))
+                    case 2:
+                        process.pin(f"p{page}")
+                    case 3:
+                        for pin in sorted(process.kernel.tier.pins - {1}):
+                            process.unpin(f"p{pin}")
+            except KilburnError:
+                continue  # too much is pinned, or a call is open
+        check_laws(process, list(trace(seed, 30)))
+        assert [event.why for event in process.events() if event.act is Act.REFUSE] == []
+        assert policy.moved > 3
+
+
+def talk() -> Process:
+    """A request, two calls with their results (p2-p4, p5-p7), and the next request, which is held."""
+    process = kilburn.open(":memory:", window=2000, policy="fifo", tokenizer="chars/4").process("s")
+    process.append(user("Find the fault."), assistant("looking", call_of("c1")), tool("c1", "one " * 60))
+    process.append(assistant("again", call_of("c2")), tool("c2", "two " * 60), user("Go on."), assistant("Done."))
+    process.unpin("p1")
+    return process
+
+
+def test_a_stretch_takes_whole_groups_and_passes_over_what_is_held() -> None:
+    process = talk()
+    assert process.view().stretch([4, 6]).pages == (), "the call of p4 stays, and the result of p6"
+    everything = range(1, 10)
+    assert process.view().stretch(everything).sources == (1, 2, 3, 4, 5, 6, 7), "all but the request and what is newest"
+    process.pin("p7")
+    assert process.view().stretch(everything).sources == (1, 2, 3, 4, 5), "a call stays with its result"
+
+
+def test_a_stretch_cites_results_that_stand_as_handles_and_what_is_out_already() -> None:
+    process = talk()
+    process.apply(Evict((4,)))
+    assert process.view().stretch([2, 3]).sources == (2, 3, 4)
+    process.apply(Evict((2, 3)))
+    assert process.view().stretch([1, 2, 3]).sources == (1, 2, 3)
+    beside = process.view().stretch([2, 3])
+    assert beside.sources == (2, 3)
+    assert not beside.leaving, "a fold of them would take the place of nothing"
+    assert process.view().stretch([1, 2, 3], within={1, 3}).sources == (1, 3)
+
+
+def test_a_derived_page_is_replaced_whole_or_torn() -> None:
+    process = talk()
+    process.apply(*process.view().stretch(range(1, 5)).fold("a try", text="nothing found", torn=""))
+    remade = process.view().stretch([-1, 5, 6, 7])
+    assert remade.sources == (1, 2, 3, 4, 5, 6, 7)
+    assert not remade.torn
+    process.pin("p2")
+    came_back = process.view().stretch([-1, 5, 6, 7])
+    assert came_back.torn == {-1}, "it also tells of p2, which stays"
+    assert 2 not in came_back.sources
+    process.unpin("p2")
+    less = process.view().stretch([-1, 5, 6, 7], within={3, 4, 5, 6, 7})
+    assert less.torn == {-1}
+    process.apply(*less.fold("again", text="two looks, nothing found", torn="more than it may cite"))
+    assert not [event for event in process.events() if event.act is Act.REFUSE]
