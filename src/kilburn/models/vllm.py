@@ -195,9 +195,6 @@ class Vllm(Chat):
         child._track = self._track.fork()
         return child
 
-    def __enter__(self) -> Vllm:
-        return self
-
     def _stable_request(self, request: Request) -> Request:
         """The request with its tools in one order and its tenant's salt."""
         options = request.options
