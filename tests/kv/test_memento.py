@@ -316,6 +316,7 @@ def test_evicted_is_masked_and_the_cache_is_a_sawtooth(tiny: Weights) -> None:
     engine.free(sequence)
 
 
+@pytest.mark.slow
 def test_the_real_model_evicted_is_masked_and_a_restart_is_not(smollm: Weights) -> None:
     tokens = smollm.tokens
     markers = Markers.of(
