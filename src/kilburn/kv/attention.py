@@ -1,9 +1,9 @@
 """Attention over slots: what the engine's model calls in place of transformers' own.
 
-Registered under `NAME`. While a `ForwardPass` is entered, a forward pass runs it; each of its segments is one
-sequence's new tokens, whose keys and values are first written to their slots and which then attend to the
-cached tokens before them. It refuses to run without a step, and all that is more than plain causal attention:
-masks, windows, sinks, caps on scores, dropout. Order is all it knows.
+It is registered under `NAME`. While a `ForwardPass` is entered, the model's forward pass runs it: each of its segments is one
+sequence's new tokens, whose keys and values are first written to their slots and which then attend to the cached tokens
+before them. Only plain causal attention is done; a layer that wants more (a mask, a window, sinks, a cap on scores,
+dropout) raises `UnsupportedModel`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The kv boundary: a budget of cached tokens for one window, and a policy that sees pages there.
 
 The same policies as at the window's boundary decide; what they evict here loses its keys and values only:
-it stays in the window, and comes back by being computed again. It refuses folds, which change the window,
-and evicts the oldest pages itself where a policy does not free enough.
+it stays in the window, and comes back by being computed again. A policy's folds are refused, because they would change
+the window. Where a policy does not free enough, the oldest pages are evicted.
 """
 
 from __future__ import annotations

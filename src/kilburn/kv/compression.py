@@ -1,9 +1,8 @@
 """A press at work on a sequence: what it sees is gathered, what it chose is kept, the rest leaves the cache.
 
-Presses decide, this moves. Where all heads keep the same tokens, the others are evicted and every token
-that stays keeps its position and its page. Where each head chose for itself, the kept entries are squeezed
-together and no longer stand for single tokens: such a sequence has no pages any more, and cannot be computed
-again. It refuses to choose anything.
+Where all heads keep the same tokens, the others are evicted, and every token that stays keeps its position and its page.
+Where each head chose for itself, the kept entries are squeezed together and no longer stand for single tokens: such a
+sequence has no pages any more, and cannot be computed again.
 """
 
 from __future__ import annotations

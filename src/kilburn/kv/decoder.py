@@ -1,9 +1,8 @@
-"""A model of transformers that runs over slots, and the proof that it says there what it says alone.
+"""A model of transformers that runs over slots, and the proof that its logits there are those that it gives alone.
 
 The caller's model is never touched: a `Decoder` is its modules once more, with the same parameters and
 buffers, but with configs of its own. So `generate`, masks, dropout and hooks of the model stay what they were, also
-while an engine runs or after it failed. It refuses every architecture for which the proof fails: one whose
-layers do not all come by, or which says something else over slots than alone.
+while an engine runs or after it failed. An architecture for which the proof fails raises `UnsupportedModel`.
 """
 
 from __future__ import annotations

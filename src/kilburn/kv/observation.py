@@ -2,8 +2,7 @@
 
 Tensors are on the engine's device, one entry per cached token in the order of the sequence. Attention is
 summed over the query heads that share a key-value head *before* anything is chosen, so that a choice
-never needs more heads than the cache has. It refuses to hold what no press asked for: `needs` of the
-press decides what is there, the rest is None.
+never needs more heads than the cache has. What a press did not ask for by its `needs` is None.
 """
 
 from __future__ import annotations

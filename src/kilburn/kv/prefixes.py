@@ -2,7 +2,7 @@
 
 Each digest is the SHA-256 of its parent's digest and the block's tokens, the first parent being the key
 of model, dtype and tenant. So equal digests mean equal tokens from the start, under the same key, in
-every process. It refuses blocks that are not full.
+every process. A block that is not full has no digest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reasoning in blocks on the engine: sequences go on by themselves, and each block leaves the cache behind its memento.
 
 What `kilburn.kv.memento` says is done here, to the token: forced tokens are cached as they are, blocks
-are evicted and their slots given back, or the sequence starts again behind its prompt. It refuses to
-write mementos: that is the model's part.
+are evicted and their slots given back, or the sequence starts again behind its prompt. The model writes the mementos.
 """
 
 from __future__ import annotations

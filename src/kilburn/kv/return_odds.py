@@ -3,8 +3,7 @@
 A session that waits for a tool comes back within seconds, one whose user has the word comes back in
 minutes or never, a sub-agent that has ended hardly at all, and some sessions are slower than others.
 How fast each kind comes back, and how that changes while one waits, is counted while it runs; nothing
-is fitted beforehand. What a session's latest prompt no longer holds leaves first. It refuses to know
-tokens, texts or the time: uses carry it.
+is fitted beforehand. What a session's latest prompt no longer holds leaves first. Times come with the uses.
 """
 
 from __future__ import annotations

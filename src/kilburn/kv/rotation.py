@@ -1,8 +1,7 @@
 """Rotating cached keys on to other positions (RoPE, Su et al., arXiv 2104.09864), without computing them again.
 
-For rotations that pair the first half of a head with the second, as transformers' Llama does. It refuses
-to make a key another token's: what its layer saw when it was computed stays in it, so a key at another
-position is exact only in the first layer.
+For rotations that pair the first half of a head with the second, as transformers' Llama does. What a key's layer saw
+when the key was computed stays in it, so a key at another position is exact only in the first layer.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A sequence comes back as it was, whatever was done to it: its gaps, pages and evictions, and the logits of
 what comes next. A page comes back into its own gap as it was, and elsewhere only approximately, which is
-then said. What another model, dtype or tenant wrote is a miss, and so is a file that changed. It refuses
-to decide what is spilled, and to compute anything.
+then said. What another model, dtype or tenant wrote is a miss, and so is a file that changed.
 """
 
 from __future__ import annotations

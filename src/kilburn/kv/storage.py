@@ -1,8 +1,7 @@
 """The memory that the blocks stand for: keys and values of every slot, of all layers.
 
 One tensor per kind, shape [layers, heads, slots, dim], so that the keys of a head lie together. A run
-of neighbouring slots is read in place; any other order is gathered into scratch memory first. It
-refuses to know which slot is whose.
+of neighbouring slots is read in place; any other order is gathered into scratch memory first.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A line is one thing that stands in the prompt: a page, a fold, or the handle of what is out. It is put into
 tokens by itself, so that its keys and values can leave and come back by themselves. Text of pages is data:
-a marker of the template inside it is spelled out, never obeyed. It refuses to know what is cached.
+a marker of the template inside it is spelled out, never obeyed.
 """
 
 from __future__ import annotations

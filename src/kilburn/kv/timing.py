@@ -1,6 +1,6 @@
-"""What tokens cost on this engine, measured: prices for policies that weigh them, in seconds.
+"""What tokens cost on this engine and machine, measured: prices for policies that weigh them, in seconds.
 
-Takes a moment: it prefills and decodes some tokens. It refuses to guess for another machine.
+Takes a moment: it prefills and decodes some tokens.
 """
 
 from __future__ import annotations

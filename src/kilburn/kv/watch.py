@@ -1,7 +1,7 @@
 """What attention the cached tokens of one sequence received: gathered while it runs, for presses that ask.
 
 Sums are over all queries so far and averages over the query heads that share a key-value head, in
-float32. It refuses to keep whole attention maps: only sums, and the rows of the last queries.
+float32. Of whole attention maps only the rows of the last queries are kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weights of a decoder that the engine can run: a transformers model, its tokenizer, and what names them.
 
-Reads a GGUF file (dequantised when loaded) or a folder that `save_pretrained` wrote. It refuses models
-whose layers do not all attend to everything, or whose rotation depends on the length: what it caches
-would not mean what the engine takes it to mean. The config tells of most; the rest is found by running a few tokens.
+Reads a GGUF file (dequantised when loaded) or a folder that `save_pretrained` wrote. A model whose layers do not all
+attend to everything, or whose rotation depends on the length, raises `UnsupportedModel`: what is cached would not mean
+what the engine takes it to mean. The config tells of most; the rest is found by running a few tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chunks of a chat completion, put together into one reply.
 
 Both the in-process model and HTTP endpoints stream this form. Tool calls come in pieces, and not
-every server numbers them; reasoning comes under two names. It refuses to read a network.
+every server numbers them; reasoning comes under two names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A hard end for a reply that streams: a read time-out alone lets a server that trickles go on for ever.
 
-At the deadline the reply's socket is shut, which wakes whoever reads from it. It refuses to judge what
-the reader should then raise; it only says whether the time had passed.
+At the deadline the reply's socket is shut, which wakes whoever reads from it. The reader asks `passed`, and raises.
 """
 
 from __future__ import annotations

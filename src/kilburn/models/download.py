@@ -1,9 +1,8 @@
-"""One download: bytes that are nobody's until they are whole.
+"""One download: a file that has its own name only when all of its bytes are there and are right.
 
 The bytes arrive in `<file>.partial` beside the target, under a lock, with a journal of what is known
 to be good. `commit` hashes all of it, records the digest in `<file>.sha256` (the format of
-`sha256sum`) and renames it into place, so a file under its own name is a whole file. This module
-refuses to know where bytes come from: that is `wheels` and `hub`.
+`sha256sum`) and renames it into place. `wheels` and `hub` bring the bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A messages endpoint that manages the context itself: every request carries the same edits.
 
 `Editing(Messages("..."), edits_of(policy))` lets the provider do what the policy does here. Where it
-compacts, its block comes back in the reply and is sent first from then on. It refuses to let go of what
-the block stands for: that is the process's policy, `compact(provider=True)`.
+compacts, its block comes back in the reply and is sent first from then on. To let go of what the block stands for is
+the process's policy, `compact(provider=True)`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ The runtime is xllamacpp, which runs llama.cpp's own server on a loopback port t
 a random key that only this object knows keeps other users of the machine out. Requests go through
 that port, not through the callback API, for one reason: closing the connection cancels a reply within
 about a second even while the prompt is still being read; the callback can only stop it at a token.
-It refuses to know messages or replies (see `kilburn.models.local`).
 """
 
 from __future__ import annotations

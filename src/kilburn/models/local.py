@@ -1,7 +1,7 @@
 """The embedded model: a GGUF file, run in this process by llama.cpp.
 
-Its tokenizer is the model's own, so counts are exact for it. It refuses tools where the model's chat
-template has no place for them, instead of dropping them silently.
+Its tokenizer is the model's own, so counts are exact for it. Where the model's chat template has no place for tools,
+a request with tools raises; they are not dropped silently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a provider's error means: its status, code and words, turned into one of Kilburn's errors.
 
-One table for every HTTP provider, because they borrow each other's formats. It refuses to retry (see
-`kilburn.models.retry`) and to know any SDK.
+One table serves every HTTP provider, because they borrow each other's formats.
 """
 
 from __future__ import annotations

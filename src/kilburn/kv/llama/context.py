@@ -1,7 +1,7 @@
 """llama.cpp as llama-cpp-python binds it: one model, its KV cells, and the calls that move them.
 
 A wrong argument to llama.cpp ends the process, so nothing but `kilburn.kv.llama.engine` may call this,
-which checks first. It refuses to know what a sequence is beyond its number, and to print.
+which checks first.
 """
 
 from __future__ import annotations

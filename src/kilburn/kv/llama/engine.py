@@ -1,8 +1,8 @@
 """Sequences in one context of llama.cpp: the moves of `kilburn.kv.engine`, on an engine that serves.
 
 What llama.cpp does not do exactly, `LlamaSequence.exact` says. What it would end the process for, or would
-quietly do to another sequence too, is refused before it is asked. It refuses to sample and to schedule:
-`prefill` gives the logits of what follows, one sequence at a time.
+quietly do to another sequence too, is refused before it is asked. `prefill` gives the logits of what follows, one
+sequence at a time; sampling and scheduling are the caller's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError, SpillFailed, Unavailable
 from kilburn.kv.llama.cells import Cells
 from kilburn.kv.llama.context import Context
-from kilburn.kv.llama.sequence import Change, LlamaSequence
+from kilburn.kv.llama.sequence import Change, ChangeKind, LlamaSequence
 from kilburn.kv.llama.states import SavedState, States
 from kilburn.kv.prefixes import Key
 
@@ -192,7 +192,7 @@ class Llama:
             part = sequence.evictable(start, stop)
             if part:
                 self._remove(sequence, part, start, stop)
-                sequence.drop(part, ("evict", len(sequence.taken), start, stop, 0))
+                sequence.drop(part, Change(ChangeKind.EVICT, len(sequence.taken), start, stop))
             return len(part)
 
     def truncate(self, sequence: LlamaSequence, position: int) -> int:
@@ -231,7 +231,7 @@ class Llama:
                     advice="free the fork, or save and restore one of the two",
                 )
             self._context.shift(sequence.number, start, stop, delta)
-            sequence.move(part, ("shift", len(sequence.taken), start, stop, delta))
+            sequence.move(part, Change(ChangeKind.SHIFT, len(sequence.taken), start, stop, delta))
             self._settle()
             return len(part)
 
@@ -247,7 +247,7 @@ class Llama:
             if not len(sequence):
                 raise InvalidRange(f"sequence {sequence.number} has nothing cached", advice="prefill it first")
             states = self.states
-            name = states.name(sequence.taken, sequence.moves)
+            name = states.name(sequence.taken, sequence.changes)
             logits = sequence.logits or array("f")
             with states.writing(name) as place:
                 state = self._context.state(sequence.number)
@@ -257,7 +257,11 @@ class Llama:
                     file.write(logits)
                     file.write(state)
                 about = _About(
-                    list(sequence.positions), list(sequence.taken), sequence.moves, sequence.exact, len(logits) * logits.itemsize
+                    list(sequence.positions),
+                    list(sequence.taken),
+                    sequence.changes,
+                    sequence.exact,
+                    len(logits) * logits.itemsize,
                 )
                 return states.commit(place, name, sequence.tokens, about)
 
@@ -292,7 +296,7 @@ class Llama:
                 return None
             made = LlamaSequence(number)
             made.settle(record.tokens, about.positions, self._cells.take(len(record.tokens)), exact=about.exact)
-            made.taken, made.moves = array("i", about.taken), about.moves
+            made.taken, made.changes = array("i", about.taken), about.moves
             made.logits = logits or None
             self._sequences[number] = made
             return made

@@ -2,7 +2,7 @@
 
 Given a slot file that is cut short, llama.cpp ends the whole process; one whose bytes were changed it
 takes without a word. So every file has a checksum beside it here, and nothing is restored that is not
-what was saved. It refuses to know messages: tokens go in.
+what was saved. Prompts are given as tokens.
 """
 
 from __future__ import annotations

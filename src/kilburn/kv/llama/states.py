@@ -2,8 +2,8 @@
 
 Both files are named after the model, the tenant and the tokens. What is not whole, not of this version,
 or of another model or tenant is a miss, never an error, and never reaches the engine: it can all be
-computed again. The record is put in place last, and no file is ever half there under its name. It refuses
-to survive a loss of power: nothing is flushed to the disk on purpose, and the checksum tells.
+computed again. The record is put in place last, and no file is ever half there under its name. Nothing is synced:
+after a loss of power the checksum tells what is whole.
 """
 
 from __future__ import annotations
