@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Container, Sequence
 
 from kilburn.errors import SpecError
-from kilburn.kv.eviction import PromptUse
+from kilburn.kv.eviction import EvictionOrder, PromptUse
 
 __all__ = ["ReturnOdds"]
 
@@ -128,7 +128,7 @@ class _Wait:
         self.open = True
 
 
-class ReturnOdds:
+class ReturnOdds(EvictionOrder):
     """First what the sessions' latest prompts no longer hold; then by the index of the session, tail first.
 
     A unit belongs to the prompt that used it last. Rates are counted by stop reason and by the session's

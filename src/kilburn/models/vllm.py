@@ -16,7 +16,6 @@ import hashlib
 import hmac
 import logging
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Annotated, Any
@@ -122,7 +121,8 @@ class Vllm(Chat):
     ) -> None:
         self._root = base_url.rstrip("/").removesuffix("/v1")
         self._salt = None if tenant is None else salt_of(tenant, os.environ.get(SECRET, "") if secret is None else secret)
-        self._track = _Track()
+        # Replaced as a whole, so that threads never see half of it.
+        self._last: tuple[_Sections, Prefix | None] = ((), None)
         # Without a key the SDK would take OpenAI's from the environment, and hand it to this server.
         key = api_key or os.environ.get("VLLM_API_KEY") or "none"
         super().__init__(model, f"{self._root}/v1", key, context=context, retry=retry)
@@ -130,7 +130,7 @@ class Vllm(Chat):
     @property
     def prefix(self) -> Prefix | None:
         """How the last prompt that was answered began like the one before it, in characters; None before the first."""
-        return self._track.prefix
+        return self._last[1]
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The reply as it comes; `prefix` is that of this prompt from its first piece on.
@@ -140,16 +140,16 @@ class Vllm(Chat):
         """
         request = self._stable_request(request)
         sections = _sections(request)
-        prefix = self._track.compare(sections)
+        prefix = _compare(self._last[0], sections)
         begun = False
         with closing(super().stream(request)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 if not begun:
                     begun = True
-                    self._track.note(sections, prefix)
+                    self._last = (sections, prefix)
                     _log_change(self.name, prefix)
                 if isinstance(piece, Reply) and piece.usage is not None:
-                    self._track.note(sections, msgspec.structs.replace(prefix, cached=piece.usage.cached))
+                    self._last = (sections, msgspec.structs.replace(prefix, cached=piece.usage.cached))
                 yield piece
 
     def preview(self, request: Request) -> Prefix:
@@ -163,7 +163,7 @@ class Vllm(Chat):
             Unavailable: see `kilburn.errors`.
         """
         sections = _sections(self._stable_request(request))
-        before = self._track.sections
+        before = self._last[0]
         tokens, old = self._tokens(sections), self._tokens(before) if before else ()
         common = _common_length(old, tokens)
         change = _first_change(before, sections)
@@ -191,9 +191,7 @@ class Vllm(Chat):
 
         It shares the connections: closing one closes all.
         """
-        child = copy.copy(self)
-        child._track = self._track.fork()
-        return child
+        return copy.copy(self)
 
     def _stable_request(self, request: Request) -> Request:
         """The request with its tools in one order and its tenant's salt."""
@@ -255,46 +253,21 @@ class _Tokenized(msgspec.Struct):
     tokens: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
 
 
-class _Track:
-    """The last prompt of a process that was answered, and how it began."""
-
-    def __init__(self, sections: _Sections = (), prefix: Prefix | None = None) -> None:
-        self._lock = threading.Lock()
-        self._sections, self._prefix = sections, prefix
-
-    @property
-    def sections(self) -> _Sections:
-        with self._lock:
-            return self._sections
-
-    @property
-    def prefix(self) -> Prefix | None:
-        with self._lock:
-            return self._prefix
-
-    def note(self, sections: _Sections, prefix: Prefix) -> None:
-        with self._lock:
-            self._sections, self._prefix = sections, prefix
-
-    def fork(self) -> _Track:
-        with self._lock:
-            return _Track(self._sections, self._prefix)
-
-    def compare(self, sections: _Sections) -> Prefix:
-        before = self.sections
-        common = 0
-        for (_, old), (_, new) in zip(before, sections, strict=False):
-            if old != new:
-                common += _common_length(old, new)
-                break
-            common += len(new)
-        return Prefix(
-            unit="characters",
-            previous=sum(len(text) for _, text in before),
-            length=sum(len(text) for _, text in sections),
-            common=common,
-            change=_first_change(before, sections),
-        )
+def _compare(before: _Sections, sections: _Sections) -> Prefix:
+    """How a prompt begins like the one before it, in characters."""
+    common = 0
+    for (_, old), (_, new) in zip(before, sections, strict=False):
+        if old != new:
+            common += _common_length(old, new)
+            break
+        common += len(new)
+    return Prefix(
+        unit="characters",
+        previous=sum(len(text) for _, text in before),
+        length=sum(len(text) for _, text in sections),
+        common=common,
+        change=_first_change(before, sections),
+    )
 
 
 def salt_of(tenant: str, secret: str) -> str:

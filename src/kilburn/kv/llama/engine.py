@@ -256,13 +256,8 @@ class Llama:
                 with place.open("xb") as file:
                     file.write(logits)
                     file.write(state)
-                about = _About(
-                    list(sequence.positions),
-                    list(sequence.taken),
-                    sequence.changes,
-                    sequence.exact,
-                    len(logits) * logits.itemsize,
-                )
+                size = len(logits) * logits.itemsize
+                about = _About(list(sequence.positions), list(sequence.taken), sequence.changes, sequence.exact, size)
                 return states.commit(place, name, sequence.tokens, about)
 
     def restore(self, name: str) -> LlamaSequence | None:
