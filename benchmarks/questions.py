@@ -19,8 +19,8 @@ import msgspec
 
 import kilburn
 from kilburn.errors import SpecError
-from kilburn.policies.text.directives import state_of, within
 from kilburn.policy import Policy
+from kilburn.text.directives import state_of, within
 
 __all__ = ["Episode", "Objective", "Task", "answers_of", "make", "normalize", "play", "reward", "scripted"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -19,8 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LANGUAGE_MODELS = {"local", "smollm", "speaker", "weights"}
 """The fixtures that bring a language model."""
 SECONDS = 10.0
-"""Processor time that a test may take, with the programs that it starts, unless it is marked `slow`: twice what the marker
-says, for machines that are slower or busy."""
+"""Processor time that a test may take, with the programs that it starts and all rows of its parametrisation, unless it is
+marked `slow`: twice what the marker says, for machines that are slower or busy."""
 
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("dev"), derandomize=True, print_blob=True)
@@ -75,12 +76,17 @@ def spent() -> float:
     return sum(os.times()[:4])
 
 
+_taken: Counter[str] = Counter()
+"""What each test has taken, all rows of its parametrisation together."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail a test that is slow and not marked so. Under coverage every test is slower, and none is failed."""
     before = spent()
     result = yield
-    took = spent() - before
-    if took > SECONDS and item.get_closest_marker("slow") is None and "coverage" not in sys.modules:
-        pytest.fail(f"it took {took:.0f} s of processor time: mark it `slow`, or make it faster")
+    test = item.nodeid.partition("[")[0]
+    _taken[test] += spent() - before
+    if _taken[test] > SECONDS and item.get_closest_marker("slow") is None and "coverage" not in sys.modules:
+        pytest.fail(f"{test} took {_taken[test]:.0f} s of processor time: mark it `slow`, or make it faster")
     return result

@@ -54,9 +54,10 @@ def test_every_script_is_covered_here() -> None:
 
 LOADS = {"decode", "memento", "residence", "spill"}
 """The benchmarks of a language model."""
-MARKED = [pytest.param(name, marks=[pytest.mark.model, pytest.mark.slow] if name in LOADS else []) for name in TINY]
+MARKED = [pytest.param(name, marks=pytest.mark.model if name in LOADS else []) for name in TINY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MARKED)
 def test_a_benchmark_prints_json_with_ratios(name: str, tmp_path: Path) -> None:
     found = json.loads(run(name, tmp_path, *TINY[name], "--json"))

@@ -228,6 +228,7 @@ def weights() -> Path:
     return pull("smollm2").parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if names_a_model(page)], ids=name_of)
 def test_blocks_with_a_model_run(
     page: Path, weights: Path, nobody: Path, capsys: pytest.CaptureFixture[str], offline: None

@@ -21,10 +21,10 @@ from kilburn.evals.trajectories import Run
 from kilburn.kv.observation import CachedPage
 from kilburn.message import Kind
 from kilburn.page import address_of
-from kilburn.policies.text.coverage import choose, lines_of
-from kilburn.policies.text.extract import Piece as Source
-from kilburn.policies.text.extract import extract
-from kilburn.policies.text.lines import OMISSION
+from kilburn.text.extract import Piece as Source
+from kilburn.text.extract import extract
+from kilburn.text.lines import OMISSION
+from kilburn.text.selection import lines_of, select
 
 __all__ = [
     "KINDS",
@@ -319,7 +319,7 @@ def excerpts(case: Case, tokens: int, words: Words, query: str = "") -> str:
         if not leaf.pinned and not leaf.stale
         for line in lines_of(leaf.text, page, page, leaf.role)
     ]
-    parts = choose(lines, [], query, tokens, _counter(words))
+    parts = select(lines, [], query, tokens, _counter(words))
     told = [
         f"{address_of(page)}:\n" + f"\n{OMISSION}".join(case.leaves[page - 1].text[start:stop] for start, stop in spans)
         for page, spans in parts

@@ -16,9 +16,9 @@ import msgspec
 
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.message import Kind, Role
-from kilburn.policies.text.extract import Piece
-from kilburn.policies.text.identifiers import identifiers
-from kilburn.policies.text.judgement import garbage
+from kilburn.text.extract import Piece
+from kilburn.text.identifiers import identifiers
+from kilburn.text.judgement import garbage
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START
 from kilburn.wire.quotation import quoted
 from traces.segmentation import sentences

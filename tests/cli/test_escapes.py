@@ -170,6 +170,7 @@ def hidden(came: bytes) -> list[str]:
     return UNSEEN.findall(came.decode("utf-8"))
 
 
+@pytest.mark.slow
 def test_no_verb_sends_an_escape_to_a_terminal_or_a_pipe(place: Path) -> None:
     seen = 0
     for words in VERBS:

@@ -163,13 +163,14 @@ def test_top_shows_one_frame_without_a_terminal(db: Path, tmp_path: Path) -> Non
     assert kilburn("top", "--json", "--db", db).json["sessions"][0]["session"] == "light"
 
 
+@pytest.mark.slow
 def test_looking_works_while_an_agent_writes(db: Path) -> None:
     """Readers see some state that was, never a broken one."""
     stop = threading.Event()
 
     def work() -> None:
         with package.open(str(db), window=500, policy="fifo", tokenizer="chars/4") as store:
-            while not stop.is_set():
+            while not stop.wait(0.001):
                 store.process("busy").append({"role": "user", "content": "word " * 40})
 
     agent = threading.Thread(target=work)

@@ -112,6 +112,7 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
 talks = st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), texts), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(talk=talks, forgotten=st.sets(st.integers(0, 7), max_size=3), pinned=st.integers(0, 7))
 def test_any_talk_comes_back(talk: list[tuple[str, str]], forgotten: set[int], pinned: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kilburn.demo.library import lines_of
 from kilburn.demo.questions import KINDS, questions
-from kilburn.demo.workshop import lines_of
 
 
 def covered(root: Path) -> dict[str, int]:
@@ -17,7 +17,7 @@ def test_a_seed_fixes_the_questions(shared_tree: Path) -> None:
     first = questions(shared_tree, files, number=20, seed=1)
     assert first == questions(shared_tree, dict(reversed(files.items())), number=20, seed=1)
     assert first != questions(shared_tree, files, number=20, seed=2)
-    assert len({question.text for question in first}) == 20
+    assert len({question.question for question in first}) == 20
 
 
 def test_all_kinds_are_asked_in_turn(shared_tree: Path) -> None:
@@ -30,7 +30,7 @@ def test_answers_stand_in_the_sources_where_they_say(shared_tree: Path) -> None:
         path, number = question.where.rsplit(":", 1)
         lines = (shared_tree / path).read_text(encoding="utf-8").split("\n")
         assert lines[int(number) - 1] == question.evidence
-        assert question.answer in "\n".join(lines) or question.answer == path
+        assert question.expected in "\n".join(lines) or question.expected == path
 
 
 def test_only_what_was_read_is_asked(shared_tree: Path) -> None:

@@ -235,6 +235,7 @@ def traces() -> list[Trace]:
     return list(synthetic(12, 3))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures_and_another_gives_others(traces: list[Trace]) -> None:
     def figures(seed: int) -> list[float]:
         report = evaluate(traces, capacities=[300_000], hours=1, seed=seed)

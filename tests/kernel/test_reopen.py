@@ -28,6 +28,7 @@ def filled(path: Path, policy: str = "fifo", form: str = "chat", window: int = 1
         return json.dumps(process.render()), json.dumps(process.render("messages"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("policy", [name for name in names("policies") if name != "chain"])
 def test_same_state_same_bytes(policy: str, form: str, tmp_path: Path) -> None:

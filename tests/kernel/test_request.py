@@ -48,6 +48,7 @@ def _texts(content: Any) -> list[Any]:
     return [part.get("text") for part in content] if isinstance(content, list) else [content]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [8000, 1000])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_latest_request_is_in_every_prompt(policy: str, window: int) -> None:

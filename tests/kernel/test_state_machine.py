@@ -256,7 +256,7 @@ class Laws(RuleBasedStateMachine):
 
 RuntimeErrorText = "I'm sorry, I can't help with that."
 
-TestLaws = Laws.TestCase
+TestLaws = pytest.mark.slow(Laws.TestCase)
 TestLaws.settings = settings(
     max_examples=150,
     stateful_step_count=30,

@@ -33,6 +33,7 @@ def edits(process: Process) -> int:
     return sum(event.act in EDITS for event in process.events())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_never_over_always_valid_stable_in_front(policy: str, form: str) -> None:

@@ -49,6 +49,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_what_is_taken_says_what_generate_says(name: str) -> None:
     """Also: eviction is masking, keys are rotated as the model's own cache has them, the model is as it was."""

@@ -34,6 +34,7 @@ def _plain(weights: Weights, prompt: list[int], limit: int) -> list[int]:
     return [int(token) for token in made[0, len(prompt) :]]
 
 
+@pytest.mark.slow
 def test_greedy_decoding_is_token_exact_alone_and_in_a_batch(smollm: Weights) -> None:
     prompts = [smollm.tokens(text) for text in PROMPTS]
     expected = [_plain(smollm, prompt, 32) for prompt in prompts]
@@ -44,6 +45,7 @@ def test_greedy_decoding_is_token_exact_alone_and_in_a_batch(smollm: Weights) ->
     assert list(stream(engine, engine.open(prompts[1]), 32)) == expected[1]
 
 
+@pytest.mark.slow
 def test_a_long_prompt_in_chunks_is_token_exact(smollm: Weights) -> None:
     prompt = smollm.tokens(" ".join(f"{number} is followed by {number + 1}." for number in range(90)))
     assert len(prompt) > 600

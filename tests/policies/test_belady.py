@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import kilburn
 from kilburn.kernel.process import Process
-from kilburn.policies.belady import Belady, joined
+from kilburn.policies.belady import Belady
 from kilburn.testing import check_laws
 
 WORDS = "the line of page {:03d} that will be needed, 56 letters\n"
@@ -89,7 +89,3 @@ def test_a_message_that_is_too_long_for_the_window_keeps_the_line_that_will_be_n
 
 def test_without_a_future_it_keeps_nothing_but_what_just_came() -> None:
     assert survivors({}, window=400, turns=20) == 0
-
-
-def test_spans_are_joined() -> None:
-    assert joined([(5, 9), (0, 2), (2, 4), (6, 7)]) == ((0, 4), (5, 9))

@@ -29,6 +29,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_pages_that_are_pinned_and_loaded_again_break_no_move(spec: str) -> None:
     for seed in (1, 2, 3):
@@ -53,6 +54,7 @@ def test_pages_that_are_pinned_and_loaded_again_break_no_move(spec: str) -> None
             assert [event.why for event in process.events() if event.act is Act.REFUSE] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["summarize", "summarize(to=16, keep=0, tail=0)", "recursive", "recursive(to=16, tail=0)"])
 def test_a_summary_that_is_as_long_as_what_it_replaces_is_not_made(spec: str) -> None:
     replies = ["read src/m1.py failed: error 4096 in the parser. " * size for size in (1, 2, 3, 4, 6)]

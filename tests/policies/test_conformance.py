@@ -37,6 +37,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_shipped_policies_keep_the_contract(spec: str) -> None:
     check_policy(lambda: resolve("policies", spec), windows=(300, 1200), seeds=(3,))

@@ -20,9 +20,9 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply
 from kilburn.move import Load
 from kilburn.policies.free import Cleaner, Free, Heuristic, Prompted, Proposal
-from kilburn.policies.text.anchors import Anchors, Exact, Scanned
 from kilburn.policy import Cause
 from kilburn.testing import Scripted, check_laws, check_policy
+from kilburn.text.anchors import Anchors, Exact, Scanned
 
 NOISE = "".join(f"noise {number}: nothing of this is of any use to anybody\n" for number in range(12))
 LOG = f"START of the log\nkept line above\nBEGIN-NOISE\n{NOISE}END-NOISE\nkept line below\nEND of the log\n"

@@ -183,6 +183,7 @@ def test_policies_that_need_no_model_ask_none(spec: str) -> None:
     assert not model.requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("spec", ASKING)
 def test_whatever_the_model_says_nothing_is_lost_and_nobody_asks_again_and_again(spec: str, way: str) -> None:

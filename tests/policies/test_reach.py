@@ -13,8 +13,8 @@ from kilburn.evals.drift import measure
 from kilburn.evals.paging import evaluate
 from kilburn.evals.sample import sample_of
 from kilburn.event import Act
-from kilburn.policies.excerpts import CITED
-from kilburn.policies.text.coverage import choose, lines_of
+from kilburn.text.excerpts import CITED
+from kilburn.text.selection import lines_of, select
 
 
 def telling(seed: int, size: int) -> Iterator[dict[str, Any]]:
@@ -30,6 +30,7 @@ def telling(seed: int, size: int) -> Iterator[dict[str, Any]]:
         yield {"role": "tool", "tool_call_id": f"c{step}", "content": "\n".join(lines)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["hybrid", "cost"])
 @pytest.mark.parametrize(("window", "actions"), [(8000, 5), (32_000, 5), (64_000, 4), (128_000, 2), (200_000, 2)])
 def test_after_an_action_three_fifths_of_the_window_are_used(policy: str, window: int, actions: int) -> None:
@@ -91,7 +92,7 @@ def test_of_lines_alike_those_near_to_the_thought_are_chosen_and_else_the_newest
     ]
     wanted = {at + 1 for at in rng.sample(range(46, 56), 3)}
     focus = "Look at " + " and ".join(words[2 * (page - 1)] for page in sorted(wanted))
-    kept = {page for page, _ in choose(lines, [], focus, 120, lambda text: len(text) // 4)}
+    kept = {page for page, _ in select(lines, [], focus, 120, lambda text: len(text) // 4)}
     assert wanted <= kept
-    newest = {page for page, _ in choose(lines, [], "", 120, lambda text: len(text) // 4)}
+    newest = {page for page, _ in select(lines, [], "", 120, lambda text: len(text) // 4)}
     assert newest == set(range(61 - len(newest), 61))

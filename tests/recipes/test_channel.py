@@ -60,6 +60,7 @@ def of(found: list[Share], way: str, keep: int = ALL, distance: int | None = Non
     return next(one for one in found if (one.way, one.keep, one.distance) == (way, keep, distance))
 
 
+@pytest.mark.slow
 def test_evicted_blocks_are_answered_through_mementos_that_do_not_say_it(toy: LlamaForCausalLM) -> None:
     batch = TASK.draw(400, seeded(1))
     found = shares("toy", toy, TASK, batch)

@@ -45,6 +45,7 @@ def talk(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_damage_of_every_kind(tmp_path: Path) -> None:
     told: list[str] = []
     failed, seen = run(12, SEED, tmp_path, told.append)

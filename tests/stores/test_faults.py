@@ -106,6 +106,7 @@ def check(path: str, wanted: list[tuple[dict[int, str], set[int]]], acknowledged
         store.commit(info.number, batch_of(len(events), {1000: "life goes on"}))
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     chance = random.Random(7)
     faults: set[str] = set()

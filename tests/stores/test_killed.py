@@ -102,6 +102,7 @@ def check(store: Sqlite, name: str, acknowledged: int) -> None:
     assert all(texts[page.digest] == text_of(page.id, name) for page in pages if page.digest)
 
 
+@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_acknowledged(writers: Writers, tmp_path: Path) -> None:
     chance = random.Random(5)
     path = tmp_path / "k.db"
@@ -169,6 +170,7 @@ def opener(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_several_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
     for attempt in range(6):
         path = tmp_path / f"{attempt}.db"

@@ -163,6 +163,7 @@ def test_an_estimate_grows_with_the_text_and_hides_nothing_at_a_seam(one: str, t
     assert estimate.count(one) <= whole <= estimate.count(one) + estimate.count(two) + estimate.seam
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "unit", ["a", "-", " ", "\n", "\0", "<|endoftext|>", "漢", "👩‍👩‍👧", "e\u0301", "\ud800", "\U0010ffff", "aB1", " -"], ids=repr

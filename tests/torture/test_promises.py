@@ -16,12 +16,14 @@ from torture.run import POLICIES, torture
 SEED = 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", POLICIES)
 def test_every_promise_holds_under_torture(spec: str) -> None:
     report = torture(sessions=1, seed=SEED, policies=[spec], steps=10)
     assert not report.violations, report.table()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ODD, *CARELESS])
 def test_an_odd_value_is_refused_by_type_or_does_no_harm(name: str, tmp_path: Path) -> None:
     path, window = str(tmp_path / "agent.db"), 1000

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kilburn.errors import InvalidMessage
 from kilburn.model import Tokens
-from kilburn.wire.compaction import betas_of, block_in, block_of, read_block, read_report, settled
+from kilburn.wire.compaction import betas_of, block_in, block_of, put_block_first, read_block, read_report
 from kilburn.wire.editing import write
 from kilburn.wire.form import dump, parse
 
@@ -65,7 +65,7 @@ def test_the_last_block_comes_first_alone_and_what_still_stands_before_it_behind
         said("user", "e"),
     ]
     before = json.dumps(messages)
-    sent = settled(messages)
+    sent = put_block_first(messages)
     assert sent == [
         {"role": "assistant", "content": [BLOCK]},
         {"role": "user", "content": "Pinned."},
@@ -74,13 +74,13 @@ def test_the_last_block_comes_first_alone_and_what_still_stands_before_it_behind
         said("assistant", "c", "d"),
         said("user", "e"),
     ]
-    assert settled(messages, carry=False) == [
+    assert put_block_first(messages, carry=False) == [
         {"role": "assistant", "content": [BLOCK, *said("", "d")["content"]]},
         said("user", "e"),
     ]
-    assert settled(sent) == sent
+    assert put_block_first(sent) == sent
     assert json.dumps(messages) == before
-    assert settled(messages[:3])[0] == {"role": "assistant", "content": [old]}, "a failed one behind it changes nothing"
+    assert put_block_first(messages[:3])[0] == {"role": "assistant", "content": [old]}, "a failed one behind it changes nothing"
 
 
 WORDS = st.lists(st.sampled_from([BLOCK, {"type": "compaction", "content": None}, "a", "b", "c", "d"]), min_size=1, max_size=5)
@@ -96,7 +96,7 @@ def test_no_word_is_lost_or_said_twice(turns: list[list[Any]]) -> None:
         for at, turn in enumerate(turns)
         if at % 2 or all(isinstance(word, str) for word in turn)
     ]
-    sent = settled(messages)
+    sent = put_block_first(messages)
     assert [block["text"] for message in sent for block in message["content"] if "text" in block] == [
         block["text"] for message in messages for block in message["content"] if "text" in block
     ]
@@ -110,12 +110,12 @@ def test_no_word_is_lost_or_said_twice(turns: list[list[Any]]) -> None:
 def test_thinking_behind_the_block_begins_its_turn() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
     messages = [said("user", "a"), said("assistant", "b"), {"role": "assistant", "content": [BLOCK, thought]}]
-    assert [message["content"][0] for message in settled(messages) if isinstance(message["content"], list)][-1] == thought
+    assert [message["content"][0] for message in put_block_first(messages) if isinstance(message["content"], list)][-1] == thought
 
 
 def test_without_a_block_nothing_moves() -> None:
     messages = [said("user", "a"), {"role": "assistant", "content": [{"type": "compaction", "content": None}]}]
-    assert settled(messages) == messages
+    assert put_block_first(messages) == messages
 
 
 def test_headers_are_those_that_are_needed() -> None:

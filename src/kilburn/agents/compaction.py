@@ -19,7 +19,7 @@ from kilburn.model import Model, Request, ToolSpec, complete
 from kilburn.move import Evict
 from kilburn.page import address_of
 from kilburn.policies.compact import Compact, behind
-from kilburn.wire.compaction import block_of, settled
+from kilburn.wire.compaction import block_of, put_block_first
 from kilburn.wire.editing import Summarize, write
 
 __all__ = ["Compaction", "compact", "compact_at_provider"]
@@ -103,7 +103,9 @@ def compact_at_provider(
     with process.lock:
         prompt, turn = process.render("messages"), process.turn
     form = write(Summarize(instructions=instructions) if instructions else Summarize())
-    request = Request(messages=settled(prompt), system=prompt.system, tools=tools, max_tokens=4096, options={"compaction": form})
+    request = Request(
+        messages=put_block_first(prompt), system=prompt.system, tools=tools, max_tokens=4096, options={"compaction": form}
+    )
     try:
         reply = complete(model, request)
     except Refused as error:

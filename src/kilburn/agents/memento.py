@@ -26,8 +26,8 @@ from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Role
 from kilburn.model import Delta, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
-from kilburn.policies.text.extract import Piece, extract
-from kilburn.policies.text.judgement import judge
+from kilburn.text.extract import Piece, extract
+from kilburn.text.judgement import judge
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
 from kilburn.wire.quotation import quoted
 

@@ -25,8 +25,8 @@ from kilburn.message import Kind, Role
 from kilburn.model import Model, Reply, Request
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
-from kilburn.policies.text.extract import Piece
-from kilburn.policies.text.judgement import garbage
+from kilburn.text.extract import Piece
+from kilburn.text.judgement import garbage
 from kilburn.wire.quotation import nonce_of
 
 __all__ = ["Prompts", "Reasoning", "ReasoningCache", "Round", "Schedule", "boxed"]

@@ -17,7 +17,7 @@ from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.models.weights import catalogue
+from kilburn.models.weights import Progress, catalogue, pull
 from kilburn.stores.sqlite import Sqlite
 
 __all__ = ["WIDE", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
@@ -97,12 +97,19 @@ def window_of(process: Process) -> int | None:
     return window
 
 
-def model_of(spec: str | None) -> Any:
-    """The model that a spec names, or a name of the catalogue; None for "none".
+def model_of(spec: str | None, fetch: Progress | None = None) -> Any:
+    """The model of a spec; of a name of the catalogue, an `hf:` name or a GGUF file; None for "none".
+
+    Args:
+        fetch: where given, a file that is not on this machine yet is brought here first, and this is told how far it is.
 
     Raises:
-        SpecError: it names nothing. Unavailable, MissingExtra: it is not here.
+        SpecError: it names nothing. ModelError, MissingExtra: it cannot be had.
     """
-    if spec in (None, "none"):
+    if spec is None or spec == "none":
         return None
-    return resolve("models", f"local({spec!r})" if spec in {item.name for item in catalogue()} else spec)
+    if not (spec.startswith("hf:") or spec.endswith(".gguf") or spec in {item.name for item in catalogue()}):
+        return resolve("models", spec)
+    if fetch is not None:
+        pull(spec, progress=fetch)
+    return resolve("models", f"local({spec!r})")

@@ -1,23 +1,46 @@
-"""`demo`: the main job on input that every machine has. The work is `kilburn.demo`'s; this is its verb."""
+"""`demo`: the main job on input that every machine has. The work is `kilburn.demo`'s; this is its verb and what it shows."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from kilburn.cli.access import model_of
 from kilburn.cli.sawtooth import FORMATS, draw
+from kilburn.cli.screen import table
 from kilburn.cli.shell import Force, Json, app
-from kilburn.demo.job import Plan, perform
-from kilburn.demo.report import figures, show, watching
+from kilburn.demo.job import Outcome, Plan, Told, perform
+from kilburn.errors import MissingExtra, ModelError
 from kilburn.evals.picture import check_picture
-from kilburn.terminal import emit, say
+from kilburn.terminal import console, emit, line, plain, say
 
 __all__ = ["demo"]
 
+PHASES = {
+    "fetch": "the model",
+    "work": "the agent works",
+    "check": "every page against what the tools said",
+    "questions": "questions from the sources",
+    "answers": "answers from memory alone",
+    "rivals": "truncation and summarisation",
+    "model": "the model's part",
+}
+EVERY = 10.0
+"""Seconds between lines where standard error is no terminal."""
+
 FEW, MANY = 40, 200
+WIDTH, HEIGHT = 72, 7
+"""Of the picture, in characters."""
 
 
 @app.command()
@@ -63,25 +86,166 @@ def demo(
         policy=policy,
         questions=questions or (MANY if full else FEW),
         seed=seed,
-        model=model,
         folds=8 if full else 3,
         phrases=12 if full else 4,
-        seconds=None if full else 90.0,
+        seconds=None if full else 40.0,
     )
-    with watching() as told:
-        outcome = perform(plan, told)
+    speaker: Any = None
+    missing = ""
+    with _progress() as told:
+        try:
+            speaker = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
+        except (ModelError, MissingExtra) as error:
+            missing = str(error)
+        try:
+            outcome = perform(plan, speaker, told)
+        finally:
+            if hasattr(speaker, "close"):
+                speaker.close()
     if json:
-        emit(figures(outcome))
+        figures: dict[str, Any] = msgspec.to_builtins(outcome)
+        figures = figures.pop("stats") | figures.pop("plan") | figures
+        verdict = {"ok": outcome.ok, "questions": len(outcome.asked), "exact": outcome.exact}
+        emit(verdict | figures | verdict | {"model_missing": missing})
     else:
-        show(outcome)
+        _show(outcome, missing)
     if plot is not None:
-        draw(
-            plot,
-            outcome.curve,
-            window=outcome.capacity,
-            title=f"Python {outcome.python}'s library through {window:,} tokens, {policy}",
-            force=force,
-        )
+        title = f"Python {outcome.python}'s library through {window:,} tokens, {policy}"
+        draw(plot, outcome.curve, window=outcome.capacity, title=title, force=force)
         say(f"drawn: {plot}")
     if not outcome.ok:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Told]:
+    """Progress on standard error: a bar on a terminal, else a line a phase and one every ten seconds."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TimeElapsedColumn())
+    shown = console(stderr=True)
+    began = time.monotonic()
+    current, spoken = "", 0.0
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bars:
+        task = bars.add_task("")
+
+        def told(phase: str, done: int, total: int | None, words: str) -> None:
+            nonlocal current, spoken
+            now = time.monotonic()
+            if shown.is_terminal:
+                bars.update(task, description=plain(f"{PHASES[phase]} {words}")[:60], completed=done, total=total)
+            elif phase != current or now - spoken >= EVERY:
+                share = f" {done:,} of {total:,}" if total else ""
+                say(f"{now - began:6.1f} s  " + (PHASES[phase] if phase != current else f"  ...{share} {words}"))
+                current, spoken = phase, now
+
+        yield told
+
+
+def _show(outcome: Outcome, missing: str) -> None:
+    """Print the outcome for people."""
+    plan, stats, number = outcome.plan, outcome.stats, len(outcome.asked)
+    seen = outcome.output_tokens
+    stopped = f" Its time was up then, with {outcome.stopped:,} files unread." if outcome.stopped else ""
+    _print(f"\nPython {outcome.python}'s library through a window of {plan.window:,} tokens", "bold")
+    _print(f"{line(outcome.library)}\n")
+    _print(f"An agent made {outcome.calls:,} tool calls and read {outcome.lines:,} lines in {outcome.files:,} files:")
+    _print(f"{seen:,} tokens of tool output, {seen / plan.window:,.0f} windows full.{stopped}")
+    _print(f"Then it was asked {number} questions about exact details, and had only its memory to answer from.")
+    _print("Programs choose the calls and read out the answers, for the rivals too; the rival's summary is an extract.\n")
+    heads = ("same window, same questions", "answered exactly", "source line still there", "can still be reached")
+    rows = [("Kilburn", outcome.exact, "-" if outcome.lost else f"{number} of {number}", "all of it, exactly")]
+    rows += [(f"plain {it.name}", it.exact, f"{it.evidence} of {number}", f"{it.tokens:,} tokens") for it in outcome.rivals]
+    table(heads, ((name, f"{exact} of {number}", *rest) for name, exact, *rest in rows))
+    for asked in outcome.asked:
+        if not asked.exact:
+            _print(f"  missed: {line(asked.question)}\n    expected {asked.expected!r}\n    got      {asked.answer!r}", "red")
+    _print()
+    samples = {asked.kind: asked for asked in reversed(outcome.asked)}.values()
+    table(("for example", "answer, from memory", "page"), ((it.question, _short(it.answer), it.address) for it in samples))
+    _show_window(outcome)
+    _print()
+    ledger = (
+        ("prompts", stats.prompts, "pages", stats.pages),
+        ("prompts over the window", stats.overflow, "evictions", stats.evictions),
+        ("pages compared, bit by bit", outcome.checked, "folds and excerpts", stats.folds),
+        ("bytes compared", outcome.checked_bytes, "faults while answering", outcome.faults),
+        ("bytes lost", outcome.lost, "searches while answering", outcome.searches),
+        ("tokens sent in prompts", stats.tokens_shipped, "kilobytes on disk", outcome.bytes_on_disk // 1000),
+    )
+    for left, first, right, second in ledger:
+        _print(f"{left:<26}  {first:>12,}  {right:<24}  {second:>8,}")
+    _print(f"policy {plan.policy}; tokens counted as {plan.tokenizer} does; seed {plan.seed}")
+    _show_model(outcome, missing)
+    _show_end(outcome)
+
+
+def _show_window(outcome: Outcome) -> None:
+    """The window over time: the whole run, and some prompts of it one by one."""
+    used, top = [tokens for _, tokens in outcome.curve], outcome.capacity
+    middle = max(0, (len(used) - WIDTH) // 2)
+    near = used[middle : middle + WIDTH]
+    bottom = min(near, default=0) // 1000 * 1000
+    _print(f"\ntokens in the window, all {len(used):,} prompts (░ between least and most)", "bold")
+    _draw(used, 0, top)
+    _print(f"\n{len(near)} prompts from the middle, one by one, from {bottom:,} tokens up", "bold")
+    _draw(near, bottom, top)
+    room = f"{top:,} is what {outcome.plan.window:,} leave beside the tools' schemas"
+    _print(f"{room}; the fullest prompt had {outcome.stats.peak:,}.")
+
+
+def _draw(values: Sequence[int], bottom: int, top: int) -> None:
+    """Values as columns of letters; where a column stands for several, full up to their least and shaded up to their most."""
+    width = min(WIDTH, len(values))
+    stretches = [values[at * len(values) // width : (at + 1) * len(values) // width] for at in range(width)]
+    for row in reversed(range(HEIGHT)):
+        cells = ""
+        for stretch in stretches:
+            low, high = (
+                min(8, max(0, round(8 * ((end - bottom) / max(top - bottom, 1) * HEIGHT - row))))
+                for end in (min(stretch), max(stretch))
+            )
+            cells += " ▁▂▃▄▅▆▇█"[low] if low == high or low >= 4 else "░" if high >= 4 else " "
+        label = f"{top:,}" if row == HEIGHT - 1 else "" if row else f"{bottom:,}"
+        _print(f"{label:>7} {'┤' if label else '│'}{cells}")
+
+
+def _show_model(outcome: Outcome, missing: str) -> None:
+    if missing:
+        _print(f"\nWithout a model: {missing}")
+    if outcome.model_folds:
+        _print(f"\n{outcome.model} was asked to fold, in a session of its own; a summary that fails its check is not used")
+        rows = [(fold.pages, f"{fold.tokens:,}", fold.outcome, fold.why, f"{fold.seconds:.1f} s") for fold in outcome.model_folds]
+        table(("pages", "tokens", "outcome", "the ledger says", "time"), rows, numbers=("tokens", "time"))
+    if outcome.phrases:
+        _print(f"\n{outcome.model} says, given the recalled text; the exact answer is what counts")
+    for phrase in outcome.phrases:
+        _print(f"  {line(phrase.question)}\n    exact  {_short(phrase.exact)}")
+        _print(f"    model  {_short(phrase.said)}  ({'has it' if phrase.holds else 'not exact'}, {phrase.seconds:.1f} s)")
+
+
+def _show_end(outcome: Outcome) -> None:
+    spent = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in outcome.seconds.items())
+    _print(f"\n{sum(outcome.seconds.values()):.0f} seconds: {spent}")
+    if outcome.ok:
+        _print("Nothing overflowed, nothing was lost, everything was answered.", "bold green")
+    else:
+        _print("FAILED: see above.", "bold red")
+    # By its name where the shell finds it, else by its path.
+    called = Path(sys.argv[0])
+    by_path = called.name == "kilburn" and called.exists() and not shutil.which("kilburn")
+    program = f"{shlex.quote(str(called)) if by_path else 'kilburn'} --db {shlex.quote(outcome.plan.db)}"
+    example = next((asked.address for asked in outcome.asked if asked.address), "p1")
+    _print("\nGo on with what the agent remembers:", "bold")
+    for verb in ('search "JSONDecoder object_hook"', f"recall {outcome.session} {example}", f"show {outcome.session}"):
+        _print(f"  {program} {verb}")
+
+
+def _print(text: str = "", style: str | None = None) -> None:
+    console().print(text, style=style, soft_wrap=True)
+
+
+def _short(text: str, most: int = 150) -> str:
+    """A text on one line, its stretches of blanks as one."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"{flat[: most - 1]}…"

@@ -1,156 +1,121 @@
-"""Answers questions from memory alone: search, recall, and read the exact answer out of what came back.
+"""Answers questions from memory alone: `search`, `recall`, and read the exact answer out of what came back.
 
-It sees a question's text and two functions (`kilburn.demo.memory.Memory`). It imports nothing that
-could reach a file, and never sees an expected answer.
+It sees a question's text and a memory's two verbs. It imports nothing that could reach a file, and never sees
+an expected answer. A rival's memory has the same two verbs.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
-from kilburn.demo.memory import Memory
-from kilburn.demo.recollection import Chunk, NotFound, Recollection, Series, listing, outline, reads
+from kilburn.demo.explorer import READ
+from kilburn.kernel.search import Found
 
-__all__ = ["Answered", "answer"]
+__all__ = ["Answered", "Memory", "answer"]
 
-_SIGNATURE = re.compile(r"What is the exact signature of the function `(\w+)` in (\S+)\?")
-_METHOD = re.compile(r"What is the exact signature of the method `(\w+)` of the class `(\w+)` in (\S+)\?")
-_CONSTANT = re.compile(r"What is the value of the constant `(\w+)` in (\S+)\?")
-_LINE = re.compile(r"What does line (\d+) of (\S+) say, exactly\?")
-_PLACE = re.compile(r"Which file defines the (class|function) `(\w+)`\?")
+TOKENS, HITS = 100_000, 200
+"""What one search may bring back."""
 
-_TOKEN = re.compile(
-    r"""'''(?:\\.|[^\\])*?'''|\"\"\"(?:\\.|[^\\])*?\"\"\"|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|\#[^\n]*|[()\[\]{}:]""",
-    re.DOTALL,
-)
+
+class Memory(Protocol):
+    """What a `Process` offers to find text again."""
+
+    def search(self, query: str, tokens: int = ..., limit: int = ...) -> Sequence[Found]:
+        """Passages for a query, best first."""
+        ...
+
+    def recall(self, address: str) -> str:
+        """The exact text at an address."""
+        ...
 
 
 class Answered(NamedTuple):
-    """An answer, "" where none was found; the page it was read from and the text around it there."""
+    """An answer, "" where none was found, and the page it was read from."""
 
-    text: str
+    text: str = ""
     address: str = ""
-    context: str = ""
+
+
+class Line(NamedTuple):
+    """A line of a file as memory has it."""
+
+    path: str
+    number: int
+    text: str
+    address: str
 
 
 def answer(question: str, memory: Memory) -> Answered:
     """The exact answer to a question as `kilburn.demo.questions` asks them, from memory alone."""
-    recollection = Recollection(memory)
-    try:
-        if found := _SIGNATURE.fullmatch(question):
-            return _signature(recollection, found[2], found[1])
-        if found := _METHOD.fullmatch(question):
-            return _signature(recollection, found[3], found[1], found[2])
-        if found := _CONSTANT.fullmatch(question):
-            return _constant(recollection, found[2], found[1])
-        if found := _LINE.fullmatch(question):
-            return _line(recollection, found[2], int(found[1]))
-        if found := _PLACE.fullmatch(question):
-            return _place(recollection, found[1], found[2])
-    except NotFound:
-        pass
-    return Answered("")
+    for pattern, find in _QUESTIONS.items():
+        if asked := re.fullmatch(pattern, question):
+            return next(find(memory, **asked.groupdict()), Answered())
+    return Answered()
 
 
-def _signature(memory: Recollection, path: str, name: str, owner: str = "") -> Answered:
+def _signature(memory: Memory, path: str, name: str, owner: str = "") -> Iterator[Answered]:
     """The text from `def` to the colon, of a function or of a method of the class `owner`."""
-    if owner:
-        start = _find(memory, path, rf"class\s+{owner}\b", f"class {owner} {name}")
-        number = _scan(memory, path, rf"[ \t]+(?:async\s+)?def\s+{name}\b", start)
-    else:
-        number = _find(memory, path, rf"(?:async\s+)?def\s+{name}\b", f"def {name}")
-    text = ""
-    for _, line in memory.lines(path, number):
-        text += line + "\n"
-        end = _colon(text)
-        if end is not None:
-            return _from(memory, path, number, text[:end].lstrip())
-    raise NotFound(f"the end of {name}")
+    for start in _defined(memory, f"class {owner}" if owner else f"def {name}", path):
+        text = ""
+        for line in _lines(memory, path, start.number):
+            if text or re.match(rf"\s*(async )?def {name}\b", line.text):
+                text += f"{line.text}\n"
+                if _is_header(text.strip()):
+                    yield Answered(text.strip()[:-1], line.address)
+                    break
 
 
-def _constant(memory: Recollection, path: str, name: str) -> Answered:
-    """What stands behind the equals sign, without a comment."""
-    number = _find(memory, path, rf"{name}\s*=[^=]", name)
-    line = next(memory.lines(path, number))[1].split("=", 1)[1]
-    comment = next((token.start() for token in _TOKEN.finditer(line) if token.group().startswith("#")), len(line))
-    return _from(memory, path, number, line[:comment].strip())
+def _constant(memory: Memory, path: str, name: str) -> Iterator[Answered]:
+    return (Answered(line.text.removeprefix(f"{name} = "), line.address) for line in _defined(memory, f"{name} =", path))
 
 
-def _line(memory: Recollection, path: str, number: int) -> Answered:
-    return _from(memory, path, number, next(memory.lines(path, number))[1])
+def _line(memory: Memory, path: str, number: str) -> Iterator[Answered]:
+    return (Answered(line.text, line.address) for line in _lines(memory, path, int(number)))
 
 
-def _place(memory: Recollection, what: str, name: str) -> Answered:
-    """The file in which a top-level definition was read, or which an outline names."""
-    keyword = r"class" if what == "class" else r"(?:async\s+)?def"
-    read = re.compile(rf"^\d+\t{keyword}\s+{name}\b.*", re.MULTILINE)
-    outlined = re.compile(rf"^(\S+):\d+: {keyword}\s+{name}\b.*", re.MULTILINE)
-    word = "class" if what == "class" else "def"
-    for query in (f"{word} {name}", name):
-        for hit in memory.search(query):
-            if found := outlined.search(hit.text):
-                return Answered(found[1], hit.address, found[0])
-            if (found := read.search(hit.text)) and (path := memory.file_of(hit.address)):
-                return Answered(path, hit.address, found[0])
-    # A name that is an ordinary word drowns in a search: go through the outlines, folder by folder.
-    folders = ["."]
-    for folder in folders:
-        within = "" if folder == "." else f"{folder}/"
-        for chunk in _known(memory, listing(folder)):
-            folders += [within + line[:-1] for line in memory.page(chunk.address).split("\n")[1:] if line.endswith("/")]
-            if chunk.last == chunk.total:
-                memory.follow(chunk, outline(folder))
-        for chunk in _known(memory, outline(folder)):
-            if found := outlined.search(memory.page(chunk.address)):
-                return Answered(found[1], chunk.address, found[0])
-    raise NotFound(name)
+def _place(memory: Memory, what: str, name: str) -> Iterator[Answered]:
+    found = _defined(memory, f"class {name}" if what == "class" else f"def {name}")
+    return (Answered(line.path, line.address) for line in found)
 
 
-def _known(memory: Recollection, series: Series) -> Iterator[Chunk]:
-    """As much of a series as memory holds: a folder may have been listed and not entered yet."""
+_QUESTIONS: dict[str, Callable[..., Iterator[Answered]]] = {
+    r"What is the exact signature of the function `(?P<name>\w+)` in (?P<path>\S+)\?": _signature,
+    r"What is the exact signature of the method `(?P<name>\w+)` of the class `(?P<owner>\w+)` in (?P<path>\S+)\?": _signature,
+    r"What is the value of the constant `(?P<name>\w+)` in (?P<path>\S+)\?": _constant,
+    r"What does line (?P<number>\d+) of (?P<path>\S+) say, exactly\?": _line,
+    r"Which file defines the (?P<what>class|function) `(?P<name>\w+)`\?": _place,
+}
+
+
+def _defined(memory: Memory, definition: str, path: str = "") -> Iterator[Line]:
+    """Lines of an outline that say where something is defined, in one file or in any."""
+    wanted = re.compile(rf"^({re.escape(path) or '.+'}) (\d+): ((?:async )?{definition}(?!\w).*)$", re.MULTILINE)
+    for hit in memory.search(f"{path} {definition}", TOKENS, HITS):
+        for found in wanted.finditer(hit.text):
+            yield Line(found[1], int(found[2]), found[3], hit.address)
+
+
+def _lines(memory: Memory, path: str, number: int) -> Iterator[Line]:
+    """The lines of a file from one on, as far as memory holds them without a gap."""
+    while True:
+        start = number - (number - 1) % READ
+        head = f"{path} lines {start}-"
+        hits = memory.search(f"{path} lines {start}", TOKENS, HITS)
+        address = next((hit.address for hit in hits if hit.text.startswith(head)), "")
+        lines = memory.recall(address).split("\n")[1 + number - start :] if address else []
+        if not lines:
+            return
+        for line in lines:
+            yield Line(path, number, line.partition("\t")[2], address)
+            number += 1
+
+
+def _is_header(text: str) -> bool:
+    """Whether this is all of a function's definition but its body."""
     try:
-        yield from memory.chunks(series)
-    except NotFound:
-        return
-
-
-def _find(memory: Recollection, path: str, pattern: str, words: str) -> int:
-    """The number of the first line of a file that begins like that: by search, else by going through the file again."""
-    read = re.compile(rf"^(\d+)\t{pattern}", re.MULTILINE)
-    outlined = re.compile(rf"^{re.escape(path)}:(\d+): {pattern}", re.MULTILINE)
-    for hit in memory.search(f"{words} {path}"):
-        if found := outlined.search(hit.text):
-            return int(found[1])
-        if (found := read.search(hit.text)) and memory.file_of(hit.address) == path:
-            return int(found[1])
-    return _scan(memory, path, pattern, 1)
-
-
-def _scan(memory: Recollection, path: str, pattern: str, start: int) -> int:
-    wanted = re.compile(pattern)
-    for number, line in memory.lines(path, start):
-        if wanted.match(line):
-            return number
-    raise NotFound(f"{pattern} in {path}")
-
-
-def _from(memory: Recollection, path: str, number: int, text: str) -> Answered:
-    chunk = memory.chunk(reads(path), number)
-    near = [line for at, line in memory.numbered(chunk) if number - 2 <= at <= number + 8]
-    return Answered(text, chunk.address, "\n".join(near))
-
-
-def _colon(text: str) -> int | None:
-    """Where the colon that ends a definition's header stands; None while it has not come yet."""
-    depth = 0
-    for token in _TOKEN.finditer(text):
-        mark = token.group()
-        if mark in "([{":
-            depth += 1
-        elif mark in ")]}":
-            depth -= 1
-        elif mark == ":" and not depth:
-            return token.start()
-    return None
+        return text.endswith(":") and bool(ast.parse(f"{text} pass"))
+    except SyntaxError:
+        return False

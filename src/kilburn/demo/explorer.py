@@ -1,47 +1,40 @@
 """The demo's agent where no model drives: it decides the next call from what it was just shown.
 
-It is a `Model` like any other, so the agent loop, the tools and the window are the real ones. It keeps
-a to-do list of its own, filled from the listings it sees, and no text: what it read is in the
-process or nowhere. It refuses to know the file system.
+It is a `Model` like any other, so that the agent loop, the tools and the window are the real ones. It keeps
+the names of folders and files, and no text: what it read is in the process or nowhere.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import msgspec
 
-from kilburn.demo.workshop import ENTRIES, READ
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
 
-__all__ = ["TASK", "Explorer"]
+__all__ = ["READ", "TASK", "Explorer"]
 
 TASK = (
-    "Work through this Python library: list every folder, read every file from its first line to its last, "
-    "note where things are defined, and look up the built-in modules. You will be asked about exact details afterwards."
+    "Work through this Python library: list every folder, note where things are defined, "
+    "and read every file from its first line to its last. You will be asked about exact details afterwards."
 )
-OUTLINE = "^(class|def|async def) "
-BUILT_IN = ("-c", "import sys; print(*sys.builtin_module_names)")
-ERRANDS = (BUILT_IN, ("-V",), ("-m", "this"), ("-c", "import sys; print(sys.float_info, sys.int_info, sys.hash_info, sep='\\n')"))
-LOOKED_UP = 12
+OUTLINE = r"^(class|def|async def) |^\w+ = "
+READ = 120
+"""Lines that it reads at a time."""
 
-_HEAD = re.compile(r"^(?:(?:root )?folder .+: entries|matches) (?P<first>\d+)-(?P<last>\d+) of (?P<total>\d+)")
-_FILE = re.compile(r"^(\S+\.py) (\d+) lines$")
+_HEAD = re.compile(r"^.* \d+-(\d+) of (\d+)\n", re.MULTILINE)
 
 Call = tuple[str, dict[str, Any]]
 
 
 class Explorer:
-    """Reads a whole tree, folder by folder.
+    """Lists a whole tree, searches it for definitions, and reads it; `files` has the lines of each file that it knows of.
 
     Args:
-        lines: how many lines it reads at a time.
-        errands: whether it runs commands too.
-        noted: told all that it says as it says it: texts, and the arguments of calls.
+        record: called with all that it says: its calls' arguments, and its last words.
     """
 
     name = "explorer"
@@ -49,88 +42,53 @@ class Explorer:
     context: int | None = None
     tokenizer: Any = "auto"
 
-    def __init__(self, *, lines: int = READ, errands: bool = True, noted: Callable[[str], None] = lambda text: None) -> None:
-        self.files = 0
-        self._noted = noted
-        self._lines = lines
-        self._todo: deque[Call] = deque([("list", {"path": ".", "start": 1, "count": ENTRIES})])
-        if errands:
-            self._todo.extend(("run", {"arguments": list(arguments)}) for arguments in ERRANDS)
-        self._found: dict[str, list[Call]] = {}
-        self._asked: Call | None = None
+    def __init__(self, *, record: Callable[[str], None] = lambda text: None) -> None:
+        self.files: dict[str, int] = {}
+        self._record = record
+        self._work = self._explore()
         self._calls = 0
-
-    @property
-    def left(self) -> int:
-        """Calls that it has on its list now; listings to come will add more."""
-        return len(self._todo)
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The next call, or the end of the work."""
-        note = self._learn(request)
-        parts = [Part(kind=Kind.TEXT, text=note)] if note else []
-        finish = "calls" if self._todo else "stop"
-        if self._todo:
-            self._asked = self._todo.popleft()
-            self._calls += 1
-            name, arguments = self._asked
-            text = msgspec.json.encode(arguments).decode()
-            parts.append(Part(kind=Kind.CALL, call=f"e{self._calls}", name=name, text=text))
+        shown = str(request.messages[-1].get("content") or "") if self._calls else None
+        try:
+            name, arguments = self._work.send(shown)
+        except StopIteration:
+            part, finish = Part(kind=Kind.TEXT, text=f"Done: {len(self.files)} files read. Ask me."), "stop"
         else:
-            parts = [Part(kind=Kind.TEXT, text=f"Done: {self.files} files read. Ask me.")]
-        for part in parts:
-            self._noted(part.text)
-            if part.kind is Kind.TEXT:
-                yield Delta(part.text)
-        yield Reply(message=Message(role=Role.ASSISTANT, parts=tuple(parts)), finish=finish)
+            self._calls += 1
+            text = msgspec.json.encode(arguments).decode()
+            part, finish = Part(kind=Kind.CALL, call=f"e{self._calls}", name=name, text=text), "calls"
+        self._record(part.text)
+        yield Reply(message=Message(role=Role.ASSISTANT, parts=(part,)), finish=finish)
 
-    def _learn(self, request: Request) -> str:
-        """Put on the list what the last output calls for; returns a note where a folder is known."""
-        last = request.messages[-1]
-        asked, self._asked = self._asked, None
-        if asked is None or last.get("role") != "tool":
-            return ""
-        name, arguments = asked
-        shown = str(last.get("content") or "").split("\n")
-        if name == "list":
-            return self._listed(arguments, shown)
-        if name == "search":
-            self._searched(arguments, shown)
-        elif name == "run" and tuple(arguments["arguments"]) == BUILT_IN:
-            names = [module for line in shown for module in line.split() if module.isalpha()]
-            names = [module for module in names if module not in ("python", "import", "print", "sys", "status")]
-            self._todo.extend(("run", {"arguments": ["-m", "pydoc", module]}) for module in names[:LOOKED_UP])
-        return ""
+    def _explore(self) -> Generator[Call, str | None, None]:
+        """The calls, one after the other; each is sent what the one before gave."""
+        folders = ["."]
+        for folder in folders:
+            for entry in (yield from self._every("list", {"path": folder})):
+                path = entry if folder == "." else f"{folder}/{entry}"
+                if path.endswith("/"):
+                    folders.append(path[:-1])
+                elif path.endswith(" lines"):
+                    name, length, _ = path.rsplit(" ", 2)
+                    self.files[name] = int(length)
+        for folder in folders:
+            yield from self._every("search", {"pattern": OUTLINE, "path": folder})
+        for path, lines in self.files.items():
+            for start in range(1, lines + 1, READ):
+                yield "read", {"path": path, "start": start, "count": READ}
 
-    def _listed(self, arguments: dict[str, Any], shown: list[str]) -> str:
-        head = _HEAD.match(shown[0])
-        if head is None:
-            # Shown in parts only: the listing was too long for this window.
-            if arguments["count"] > 1:
-                self._todo.appendleft(("list", {**arguments, "count": arguments["count"] // 2}))
-            return ""
-        folder = arguments["path"]
-        within = "" if folder == "." else f"{folder}/"
-        found = self._found.setdefault(folder, [])
-        for line in shown[1:]:
-            file = _FILE.match(line)
-            if file:
-                self.files += 1
-                total = max(1, int(file[2]))
-                found += [
-                    ("read", {"path": within + file[1], "start": start, "lines": self._lines})
-                    for start in range(1, total + 1, self._lines)
-                ]
-            elif line.endswith("/"):
-                found.append(("list", {"path": within + line[:-1], "start": 1, "count": ENTRIES}))
-        if int(head["last"]) < int(head["total"]):
-            self._todo.appendleft(("list", {**arguments, "start": int(head["last"]) + 1}))
-            return ""
-        steps: list[Call] = [("search", {"pattern": OUTLINE, "path": folder, "start": 1}), *self._found.pop(folder)]
-        self._todo.extendleft(reversed(steps))
-        return f"{folder}: {len(steps)} steps noted."
-
-    def _searched(self, arguments: dict[str, Any], shown: list[str]) -> None:
-        head = next((match for match in map(_HEAD.match, shown) if match), None)
-        if head is not None and int(head["last"]) < int(head["total"]):
-            self._todo.appendleft(("search", {**arguments, "start": int(head["last"]) + 1}))
+    def _every(self, name: str, arguments: dict[str, Any]) -> Generator[Call, str | None, list[str]]:
+        """Call until all entries were shown; fewer at a time where the window showed only parts of them."""
+        entries: list[str] = []
+        total, count = 1, 40
+        while len(entries) < total and count:
+            shown = (yield name, arguments | {"start": len(entries) + 1, "count": count}) or ""
+            head = _HEAD.match(f"{shown}\n")
+            found = shown.split("\n")[1:]
+            if head and len(entries) + len(found) == int(head[1]):
+                entries, total = entries + found, int(head[2])
+            else:
+                count //= 2
+        return entries

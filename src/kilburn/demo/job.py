@@ -1,16 +1,17 @@
 """The demo from its first call to its last figure: work, check, ask, compare.
 
-It measures and returns; it prints nothing (`report` does) and decides nothing (the policy does).
+It measures and returns; it prints nothing (`kilburn.cli.demo` does) and decides nothing (the policy does).
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -19,26 +20,25 @@ import kilburn
 from kilburn.agents.loop import Agent, Limits, Returned
 from kilburn.demo.answers import answer
 from kilburn.demo.explorer import TASK, Explorer
-from kilburn.demo.memory import OfProcess
+from kilburn.demo.library import Library
 from kilburn.demo.questions import Question, questions
-from kilburn.demo.rivals import Kept, summarised, truncated
-from kilburn.demo.voice import Folded, Phrase, folds, phrase, speaker
-from kilburn.demo.workshop import Workshop
+from kilburn.demo.rivals import summarised, truncated
+from kilburn.demo.voice import Folded, Phrase, folds, phrase
 from kilburn.errors import SpecError
 from kilburn.event import Act
+from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.model import Model
-from kilburn.page import digest_of
 
-__all__ = ["Asked", "Outcome", "Plan", "Rival", "perform"]
+__all__ = ["Asked", "Outcome", "Plan", "Rival", "check", "perform"]
 
 SESSION = "library"
-SYSTEM = "You are an agent that explores a Python library with tools: list, read, search, run."
+SYSTEM = "You are an agent that explores a Python library with tools: list, read, search."
 SHORT = 80
 """Characters of an answer that a small model may phrase."""
 
-BLOCK = 128
-"""Pages that the check recalls at a time."""
+WIDE = 1 << 40
+"""Tokens: a window for what a rival kept; it held that in a small one."""
 
 Told = Callable[[str, int, int | None, str], None]
 """Called with a phase, how much is done, of how much (None: not known), and a line on what happens."""
@@ -51,8 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         db: the store's file; it must have no session "library" yet.
         library: the tree of sources; "" for the running interpreter's standard library.
         whole: tests and applications of the library too.
-        model: a model's name or spec, or "none".
-        folds, phrases: how much of it the model does.
+        folds, phrases: how much of it a model does, where there is one.
         tokenizer: who counts.
         seconds: after which the agent stops once it has seen `enough` tokens of tool output; None for never.
     """
@@ -65,23 +64,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str = "gpt-4o"
     questions: int = 40
     seed: int = 0
-    model: str = "none"
     folds: int = 3
     phrases: int = 4
-    seconds: float | None = 90.0
+    seconds: float | None = 40.0
     enough: int = 1_200_000
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Asked(Question, frozen=True, kw_only=True):
     """A question and what memory gave: `address` is the page it was read from."""
 
-    kind: str
-    question: str
-    expected: str
     answer: str
-    exact: bool
     address: str
-    where: str
+    exact: bool
 
 
 class Rival(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,17 +88,14 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """All that is reported. Tokens by `tokenizer`; `lost` in bytes; `seconds` by phase; `failed` tool calls;
-    `stopped` the steps that were still on the agent's list when its time was up."""
+    """All that is reported. Tokens by the plan's tokenizer; `lost` in bytes; `failed` tool calls; `stopped` the files that
+    were not read when the time was up; `stats` the ledger's figures of the work; `curve` tokens seen and in the window, a
+    pair a prompt; `seconds` by phase."""
 
     library: str
-    python: str
-    db: str
-    session: str
-    policy: str
-    tokenizer: str
-    seed: int
-    window: int
+    plan: Plan
+    python: str = sys.version.split()[0]
+    session: str = SESSION
     capacity: int = 0
     files: int = 0
     lines: int = 0
@@ -112,13 +103,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     failed: int = 0
     stopped: int = 0
     output_tokens: int = 0
-    pages: int = 0
-    prompts: int = 0
-    peak: int = 0
-    tokens_shipped: int = 0
-    evictions: int = 0
-    folds: int = 0
-    overflow: int = 0
+    stats: Stats = msgspec.field(default_factory=Stats)
     checked: int = 0
     checked_bytes: int = 0
     lost: int = 0
@@ -128,7 +113,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     asked: list[Asked] = []
     rivals: list[Rival] = []
     model: str = "none"
-    model_missing: str = ""
     model_folds: list[Folded] = []
     phrases: list[Phrase] = []
     curve: list[tuple[int, int]] = []
@@ -143,11 +127,11 @@ class Outcome(msgspec.Struct, kw_only=True):
     @property
     def ok(self) -> bool:
         """Nothing overflowed, nothing was lost, everything was answered."""
-        return not self.overflow and not self.lost and bool(self.asked) and self.exact == len(self.asked)
+        return not self.stats.overflow and not self.lost and bool(self.asked) and self.exact == len(self.asked)
 
 
-def perform(plan: Plan, told: Told = lambda phase, done, total, line: None) -> Outcome:
-    """Run the whole demo.
+def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> Outcome:
+    """Run the whole demo; without a model its part is left out.
 
     Raises:
         SpecError: the library is no folder, or the store has this session already. KilburnError.
@@ -155,195 +139,124 @@ def perform(plan: Plan, told: Told = lambda phase, done, total, line: None) -> O
     root = Path(plan.library or sysconfig.get_path("stdlib"))
     if not root.is_dir():
         raise SpecError(f"{root} is no folder", advice="give a folder with Python sources")
-    outcome = Outcome(
-        library=str(root),
-        python=sys.version.split()[0],
-        db=plan.db,
-        session=SESSION,
-        policy=plan.policy,
-        tokenizer=plan.tokenizer,
-        seed=plan.seed,
-        window=plan.window,
-    )
-    _Job(plan, root, outcome, told).do()
+    outcome = Outcome(library=str(root), plan=plan)
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        began = time.monotonic()
+        told(name, 0, None, "")
+        yield
+        outcome.seconds[name] = time.monotonic() - began
+
+    with kilburn.open(plan.db, window=plan.window, policy=plan.policy, tokenizer=plan.tokenizer) as store:
+        if any(info.name == SESSION for info in store.processes()):
+            raise SpecError(f"{plan.db} has a session {SESSION!r} already", advice="give another --db, or none")
+        process = store.process(SESSION)
+        given = [SYSTEM, TASK]
+        with phase("work"):
+            covered = _work(process, root, given, outcome, told)
+        with phase("check"):
+            check(given, outcome)
+        with phase("questions"):
+            asked = questions(root, covered, number=plan.questions, seed=plan.seed)
+        with phase("answers"):
+            _answer(process, asked, outcome, told)
+        with phase("rivals"):
+            _compare(process, asked, outcome, told)
+        if model is not None:
+            with phase("model"):
+                _speak(model, process, outcome, told)
     outcome.bytes_on_disk = sum(path.stat().st_size for path in Path(plan.db).parent.glob(Path(plan.db).name + "*"))
     return outcome
 
 
-class _Job:
-    """One run of the demo."""
+def _work(process: Process, root: Path, given: list[str], outcome: Outcome, told: Told) -> dict[str, int]:
+    """Let the explorer work; `given` gets every text that goes into the process. Returns the last line read of each file."""
+    plan = outcome.plan
 
-    def __init__(self, plan: Plan, root: Path, outcome: Outcome, told: Told) -> None:
-        self.plan, self.root, self.outcome, self.told = plan, root, outcome, told
-        self.journal: list[tuple[str, int]] = []
-        self.contexts: list[str] = []
+    def record(output: str) -> None:
+        given.append(output)
+        outcome.output_tokens += process.counter.count(output)
 
-    def do(self) -> None:
-        """Fetch the model, if any, and then do everything; what the model cannot be had for is left out."""
-        plan, outcome = self.plan, self.outcome
-        with self._phase("fetch"):
-            model, outcome.model_missing = speaker(
-                plan.model,
-                lambda name, done, total: self.told("fetch", done, total, f"{name}, {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"),
-            )
-        try:
-            self._remember()
-            if model is not None:
-                outcome.model = model.name
-                with self._phase("model"):
-                    self._speak(model)
-        finally:
-            if hasattr(model, "close"):
-                model.close()
+    library, explorer = Library(root, whole=plan.whole, record=record), Explorer(record=given.append)
+    agent = Agent(explorer, library.tools(), process, limits=Limits(steps=None, reply=0), system=SYSTEM)
+    outcome.capacity = process.capacity
+    began = time.monotonic()
+    for event in agent.stream(TASK):
+        if not isinstance(event, Returned):
+            continue
+        outcome.calls += 1
+        if event.failed:
+            given.append(event.text)
+            outcome.failed += 1
+        if plan.seconds is not None and time.monotonic() - began > plan.seconds and outcome.output_tokens >= plan.enough:
+            outcome.stopped = sum(library.covered.get(path, 0) < lines for path, lines in explorer.files.items())
+            break
+        told("work", len(library.covered), len(explorer.files), f"files, {outcome.output_tokens:,} tokens of tool output")
+    outcome.files, outcome.lines = len(library.covered), sum(library.covered.values())
+    outcome.stats = process.stats()
+    cost = {page.id: page.tokens for page, _ in process.pages()}
+    seen = 0
+    for entry in process.events():
+        seen += sum(cost[page] for page in entry.pages) if entry.act is Act.ADMIT else 0
+        if entry.act is Act.SHIP:
+            outcome.curve.append((seen, entry.tokens))
+    return library.covered
 
-    def _remember(self) -> None:
-        plan = self.plan
-        with kilburn.open(plan.db, window=plan.window, policy=plan.policy, tokenizer=plan.tokenizer) as store:
-            if any(info.name == SESSION for info in store.processes()):
-                raise SpecError(f"{plan.db} has a session {SESSION!r} already", advice="give another --db, or none")
-            process = store.process(SESSION)
-            with self._phase("work"):
-                covered = self._work(process)
-            with self._phase("check"):
-                self._check(process)
-            with self._phase("questions"):
-                self.told("questions", 0, None, "reading the sources for exact answers")
-                asked = questions(self.root, covered, number=plan.questions, seed=plan.seed)
-            with self._phase("answers"):
-                self._answer(process, asked)
-            with self._phase("rivals"):
-                self._compare(process, asked)
 
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        self.told(name, 0, None, "")
-        yield
-        self.outcome.seconds[name] = time.monotonic() - began
+def check(given: Sequence[str], outcome: Outcome) -> None:
+    """Every page, read back from the file by a second reader, against what was handed over."""
+    with kilburn.open(outcome.plan.db, window=WIDE, policy="fifo", readonly=True) as store:
+        back = store.process(SESSION).recall(f"p1-p{outcome.stats.pages}").parts
+    outcome.checked = len(given)
+    outcome.checked_bytes = sum(len(text.encode()) for text in given)
+    outcome.lost = sum(max(1, len((text or "").encode())) for text, found in zip_longest(given, back) if text != found)
 
-    def _note(self, text: str) -> None:
-        data = text.encode("utf-8")
-        self.journal.append((hashlib.sha256(data).hexdigest(), len(data)))
 
-    def _work(self, process: Process) -> dict[str, int]:
-        plan, outcome, count = self.plan, self.outcome, process.counter.count
+def _answer(process: Process, asked: Sequence[Question], outcome: Outcome, told: Told) -> None:
+    for number, question in enumerate(asked, start=1):
+        told("answers", number, len(asked), question.question)
+        found = answer(question.question, process)
+        exact = found.text == question.expected
+        outcome.asked.append(Asked(**msgspec.structs.asdict(question), answer=found.text, address=found.address, exact=exact))
+    # Not from `stats`: asked forty questions and nothing else, a window misses, and that is no reason to warn.
+    acts = Counter(event.act for event in process.events())
+    outcome.recalls, outcome.searches = acts[Act.FAULT], acts[Act.SEARCH]
+    outcome.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
 
-        def handed(output: str) -> None:
-            self._note(output)
-            outcome.output_tokens += count(output)
-            outcome.calls += 1
 
-        workshop = Workshop(self.root, whole=plan.whole, noted=handed)
-        explorer = Explorer(noted=self._note)
-        agent = Agent(explorer, workshop.tools(), process, limits=Limits(steps=None, reply=0), system=SYSTEM)
-        outcome.capacity = process.capacity
-        self._note(SYSTEM)
-        self._note(TASK)
-        began = time.monotonic()
-        events = agent.stream(TASK)
-        for event in events:
-            if isinstance(event, Returned):
-                if event.failed:
-                    self._note(event.text)
-                    outcome.calls += 1
-                    outcome.failed += 1
-                if plan.seconds is not None and time.monotonic() - began > plan.seconds and outcome.output_tokens >= plan.enough:
-                    outcome.stopped = explorer.left
-                    break
-                if not outcome.calls % 10:
-                    self.told(
-                        "work", outcome.calls, outcome.calls + explorer.left, f"{outcome.output_tokens:,} tokens of tool output"
-                    )
-        events.close()  # type: ignore[attr-defined]
-        outcome.files, outcome.lines = len(workshop.covered), sum(workshop.covered.values())
-        self._measure(process)
-        return workshop.covered
+def _compare(process: Process, asked: Sequence[Question], outcome: Outcome, told: Told) -> None:
+    """The same questions to those who keep only their window: each searches and recalls what it kept."""
+    count, last = process.counter.count, outcome.stats.pages
+    recalled = process.recall(f"p1-p{last}")
+    transcript = list(zip(recalled.pages, recalled.parts, strict=True))
 
-    def _measure(self, process: Process) -> None:
-        outcome, stats = self.outcome, process.stats()
-        for name in ("pages", "prompts", "peak", "tokens_shipped", "evictions", "folds", "overflow"):
-            setattr(outcome, name, stats[name])
-        seen = 0
-        cost = {page.id: page.tokens for page, _ in process.pages()}
-        for event in process.events():
-            if event.act is Act.ADMIT:
-                seen += sum(cost[page] for page in event.pages)
-            elif event.act is Act.SHIP:
-                outcome.curve.append((seen, event.tokens))
+    def summarising(page: int) -> None:
+        told("rivals", page, last, "summarising")
 
-    def _check(self, process: Process) -> None:
-        """Every page, read back from the file by a second reader, against what was handed over."""
-        outcome, journal = self.outcome, self.journal
-        with kilburn.open(
-            self.plan.db, window=self.plan.window, tokenizer=self.plan.tokenizer, policy="fifo", readonly=True
-        ) as store:
-            reader = store.process(SESSION)
-            last = max((page.id for page, _ in reader.pages()), default=0)
-            for first in range(1, len(journal) + 1, BLOCK):
-                wanted = journal[first - 1 : first - 1 + BLOCK]
-                there = min(last, first - 1 + len(wanted))
-                parts = reader.recall(f"p{first}-p{there}").parts if there >= first else ()
-                for (digest, size), text in zip(wanted, parts, strict=False):
-                    outcome.checked += 1
-                    outcome.checked_bytes += size
-                    outcome.lost += 0 if digest_of(text) == digest else max(1, size)
-                outcome.lost += sum(max(1, size) for _, size in wanted[len(parts) :])
-                self.told("check", first, len(journal), f"{outcome.checked_bytes / 1e6:,.1f} MB compared")
+    for name, kept in (
+        ("truncation", truncated(transcript, outcome.capacity, count)),
+        ("summarisation", summarised(transcript, outcome.capacity, count, summarising)),
+    ):
+        with kilburn.open(":memory:", window=WIDE, policy="fifo", tokenizer=process.counter) as store:
+            memory = store.process(name)
+            memory.append(*({"role": "user", "content": text} for text in kept))
+            exact = sum(answer(question.question, memory).text == question.expected for question in asked)
+        text = "\n".join(kept)
+        evidence = sum(question.evidence in text for question in asked)
+        outcome.rivals.append(Rival(name=name, tokens=count(text), exact=exact, evidence=evidence))
 
-    def _answer(self, process: Process, asked: list[Question]) -> None:
-        outcome, memory = self.outcome, OfProcess(process)
-        for number, question in enumerate(asked, start=1):
-            self.told("answers", number, len(asked), question.text)
-            given = answer(question.text, memory)
-            self.contexts.append(given.context)
-            outcome.asked.append(
-                Asked(
-                    kind=question.kind,
-                    question=question.text,
-                    expected=question.answer,
-                    answer=given.text,
-                    exact=given.text == question.answer,
-                    address=given.address,
-                    where=question.where,
-                )
-            )
-        outcome.recalls, outcome.searches = memory.recalls, memory.searches
-        # Not from `stats`: asked forty questions and nothing else, a window misses, and that is no reason to warn.
-        outcome.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
 
-    def _compare(self, process: Process, asked: list[Question]) -> None:
-        """The same questions to those who keep only their window."""
-        capacity, last, count = self.outcome.capacity, self.outcome.pages, process.counter.count
-        pages = [page for page, _ in process.pages() if 0 < page.id <= last]
-        said = [(page, process.text(page.id)) for page in pages]
-        self._score("truncation", truncated(said, capacity, count), asked, count)
+def _speak(model: Model, process: Process, outcome: Outcome, told: Told) -> None:
+    plan = outcome.plan
 
-        def told(page: int) -> None:
-            if not page % 50:
-                self.told("rivals", page, last, "summarising")
+    def folding(done: int, line: str) -> None:
+        told("model", done, plan.folds + plan.phrases, line)
 
-        self._score("summarisation", summarised(said, capacity, count, told), asked, count)
-
-    def _score(self, name: str, kept: Kept, asked: list[Question], count: Callable[[str], int]) -> None:
-        text = kept.text
-        self.outcome.rivals.append(
-            Rival(
-                name=name,
-                tokens=count(text),
-                exact=sum(answer(question.text, kept).text == question.answer for question in asked),
-                evidence=sum(question.evidence in text for question in asked),
-            )
-        )
-
-    def _speak(self, model: Model) -> None:
-        plan, outcome, number = self.plan, self.outcome, self.plan.folds + self.plan.phrases
-
-        def told(done: int, line: str) -> None:
-            self.told("model", done, number, line)
-
-        outcome.model_folds = folds(model, self.root, plan.db, window=plan.window, number=plan.folds, told=told)
-        short = [at for at, asked in enumerate(outcome.asked) if asked.kind != "line" and len(asked.answer) <= SHORT]
-        for done, at in enumerate(short[: plan.phrases]):
-            asked = outcome.asked[at]
-            told(plan.folds + done, "phrasing an answer")
-            outcome.phrases.append(phrase(model, asked.question, self.contexts[at] or asked.answer, asked.answer))
+    outcome.model = model.name
+    root = Path(outcome.library)
+    outcome.model_folds = folds(model, root, plan.db, window=plan.window, number=plan.folds, told=folding)
+    short = [asked for asked in outcome.asked if asked.address and asked.kind != "line" and len(asked.answer) <= SHORT]
+    for done, asked in enumerate(short[: plan.phrases], start=plan.folds):
+        folding(done, "phrasing an answer")
+        outcome.phrases.append(phrase(model, process, asked.question, asked.answer, asked.address))

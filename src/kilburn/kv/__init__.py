@@ -1,5 +1,5 @@
-"""The KV cache in blocks: who owns which block, where each token of a sequence lies, what may be shared.
+"""The KV cache: the engine of a real model, and the bookkeeping of its blocks.
 
-`blocks` is the pool, `table` one sequence, `tables` all sequences over a pool. Nothing in here holds a
-key or a value: an engine owns the tensors, writes where `append` says, and copies what `copies` says.
+`blocks` is the pool, `table` is one sequence, and `tables` is all sequences over a pool. These three have no tensors:
+the engine owns the tensors, writes where `append` says, and copies what `copies` says.
 """

@@ -1,9 +1,8 @@
-"""Attention over slots: what the engine's model calls in place of transformers' own.
+"""Attention over slots, which the engine's model calls in place of transformers' own.
 
-It is registered under `NAME`. While a `ForwardPass` is entered, the model's forward pass runs it: each of its segments is one
-sequence's new tokens, whose keys and values are first written to their slots and which then attend to the cached tokens
-before them. Only plain causal attention is done; a layer that wants more (a mask, a window, sinks, a cap on scores,
-dropout) raises `UnsupportedModel`.
+It is registered under `NAME`, and runs while a `ForwardPass` is entered. Each segment of the pass is the new tokens
+of one sequence. Their keys and values are first written to their slots; then they attend to the cached tokens before
+them. Everything beyond plain causal attention raises: masks, windows, sinks, caps on scores, dropout.
 """
 
 from __future__ import annotations
@@ -23,18 +22,19 @@ __all__ = ["NAME", "PROBE", "ForwardPass", "Segment", "register"]
 NAME = "kilburn_slots"
 
 PROBE = "kilburn_slots_probe"
-"""The same, but told of every mask that a layer would use: a window in a mask is seen on the shortest prompt then."""
+"""The same, but transformers passes it every mask that a layer would use, so a window in a mask is found on the shortest
+prompt."""
 
 ALLOWED = frozenset(
     ("is_causal", "position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict", "logits_to_keep")
 )
-"""What models hand to their attention that changes nothing in it."""
+"""Arguments that models pass to their attention and that change nothing."""
 
 PART = 1024
-"""Cached tokens that one decoded token looks at in one go: what is gathered of them stays in the processor's cache."""
+"""Cached tokens that one decoded token attends to at a time, so that what was gathered stays in the processor's cache."""
 
 ROWS = 128
-"""Queries whose attention is computed at a time where somebody watches."""
+"""Queries whose attention is computed at a time if it is observed."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Segment:
     """One sequence's part of a step.
 
     Args:
-        start: of its new tokens among all of the step.
-        stop: behind them.
+        start: of its new tokens among all tokens of the step.
+        stop: the end of its new tokens.
         span: the slots that they may see, in order, their own last.
-        watch: who notes the attention, or None.
+        watch: observes the attention; None for no observation.
     """
 
     start: int
@@ -56,7 +56,7 @@ class Segment:
 
 @dataclass
 class ForwardPass:
-    """One forward pass: where the new keys and values go, and who sees what.
+    """One forward pass: where the new keys and values go, and which tokens see which.
 
     Attributes:
         seen: how often each layer attended so far.
@@ -93,7 +93,7 @@ def register() -> None:
 
 
 def _mask(*args: Any, local_size: int | None = None, use_vmap: bool = False, **others: Any) -> Tensor | None:
-    """None where a layer would look at all that was before; a mask, which `_attend` refuses, where at less or more."""
+    """None if a layer attends to all earlier tokens; otherwise a mask, which `_attend` refuses."""
     return torch.ones((1, 1, 1, 1), dtype=torch.bool) if local_size is not None or use_vmap else None
 
 
@@ -143,11 +143,11 @@ def _attend(
 
 
 def _check_layer(module: torch.nn.Module, mask: Tensor | None, others: dict[str, Any]) -> None:
-    """Whether a layer wants what this attention does not have."""
+    """Raise if a layer needs something that this attention does not have."""
     if mask is not None:
         raise _refusal(module, "a mask: a window, chunks or a bias")
     for name, value in others.items():
-        # What is not given or not wished for changes nothing; `is_causal` is looked at below.
+        # Arguments that are absent or off change nothing; `is_causal` is checked below.
         if value is not None and value is not False and name not in ALLOWED and not (name == "dropout" and not value):
             raise _refusal(module, f"{name}={value if isinstance(value, int | float | str) else type(value).__name__}")
     causal = others.get("is_causal")

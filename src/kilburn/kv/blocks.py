@@ -1,9 +1,9 @@
-"""The pool: fixed-size blocks, how many sequences refer to each, which one is taken next, and what waits to be copied.
+"""The pool: fixed-size blocks, how many sequences refer to each, which one is taken next, and the copies that wait.
 
-Blocks without owners come in two kinds. A blank one holds nothing that anybody could ask for and is
-taken first. A named one still holds the KV of a known prefix: it can be shared again, and is taken only
-when no blank one is left, the least recently released first, of one sequence the tail before the head
-(PagedAttention, arXiv 2309.06180).
+There are two kinds of blocks without an owner. A *blank* block holds nothing that can be found, and is taken first. A
+*named* block still holds the KV of a known prefix, and can be shared again. It is taken only when no blank block is
+left: the least recently released first, and of one sequence the tail before the head (PagedAttention, arXiv
+2309.06180).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kilburn.errors import FreedBlock, OutOfBlocks
 __all__ = ["SIZE", "Copies", "Pool"]
 
 SIZE = 16
-"""Slots in a block, where nothing else is asked for."""
+"""Slots in a block by default."""
 
 
 class Pool:
@@ -116,10 +116,11 @@ class Pool:
                     blank.append(block)
 
     def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> int:
-        """Say what these full blocks hold; returns how many contents were new. A content is found in one block only.
+        """Name these full blocks by their contents; returns how many names are new. Each content is found in one block
+        only.
 
         Raises:
-            FreedBlock: nobody owns one of them; none was named.
+            FreedBlock: one of them has no owner; none was named.
         """
         self._check_owned(blocks)
         names, holders = self._names, self._holders
@@ -134,7 +135,7 @@ class Pool:
         return new
 
     def unname(self, block: int) -> None:
-        """Forget what a block holds, because it is about to be written; a free one becomes blank."""
+        """Remove the name of a block, because it is about to be written; a free block becomes blank."""
         digest = self._names.pop(block, None)
         if digest is not None:
             del self._holders[digest]
@@ -143,11 +144,11 @@ class Pool:
                 self._blank.append(block)
 
     def holder(self, digest: bytes) -> int | None:
-        """The block that holds this, or None."""
+        """The block that holds this content, or None."""
         return self._holders.get(digest)
 
     def digest(self, block: int) -> bytes | None:
-        """What this block is known to hold, or None."""
+        """The name of this block, or None."""
         return self._names.get(block)
 
     def _check_owned(self, blocks: Sequence[int]) -> None:
@@ -165,10 +166,10 @@ class Pool:
 
 
 class Copies:
-    """Copies from slot to slot that wait, gathered over any number of operations.
+    """Collects the copies from slot to slot that an engine still has to make, over any number of operations.
 
-    An engine takes and performs them before it next writes or reads a slot. Those of one `take` are simultaneous: read all
-    sources, then write all targets, as `cache[targets] = cache[sources]` does on a tensor.
+    An engine takes and performs them before it next writes or reads a slot. The copies of one `take` are simultaneous:
+    read all sources, then write all targets, as `cache[targets] = cache[sources]` does on a tensor.
     """
 
     def __init__(self) -> None:
@@ -180,7 +181,7 @@ class Copies:
         return len(self._targets)
 
     def add(self, sources: array[int], targets: array[int], reads: Iterable[int], writes: Iterable[int]) -> None:
-        """Copy these slots too, after all that was added before; `reads` and `writes` are the blocks they lie in."""
+        """Copy these slots too, after all earlier copies; `reads` and `writes` are the blocks that contain them."""
         written = self._written
         if written.isdisjoint(reads) and written.isdisjoint(writes):
             self._sources += sources
@@ -195,7 +196,7 @@ class Copies:
         written.update(writes)
 
     def take(self) -> tuple[array[int], array[int]]:
-        """(sources, targets), no target twice; and nothing is pending any more."""
+        """(sources, targets), without a target twice. Afterwards nothing is pending."""
         found = self._sources, self._targets
         self._sources, self._targets, self._written = array("q"), array("q"), set()
         return found

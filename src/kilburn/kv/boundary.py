@@ -1,8 +1,8 @@
 """The kv boundary: a budget of cached tokens for one window, and a policy that sees pages there.
 
-The same policies as at the window's boundary decide; what they evict here loses its keys and values only:
-it stays in the window, and comes back by being computed again. A policy's folds are refused, because they would change
-the window. Where a policy does not free enough, the oldest pages are evicted.
+The same policies as at the window's boundary decide. A page that they evict here loses only its keys and values. It
+stays in the window, and can be computed again. Folds are refused here, because they change the window. If a policy
+does not free enough, the oldest pages are evicted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ ROUNDS = 4
 """Times a policy is asked for one shortage, at most."""
 
 EFFECTS = 64
-"""Effects that a policy may yield for one plan: nobody answers them, so one that insists would never end."""
+"""Effects that a policy may yield for one plan. No effect is answered here, so a policy that repeats them would never
+end."""
 
 
 class Relief(msgspec.Struct, frozen=True):
-    """Pages whose keys and values shall leave, who says so, and why; `refused` is what a policy wanted in vain."""
+    """Pages whose keys and values have to leave, which policy chose them, and why; `refused` says which of its moves
+    were refused."""
 
     pages: tuple[int, ...]
     policy: str
@@ -59,10 +61,10 @@ class Boundary:
         self.policy: Policy = resolve("policies", policy)
 
     def relief(self, process: Process, table: Table, need: int) -> list[Relief]:
-        """What has to leave so that `need` more tokens fit; nothing where they do.
+        """The pages that have to leave so that `need` more tokens fit; none if they fit already.
 
         Raises:
-            BudgetTooSmall: what must stay leaves no room for them.
+            BudgetTooSmall: the pages that must stay leave no room for them.
         """
         use, room = len(table), self.tokens - need
         if use <= room:
@@ -128,7 +130,8 @@ class Boundary:
 
 
 def _run_plan(plan: Generator[Effect, Answer, Sequence[Move]]) -> Sequence[Move] | None:
-    """A policy that asks is told that nobody is there: the cache waits for no model; None for one that goes on asking."""
+    """Run a plan. Its questions get the outcome "none", because the cache does not wait for a model; None if it goes on
+    asking."""
     try:
         effect = next(plan)
         for _ in range(EFFECTS):

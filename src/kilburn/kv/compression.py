@@ -1,7 +1,7 @@
-"""A press at work on a sequence: what it sees is gathered, what it chose is kept, the rest leaves the cache.
+"""Applies a press to a sequence: collects what the press sees, keeps what it chooses, and drops the rest from the cache.
 
-Where all heads keep the same tokens, the others are evicted, and every token that stays keeps its position and its page.
-Where each head chose for itself, the kept entries are squeezed together and no longer stand for single tokens: such a
+If all heads keep the same tokens, the others are evicted, and every token that stays keeps its position and its page.
+If each head chooses for itself, the kept entries are packed together and no longer stand for single tokens. Such a
 sequence has no pages any more, and cannot be computed again.
 """
 
@@ -24,10 +24,10 @@ NOTHING: Mapping[int, CachedPage] = {}
 
 
 def observe(engine: Engine, sequence: CachedSequence, press: Press, facts: Mapping[int, CachedPage] = NOTHING) -> Observation:
-    """What a press is shown of a sequence; `facts` says by page what is known beyond its range.
+    """What a press sees of a sequence; `facts` says for each page what is known besides its range.
 
     Raises:
-        SpecError: the press asks for attention that nobody noted.
+        SpecError: the press needs attention that was not observed.
     """
     table, device, needs = sequence.table, engine.weights.device, press.needs
     slots = table.slots()
@@ -67,13 +67,14 @@ def observe(engine: Engine, sequence: CachedSequence, press: Press, facts: Mappi
 def compress(
     engine: Engine, sequence: CachedSequence, press: Press, budget: int, facts: Mapping[int, CachedPage] = NOTHING
 ) -> int:
-    """Keep at most `budget` tokens of a sequence, by a press; returns how many left. Exact where there are no more.
+    """Keep at most `budget` tokens of a sequence, chosen by a press; returns how many left. If all fit, the sequence
+    stays exact.
 
     Raises:
-        BudgetTooSmall: what must stay does not fit. OutOfBlocks: others share so much that new blocks are
-            needed. SpecError: see `observe`, or what the press chose is no selection. KVError: it would rotate keys
+        BudgetTooSmall: what must stay does not fit. OutOfBlocks: so much is shared that new blocks are needed.
+            SpecError: see `observe`, or the press did not return a valid selection. KVError: it would rotate keys
             that no longer stand for single positions. UnsupportedModel: it would rotate keys of an architecture whose
-            keys cannot be. Nothing was dropped.
+            keys cannot be rotated. In all cases nothing was dropped.
     """
     seen = observe(engine, sequence, press, facts)
     chosen = press.keep(seen, budget)
@@ -90,7 +91,7 @@ def compress(
 def keep_within(
     engine: Engine, press: Press, budget: int, slack: int = 0, facts: Mapping[int, CachedPage] = NOTHING
 ) -> Callable[[CachedSequence], None]:
-    """For `generate(between=...)`: whenever a sequence is more than `slack` tokens over the budget, it is compressed."""
+    """For `generate(between=...)`: a sequence is pressed whenever it is more than `slack` tokens over the budget."""
 
     def hold(sequence: CachedSequence) -> None:
         if len(sequence) > budget + slack:
@@ -100,7 +101,7 @@ def keep_within(
 
 
 def _check_selection(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: Selection, press: Press) -> None:
-    """Presses may be anybody's: a selection that is none would drop other tokens than it says."""
+    """A press may be foreign code. An invalid selection would drop the wrong tokens."""
     keep, shift, shape = chosen.keep, chosen.shift, engine.weights.shape
     sound = keep.dtype == torch.int64 and (keep.dim() == 1 or tuple(keep.shape[:-1]) == (shape.layers, shape.heads))
     if sound and keep.numel():
@@ -127,7 +128,7 @@ def _drop(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: S
         places = seen.positions[chosen.keep].tolist()
         turned = [(place, by) for place, by in zip(places, turn.tolist(), strict=True) if by]
     if turned:
-        # What others own too is rotated in slots of its own: what that takes has to be there before anything leaves.
+        # Shared tokens are rotated in new slots, which have to be available before anything leaves.
         keep_within, references = _slots(sequence, turned, engine.weights.device), engine.pool.references
         engine.reserve(
             sum(references[block] > 1 for block in {slot // engine.pool.size for slot in keep_within.tolist()}), [sequence]
@@ -141,14 +142,14 @@ def _drop(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: S
     try:
         sequence.table.compact()
     except OutOfBlocks:
-        # Others share so much that squeezing out the gaps would need new blocks: the gaps stay until they leave.
+        # So much is shared that closing the gaps would need new blocks: the gaps stay open until the others leave.
         return
 
 
 def _evict_all_but(sequence: CachedSequence, keep: Tensor) -> None:
     table = sequence.table
     places = table.slots().logical
-    # Runs of what goes, the last first: the indices before it stay good.
+    # Runs of tokens that leave, the last first, so that earlier indices stay valid.
     borders = [-1, *keep.tolist(), len(places)]
     for left, right in zip(reversed(borders[:-1]), reversed(borders[1:]), strict=True):
         if right - left > 1:
@@ -158,7 +159,7 @@ def _evict_all_but(sequence: CachedSequence, keep: Tensor) -> None:
 
 
 def _turn(engine: Engine, sequence: CachedSequence, turns: list[tuple[int, int]]) -> None:
-    """Rotate the keys at logical positions on by so many; whoever shares them keeps them as they were."""
+    """Rotate the keys at logical positions by so many; sequences that share them keep the old keys."""
     table, storage, device = sequence.table, engine.storage, engine.weights.device
     storage.perform(engine.tables.copies)
     keys, values = storage.gather(_slots(sequence, turns, device))
@@ -166,7 +167,7 @@ def _turn(engine: Engine, sequence: CachedSequence, turns: list[tuple[int, int]]
     for row, (place, _) in enumerate(turns):
         if place not in first or place not in sequence.shifts:
             first[place] = (gone[place], keys[:, :, row].clone())
-    # Always from the first keys: in bfloat16 a key that was rotated on step by step is soon another one.
+    # Always from the first keys: in bfloat16 the errors of many small rotations add up.
     keys = torch.stack([first[place][1] for place, _ in turns], dim=2)
     by = torch.tensor([gone[place] + shift - first[place][0] for place, shift in turns], device=device)
     slots = table.renew([place for place, _ in turns])

@@ -1,8 +1,9 @@
-"""A model of transformers that runs over slots, and the proof that its logits there are those that it gives alone.
+"""A model of transformers that runs over slots, and a trial run that shows that its logits are the same as without them.
 
-The caller's model is never touched: a `Decoder` is its modules once more, with the same parameters and
-buffers, but with configs of its own. So `generate`, masks, dropout and hooks of the model stay what they were, also
-while an engine runs or after it failed. An architecture for which the proof fails raises `UnsupportedModel`.
+The caller's model is never changed. A `Decoder` is a copy of its modules with the same parameters and buffers, but
+its own configs. So `generate`, masks, dropout and hooks of the model stay what they were, also while an engine runs
+or after it failed. An architecture is refused if the trial run fails: if a layer bypasses this attention, or the
+logits over slots differ.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from kilburn.kv.tensors import Tensor, torch
 __all__ = ["Decoder", "prove"]
 
 TOKENS = 12
-"""Of the longer of two sequences of the proof: few, because the model may be large."""
+"""Tokens of the longer of the two sequences of the trial run: few, because the model may be large."""
 
 SHIFT = 5
-"""By how many positions the proof moves a sequence to see whether its keys can be rotated."""
+"""By how many positions the trial run moves a sequence, to find out whether its keys can be rotated."""
 
 CLOSE = {torch.float64: 5e-3, torch.float32: 5e-3, torch.float16: 0.1}
 """How far two computations may be apart: root mean square, as a share of the spread.
 
-0.3 where a dtype is not named: in bfloat16 the 30 layers of SmolLM2 come to 0.13.
+0.3 for other dtypes: in bfloat16 the 30 layers of SmolLM2 reach 0.13.
 """
 
 MOST = 0.75
-"""In half precision a router may choose other experts for a token by rounding alone: so many tokens have to be close."""
+"""Tokens that have to be close. In half precision a router may choose other experts for a token because of rounding
+alone."""
 
 
 class Decoder:
@@ -61,10 +63,10 @@ class Decoder:
         return UnsupportedModel(self.family, reason)
 
     def run(self, tokens: Sequence[int], places: Sequence[int], last: Sequence[int], step: ForwardPass) -> Tensor:
-        """One forward pass over flat tokens at these positions: the logits behind those named in `last`.
+        """One forward pass over flat tokens at these positions: the logits after the tokens in `last`.
 
         Raises:
-            UnsupportedModel: a layer did not attend to the step, or twice.
+            UnsupportedModel: a layer did not attend to the step, or attended twice.
         """
         device = step.storage.device
         with torch.inference_mode(), step:
@@ -83,10 +85,10 @@ class Decoder:
 
 
 def prove(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
-    """Run two short sequences over slots and alone; returns why keys cannot be rotated, or "" where they can.
+    """The trial run: two short sequences over slots and alone; returns why keys cannot be rotated, or "" if they can.
 
     Raises:
-        UnsupportedModel: the model says something else over slots, or cannot be run so at all.
+        UnsupportedModel: the model's logits over slots differ, or it cannot be run over slots.
     """
     try:
         with _AttentionNamed(decoder.model, PROBE):
@@ -94,7 +96,7 @@ def prove(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
     except (UnsupportedModel, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        # Whatever a model of somebody else raises here, it is that the engine cannot run it.
+        # Whatever a model raises here, it means that the engine cannot run it.
         raise decoder.refusal(f"it cannot be run over slots: {type(error).__name__}: {str(error)[:200]}") from error
 
 
@@ -161,7 +163,7 @@ def _least_share(dtype: torch.dtype) -> float:
 
 
 class _AttentionNamed:
-    """The configs of a twin name another attention for a while."""
+    """Sets another attention in the configs of a twin for a while."""
 
     def __init__(self, twin: Any, name: str) -> None:
         self._configs, self._name = list(_configs(twin)), name
@@ -204,7 +206,7 @@ def _twin(model: Any, name: str) -> Any:
 
 
 def _configs(twin: Any) -> Iterator[Any]:
-    """All configs that a model's modules read, each once, those within others too."""
+    """All configs that a model's modules read, each once, including nested ones."""
     from transformers import PreTrainedConfig
 
     waiting = [value for module in twin.modules() for value in module.__dict__.values() if isinstance(value, PreTrainedConfig)]

@@ -1,9 +1,9 @@
-"""How a cached sequence comes to hold what the window shows now: by edits in place, or by computing anew.
+"""Plans how a cached sequence gets to hold what the window shows now: by edits in place, or by computing again.
 
-An edit evicts the tokens of lines that left and puts new lines into the gap; what follows is not computed
-again, and still knows what left (the implicit channel). Computing anew drops everything from the first
-difference on: exact, and paid for in prefill. The cheaper one is taken. This is a pure plan; `Residence`
-carries it out.
+An edit evicts the tokens of lines that left the window, and puts new lines into the gap. What follows is not computed
+again, and still depends on what left (the implicit channel). Computing again drops everything from the first
+difference on. It is exact, and costs a prefill. The cheaper way is taken. This is a pure plan; `Residence` carries it
+out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class How(StrEnum):
 
 
 class PlacedLine(NamedTuple):
-    """A line that the sequence has positions for, `start` to `stop`; its keys and values may have left."""
+    """A line that has positions in the sequence, `start` to `stop`; its keys and values may have left."""
 
     line: WindowLine
     start: int
@@ -55,15 +55,15 @@ class PlacedLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Price:
-    """What the two ways cost, in tokens of prefill.
+    """The price of both ways, in tokens of prefill.
 
     Args:
         edit: for each place at which the sequence is edited: bookkeeping, and a block that is split.
-        stale: for each token behind an edit that is kept, though it was computed in sight of what left: 0 always
-            prefers edits, 1 always computes anew.
+        stale: for each kept token after an edit, because it was computed while the evicted tokens were visible: 0
+            always prefers edits, 1 always computes again.
 
     Raises:
-        SpecError: a price that cannot be.
+        SpecError: an impossible price.
     """
 
     edit: float = 8.0
@@ -80,11 +80,11 @@ class EditPlan:
 
     Args:
         how: any but "auto".
-        evict: lines whose keys and values go.
+        evict: lines whose keys and values leave.
         insert: lines that go into gaps, each with its first position.
-        cut: logical position from which on all is dropped, or None.
+        cut: logical position from which on everything is dropped, or None.
         append: lines that are computed at the end.
-        edited, anew: what either way would cost, in tokens of prefill.
+        edited, anew: what editing and computing again would cost, in tokens of prefill.
     """
 
     how: How
@@ -97,7 +97,7 @@ class EditPlan:
 
 
 def plan_edits(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price, how: str = How.AUTO) -> EditPlan:
-    """The way from what is placed to what is wanted.
+    """The plan that turns the placed lines into the wanted ones.
 
     Raises:
         SpecError: see `How.asked`.
@@ -118,7 +118,7 @@ def plan_edits(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price
 
 
 def _edit_in_place(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price) -> EditPlan:
-    """Keep every line that is wanted still; where a new one does not fit its gap, compute anew from there."""
+    """Keep every line that is still wanted. If a new line does not fit its gap, compute again from there."""
     kept = _kept_lines(placed, wanted)
     insert: list[tuple[WindowLine, int]] = []
     waiting: list[WindowLine] = []
@@ -135,7 +135,7 @@ def _edit_in_place(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], p
         if sum(len(one.tokens) for one in waiting) > room:
             cut, at = before, index - len(waiting)
             break
-        # A gap that an earlier edit left is none of this one's places.
+        # A gap that an earlier edit left does not count as an edited place.
         edges += bool(waiting) or place > last + 1
         position = placed[place].start - sum(len(one.tokens) for one in waiting)
         for one in waiting:

@@ -1,9 +1,9 @@
 """The engine: a real model over paged keys and values.
 
-It appends, evicts, inserts, forks, rolls back and presses sequences, many in one batch; each token keeps
-its logical position, whatever leaves around it. All that a step needs is taken before it runs, so an
-error leaves every sequence as it was. It schedules nothing, and is not as fast as a serving engine: it is the
-place where the moves of the hierarchy are exact and can be seen.
+It appends, evicts, inserts, forks, rolls back and presses sequences, many in one batch. Each token keeps its logical
+position, whatever leaves around it. All blocks that a step needs are allocated before it runs, so an error leaves
+every sequence as it was. It does not schedule requests, and is slower than a serving engine: here the moves of the
+hierarchy are exact and can be inspected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kilburn.kv.weights import Weights
 __all__ = ["Engine"]
 
 Feed = tuple[CachedSequence, Sequence[int]]
-"""A sequence, and the tokens that it is to take next."""
+"""A sequence, and the tokens to append to it."""
 
 
 class Engine:
@@ -36,14 +36,14 @@ class Engine:
 
     Args:
         weights: what `kilburn.kv.weights.load` returns.
-        tokens: that the pool holds, rounded up to whole blocks.
+        tokens: size of the pool, rounded up to whole blocks.
         size: tokens of a block.
-        chunk: tokens that are prefilled at a time; another split moves the last bits of logits.
-        tenant: whose sequences these are; prefixes are shared within it only.
+        chunk: tokens that are prefilled at a time; another split changes the last bits of logits.
+        tenant: whose sequences these are; prefixes are shared only within one tenant.
         share: whether prefixes are shared at all.
 
     Raises:
-        SpecError: there is no memory for so many tokens.
+        SpecError: there is not enough memory for so many tokens.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Engine:
         self.tables = Tables(pool)
         self.storage = Storage(weights.shape, pool.capacity * size, weights.dtype, weights.device)
         self._own_key, self._share = weights.key(tenant), share
-        self._kept: frozenset[int] = frozenset()  # numbers of sequences that nobody's need preempts now
+        self._kept: frozenset[int] = frozenset()  # numbers of sequences that are not preempted at the moment
         self.sequences: dict[int, CachedSequence] = {}  # live and preempted, by number
 
     @property
@@ -66,7 +66,7 @@ class Engine:
 
     @property
     def identity(self) -> Key:
-        """Whose keys and values these are: of which model, dtype and tenant. It never changes."""
+        """Model, dtype and tenant of the keys and values. It never changes."""
         return self._own_key
 
     @property
@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def key(self) -> Key | None:
-        """Under which prefixes are shared, or None."""
+        """The key under which prefixes are shared, or None."""
         return self._own_key if self._share else None
 
     @property
@@ -86,26 +86,27 @@ class Engine:
         return (pool.capacity - pool.free) * pool.size * self.weights.shape.bytes(self.weights.dtype)
 
     def open(self, prompt: Sequence[int] = (), *, needs: Collection[str] = (), recent: int = 0) -> CachedSequence:
-        """A new sequence, prefilled with a prompt; what is known of its prefix is shared, not computed again.
+        """A new sequence, prefilled with a prompt. A cached part of its prefix is shared, not computed again.
 
         Args:
-            needs: of a press that will be applied ("attention", "recent"): what it has to see is then noted from the
-                first token on. Nothing is shared with a sequence whose attention is summed.
-            recent: how many of the last queries are noted, where "recent" is needed.
+            needs: what a press that will be applied has to see ("attention", "recent"). It is then observed from the
+                first token on. A sequence whose attention is summed shares nothing.
+            recent: how many of the last queries are observed, if "recent" is needed.
 
         Raises:
-            OutOfBlocks: nothing was opened. SpecError: the prompt does not fit the model, or nobody can note that.
+            OutOfBlocks: nothing was opened. SpecError: the prompt does not fit the model, or `needs` cannot be
+                observed.
         """
         if isinstance(needs, str) or not set(needs) <= {"keys", "attention", "recent"} or recent < 0:
             raise SpecError(f"needs={needs!r}, recent={recent}", advice="give some of keys, attention, recent")
         self._check_tokens(prompt)
         sums, rows = "attention" in needs, recent if "recent" in needs else 0
-        # The last queries run here even where all of the prompt is known: what they look at has to be noted.
+        # The last queries run here even if the whole prompt is cached, because their attention has to be observed.
         known = prompt[: max(0, len(prompt) - rows + 1)] if rows else prompt
         table = self.tables.open(None if sums else self.key, known)
         weights = self.weights
         watch = AttentionWatch(weights.shape, weights.device, sums=sums, rows=rows) if sums or rows else None
-        if watch is not None:  # what is shared ran before: nobody noted whom its queries looked at
+        if watch is not None:  # the shared part ran before, without being observed
             watch.make_room(0, len(table))
         made = self.sequences[table.number] = CachedSequence(table, watch)
         try:
@@ -128,7 +129,7 @@ class Engine:
         return made
 
     def free(self, sequence: CachedSequence) -> None:
-        """Give its blocks back; also of one that is preempted.
+        """Free its blocks; also of a preempted sequence.
 
         Raises:
             FreedSequence: it was freed before.
@@ -140,10 +141,10 @@ class Engine:
         self.sequences.pop(sequence.number, None)
 
     def prefill(self, sequence: CachedSequence, tokens: Sequence[int]) -> None:
-        """Take tokens at the end, a chunk at a time; `sequence.logits` is then of what follows.
+        """Append tokens, a chunk at a time; afterwards `sequence.logits` are those of the next token.
 
         Raises:
-            OutOfBlocks, SpecError, FreedSequence: nothing was taken.
+            OutOfBlocks, SpecError, FreedSequence: nothing was appended.
         """
         table = sequence.table
         self._check_tokens(tokens)
@@ -153,13 +154,13 @@ class Engine:
                 self.step([(sequence, tokens[start : start + self.chunk])])
 
     def step(self, feeds: Sequence[Feed]) -> Tensor:
-        """One forward pass: each sequence takes its tokens; returns the logits behind each, shape [feeds, vocabulary].
+        """One forward pass: appends tokens to each sequence; returns the next logits of each, shape [feeds, vocabulary].
 
-        Where blocks are missing, the newest of the other sequences are preempted, if they can be computed again.
+        If blocks run out, the newest of the other sequences are preempted, as far as they can be computed again.
 
         Raises:
             OutOfBlocks: preempting did not help. SpecError: a token that the model does not know, or the same
-                sequence twice. FreedSequence. Nothing was taken.
+                sequence twice. FreedSequence. In all cases nothing was appended.
         """
         sequences = [sequence for sequence, _ in feeds]
         if not feeds or len({id(sequence) for sequence in sequences}) < len(feeds) or not all(len(tokens) for _, tokens in feeds):
@@ -190,7 +191,7 @@ class Engine:
             written.extend(sequence.table.append(tokens))
             places.extend(range(end, end + len(tokens)))
             last.append(len(places) - 1)
-        # All tables have their slots now: none that is read moves any more.
+        # All tables have their slots now, so no slot that is read moves any more.
         spans = [sequence.table.slots().physical for sequence, _ in feeds]
         starts = [0, *[place + 1 for place in last]]
         segments = [
@@ -209,8 +210,8 @@ class Engine:
     def insert(self, sequence: CachedSequence, position: int, tokens: Sequence[int]) -> None:
         """Put tokens into a gap, at these logical positions; they see what is cached before them.
 
-        For a fold: the memento goes where its block was. What follows is not computed again, and does not
-        see them in what it computed before; `logits` stay those of the end.
+        For a fold: the memento goes where its block was. What follows is not computed again, so it does not see the
+        new tokens; `logits` stay those of the end.
 
         Raises:
             InvalidRange: one of the positions is cached, or not within the sequence. OutOfBlocks, SpecError,
@@ -242,9 +243,10 @@ class Engine:
             raise
 
     def evict(self, sequence: CachedSequence, start: int, stop: int) -> int:
-        """Drop the keys and values of logical positions (half-open); nothing else moves, nothing is computed.
+        """Drop the keys and values of logical positions (half-open). Nothing else moves, and nothing is computed.
 
-        What was computed while they were there stays: the implicit channel (Memento). Returns how many were cached.
+        Keys and values that were computed while they were visible stay: the implicit channel (Memento). Returns how
+        many were cached.
 
         Raises:
             InvalidRange, FreedSequence: nothing was dropped.
@@ -260,7 +262,8 @@ class Engine:
         return gone
 
     def truncate(self, sequence: CachedSequence, position: int) -> int:
-        """Roll back to a branch point: all from this logical position on is dropped; returns how many were cached.
+        """Roll back to a branch point: drop everything from this logical position on; returns how many tokens were
+        cached.
 
         Raises:
             InvalidRange, FreedSequence: nothing was dropped.
@@ -277,10 +280,10 @@ class Engine:
         return gone
 
     def preempt(self, sequence: CachedSequence) -> None:
-        """Take its blocks away; it can be resumed as long as what it was computed from says what it is.
+        """Free its blocks; `resume` computes them again from its tokens and evictions.
 
         Raises:
-            KVError: it was folded into or squeezed: spill it instead. FreedSequence.
+            KVError: it was folded into or pressed, so it cannot be computed again: spill it instead. FreedSequence.
         """
         if not sequence.recomputable:
             raise KVError(f"sequence {sequence.number} cannot be computed again from its tokens", advice="spill it, or keep it")
@@ -289,7 +292,7 @@ class Engine:
         sequence.leave(lineage)
 
     def resume(self, sequence: CachedSequence) -> None:
-        """Compute a preempted sequence again: its tokens in order, each eviction at its place.
+        """Compute a preempted sequence again: its tokens in order, and each eviction at its time.
 
         Raises:
             OutOfBlocks: it stays preempted. KVError: it was spilled, not preempted.
@@ -309,7 +312,7 @@ class Engine:
                 if eviction.at > table.end:
                     self.prefill(sequence, lineage.tokens[table.end : eviction.at])
                 self.evict(sequence, eviction.start, eviction.stop)
-                # It may have been compacted, and have to fit into as few blocks again.
+                # Its gaps may have been closed before; then it has to fit into as few blocks again.
                 with suppress(OutOfBlocks):
                     table.compact()
             if table.end < len(lineage.tokens):
@@ -323,10 +326,10 @@ class Engine:
             sequence.logits = logits  # also None: what was evicted since changes what `refresh` would find
 
     def refresh(self, sequence: CachedSequence) -> Tensor:
-        """The logits of what comes next; where they are not known, the last token runs again.
+        """The logits of the next token; if they are not known, the last token is computed again.
 
         Raises:
-            InvalidRange: nothing is cached, or the last token is not.
+            InvalidRange: nothing is cached, or the last token was evicted.
         """
         if sequence.logits is None:
             table = sequence.table
@@ -353,7 +356,7 @@ class Engine:
         return sequence.logits
 
     def reserve(self, blocks: int, keep: Sequence[CachedSequence]) -> None:
-        """See that so many blocks are free: the newest sequences but these are preempted, if they can be computed again.
+        """Make so many blocks free: preempt the newest sequences except these, as far as they can be computed again.
 
         Raises:
             OutOfBlocks: that is not enough; none was preempted.
@@ -367,7 +370,7 @@ class Engine:
 
     @contextmanager
     def keeping(self, sequences: Sequence[CachedSequence]) -> Iterator[None]:
-        """While it is entered, these are not preempted, whoever needs blocks: they go on together."""
+        """While it is entered, these sequences are not preempted for one another or for others."""
         before = self._kept
         self._kept = before | {sequence.number for sequence in sequences}
         try:
@@ -376,7 +379,7 @@ class Engine:
             self._kept = before
 
     def _check_own(self, sequence: CachedSequence) -> None:
-        """Another engine's sequence has its slots in other memory: it would read and write what is not its own."""
+        """Another engine's sequence has its slots in other memory, so it would read and write the wrong slots."""
         if self.sequences.get(sequence.number) is not sequence:
             _ = sequence.lineage or sequence.table
             raise FreedSequence(f"sequence {sequence.number} is not of this engine", advice="use the engine that opened it")

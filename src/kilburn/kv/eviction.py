@@ -1,8 +1,8 @@
-"""Who leaves a full cache of KV units: the classical orders.
+"""Orders of eviction for a full cache of KV units: the classical ones.
 
-A unit is a number for a stretch of a prompt together with all that stands before it, so a unit is worth
-something only while the units before it are there. Each order is told of uses and asked for victims; it
-holds numbers, never a key, a value or a clock. `returning` is the order that knows about sessions.
+A unit is a number that stands for a stretch of a prompt together with everything before it. So a unit is useful only
+while the units before it are cached. Each order is told of uses and asked for victims. It has only numbers: no keys,
+no values, no clock. `returning` is the order that knows about sessions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PromptUse:
     Args:
         time: when it began, in seconds of any clock that only goes forward.
         request: its number, for `ended`.
-        session: whose it is; the prompts of one session mostly continue each other.
+        session: the session's number; most prompts of a session continue the previous one.
         sub: whether the session is a sub-agent's.
     """
 
@@ -43,7 +43,7 @@ class EvictionOrder(ABC):
         """These units, head first, were used together; those that were not resident are from now on."""
 
     def ended(self, use: PromptUse, time: float, why: str) -> None:
-        """The reply to a use was complete; `why` is the engine's stop reason, "" where it is not known."""
+        """The reply to a use is complete; `why` is the engine's stop reason, "" if it is not known."""
         return
 
     @abstractmethod

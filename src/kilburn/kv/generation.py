@@ -1,6 +1,6 @@
-"""Generation: sequences of an engine go on by themselves, token by token, in one batch.
+"""Generation: the model continues sequences of an engine, token by token, in one batch.
 
-Each sequence starts from whatever it holds, and stops at its limit or at a stop token, which it then has cached too.
+Each sequence stops at its limit or at a stop token, which is then cached too. No template is added.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kilburn.kv.tensors import Tensor, torch
 __all__ = ["GREEDY", "Between", "Sampling", "generate", "stream"]
 
 Between = Callable[[CachedSequence], None]
-"""What is done with a sequence after each of its tokens: a press, a memento driver."""
+"""Called with a sequence after each of its tokens: a press, or the reader of mementos."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Sampling:
             raise ValueError(f"{self} is no way to choose: temperature >= 0, top_k >= 0, 0 < top_p <= 1")
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A fresh source of chance, the same for the same seed."""
+        """A new random generator for the seed."""
         return torch.Generator(device=device).manual_seed(self.seed)
 
     def choose(self, logits: Tensor, chance: torch.Generator) -> Tensor:
@@ -76,7 +76,7 @@ def generate(
     stops: Collection[int] | None = None,
     between: Between | None = None,
 ) -> list[list[int]]:
-    """Let sequences go on, at most `limit` tokens each; returns the tokens of each, a stop token included.
+    """Continue sequences, by at most `limit` tokens each; returns the tokens of each, including a stop token.
 
     Args:
         stops: tokens that end a sequence; None for those of the weights, empty for none.
@@ -85,8 +85,9 @@ def generate(
     Sequences of the batch are not preempted for one another.
 
     Raises:
-        OutOfBlocks, KVError: also what `between` raises of that kind. The error's `made` is what was generated so far, of each
-            sequence, and the sequences have it cached: make room, and let those that are not at their end go on.
+        OutOfBlocks, KVError: also errors of that kind from `between`. The error's `made` has the tokens of each
+            sequence that were generated so far; all of them are cached. Make room, and continue those that are not
+            finished.
     """
     ends = engine.weights.stops if stops is None else frozenset(stops)
     chance = sampling.generator(engine.weights.device)
@@ -98,7 +99,7 @@ def generate(
                 logits = torch.stack([engine.refresh(sequences[row]) for row in going])
                 tokens = sampling.choose(logits, chance).tolist()
                 engine.step([(sequences[row], [token]) for row, token in zip(going, tokens, strict=True)])
-                # All of them are cached now, also where `between` then fails for one.
+                # All of them are cached now, even if `between` then fails for one.
                 for row, token in zip(going, tokens, strict=True):
                     made[row].append(token)
                 if between is not None:

@@ -1,7 +1,7 @@
-"""What a sequence's keys and values follow from: its tokens, what was evicted when, and what else was done to it.
+"""What the keys and values of a sequence follow from: its tokens, and what was evicted when.
 
-Keys and values follow from the tokens before them and from what had been evicted by the time each was computed,
-until something was inserted, blended or compressed. From there on only a copy brings them back.
+They follow from the tokens before them, and from what had been evicted when each was computed. After an insertion, a
+blend or a press this is no longer so, and only a copy brings them back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Alteration(StrEnum):
 
     EVICTED = "evicted"
     FOLDED = "folded"
-    """Tokens were inserted over those that were evicted."""
+    """Tokens were inserted where others had been evicted."""
     BLENDED = "blended"
     """It came from elsewhere."""
     COMPRESSED = "compressed"
@@ -32,7 +32,7 @@ class Alteration(StrEnum):
 
 
 class Eviction(NamedTuple):
-    """Positions `start` to `stop` (half-open) went when the sequence had `at` positions."""
+    """Positions `start` to `stop` (half-open) were evicted when the sequence had `at` positions."""
 
     at: int
     start: int
@@ -40,11 +40,11 @@ class Eviction(NamedTuple):
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """All that a table says of its positions but which of them are cached: what outlives its blocks.
+    """The state of a table, except which positions are cached: what is needed to compute it again, if that is possible.
 
-    Append `tokens` in order, run them, and repeat each of `evictions` when the sequence has its `at` positions: the
-    cache of a `recomputable` sequence is then what it was. Any other needs a copy of its keys and values, which an
-    engine has to make before it lets `Tables.reserve` take the blocks; `Tables.victims` tells it of which.
+    Append `tokens` in order, run them, and repeat each of `evictions` when the sequence has its `at` positions. The
+    cache of a `recomputable` sequence is then what it was. Other sequences cannot be computed again. An engine has to copy
+    their KV before it lets `Tables.reserve` take the blocks; `Tables.victims` says which sequences these are.
 
     Args:
         number: the sequence's name among its `Tables`.
@@ -71,6 +71,6 @@ class Lineage(msgspec.Struct, frozen=True):
 
 
 def context(tokens: array[int], evictions: tuple[Eviction, ...]) -> str:
-    """The SHA-256, hex, of what tokens were computed from, themselves the last: those before them, and what had left by then."""
+    """What tokens were computed from: the tokens up to and including them, and what had been evicted by then."""
     early = [eviction for eviction in evictions if eviction.at < len(tokens)]
     return hashlib.sha256(msgspec.json.encode((tokens.tolist(), early))).hexdigest()

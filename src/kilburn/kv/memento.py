@@ -1,9 +1,9 @@
 """Memento for a cache: which tokens leave when a memento is complete, and which tokens are forced.
 
-Pure: token ids come in one at a time, and after each the reader says what is to be done. A block's keys and
-values go, the memento's stay, which were computed while the block could be seen: so they may hold what
-its words do not say. After Memento (Microsoft, microsoft/memento). `kilburn.kv.reasoning` drives an engine by
-it; the order of the markers is that of the tags in a text (`kilburn.wire.mementos`).
+Pure: token ids come in one at a time, and after each the reader says what the engine has to do. A block's keys and
+values leave, and the memento's stay. These were computed while the block could be seen, so they may contain more than
+the memento's words. From Memento (Microsoft, microsoft/memento). `kilburn.kv.reasoning` applies this to an engine;
+the order of the markers is that of the tags in a text (`kilburn.wire.mementos`).
 
     <|block_start|>reasoning<|block_end|><|summary_start|>memento<|summary_end|> ... </think>answer
 """
@@ -25,10 +25,11 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Markers:
-    """The tokens that open and close blocks and mementos: one each where a model was trained with them, else several.
+    """The tokens that open and close blocks and mementos: one token each for a model that was trained with them, else
+    several.
 
     Args:
-        think_end: what ends all thinking; empty where nothing does.
+        think_end: the tokens that end all thinking; empty if there are none.
 
     Raises:
         ValueError: one is empty, or is part of another, so that they could not be told apart.
@@ -61,10 +62,10 @@ class Markers:
         summary_end: str = "<|summary_end|>",
         think_end: str = "</think>",
     ) -> Markers:
-        """From their texts, e.g. `Markers.of(weights.tokens)`; a `think_end` of "" is none.
+        """From their texts, e.g. `Markers.of(weights.tokens)`; a `think_end` of "" means none.
 
-        Where a tokenizer has no special tokens for them, a model that writes one behind other text may write
-        other tokens than these, and it then goes unseen; what is forced is always exact.
+        If a tokenizer has no special tokens for them, a model may write a marker with other tokens, and it is then
+        not recognised. Forced markers are always exact.
         """
         texts = (block_start, block_end, summary_start, summary_end, think_end)
         return cls(*(tuple(encode(text)) if text else () for text in texts))
@@ -78,14 +79,14 @@ class MementoRules:
         keep_last_n_blocks: newest blocks that stay whole; 0 for none, -1 for a run in which nothing leaves.
         keep_last_block_for_answer: the newest block stays until the next one opens, so that an answer sees it.
         delimiters: whether the markers stay; else those around a block and its memento leave with the block.
-        restart_mode: what would be evicted is left out of a new start instead: everything behind the prompt
-            is dropped, and what stays is computed anew, without the block. The control: same words, no channel.
+        restart_mode: instead of evicting the block, drop everything after the prompt, and compute again what stays.
+            For comparison: the same words without the implicit channel.
         max_block_tokens: a longer block is closed by force; 0 for no bound. The paper used 7,000 in training.
         max_summary_tokens: a longer memento is closed by force; 0 for no bound.
-        force_start: whether a block is opened by force wherever none is open, for a model that does not do it.
+        force_start: whether a block is opened by force whenever none is open, for a model that does not open any.
 
     Raises:
-        ValueError: a number that cannot be.
+        ValueError: an impossible number.
     """
 
     markers: Markers
@@ -120,12 +121,12 @@ class DroppedRange:
 
 @dataclass(frozen=True)
 class Instruction:
-    """What is to be done now, in this order; `NOTHING` most of the time.
+    """What the engine has to do now, in this order; usually `NOTHING`.
 
     Args:
         evict: logical positions to drop from the cache.
-        restart: the tokens to compute behind the prompt, after all behind it was dropped; None for no restart.
-        force: the tokens that come next, whatever the model would say.
+        restart: tokens to compute after the prompt, once everything after it was dropped; None for no restart.
+        force: the tokens that come next, instead of the model's.
     """
 
     evict: tuple[Range, ...] = ()
@@ -144,12 +145,12 @@ NOTHING = Instruction()
 class BlockReader(Grammar):
     """Reads one generation, token by token: `begin` first, then `feed` with each token, forced ones too.
 
-    A marker out of place (nested blocks, a memento without a block) is a fault: it is taken as plain tokens and
-    changes nothing. So is an empty memento, whose block then stays for good.
+    A marker out of place (nested blocks, a memento without a block) is reported in `faults`, counts as plain tokens,
+    and changes nothing. The same holds for an empty memento; its block then stays.
 
     Attributes:
         drops: what left, in order.
-        tokens: all that were generated, those that left included.
+        tokens: all generated tokens, including those that left.
     """
 
     def __init__(self, memento: MementoRules, start: int = 0) -> None:
@@ -160,7 +161,7 @@ class BlockReader(Grammar):
         self._offset = start
         # Blocks that are complete and whole, oldest first.
         self._whole: list[ThoughtBlock] = []
-        # Behind the last marker of any kind: a token is part of one only.
+        # The end of the last marker: a token belongs to one marker only.
         self._read = 0
         self._forcing = ""
         self._pending: tuple[int, ...] = ()
@@ -169,16 +170,16 @@ class BlockReader(Grammar):
         self._marks = [(name, found, len(found)) for name in _NAMES if (found := getattr(markers, name))]
 
     def begin(self) -> Instruction:
-        """What is to be done before the first token."""
+        """What to do before the first token."""
         return self._open() if not self.tokens else NOTHING
 
     def feed(self, token: int) -> Instruction:
-        """Take the next token that was cached; returns what is to be done before the one after it."""
+        """Read the next cached token; returns what to do before the one after it."""
         self.tokens.append(token)
         if self.where is Where.ANSWER:
             return NOTHING
         if self._pending:
-            # What was forced is known to be a marker, even where it and the tokens before it could be read otherwise.
+            # A forced marker is always a marker, even if its tokens, with those before, could be read differently.
             if token == self._pending[self._done]:
                 self._done += 1
                 if self._done < len(self._pending):
@@ -193,7 +194,7 @@ class BlockReader(Grammar):
         return self._cap()
 
     def _take(self, name: str, forced: bool = False) -> Instruction:
-        """A marker has ended: the way to the next place, or a fault."""
+        """A marker is complete: go to the next place, or report a fault."""
         end = self._read = len(self.tokens)
         at = end - len(getattr(self.memento.markers, name))
         if name == "think_end":
@@ -225,13 +226,13 @@ class BlockReader(Grammar):
         return self._force(Tag.BLOCK_START) if self.memento.force_start else NOTHING
 
     def _force(self, name: str, done: int = 0) -> Instruction:
-        """Ask for a marker, of which so many tokens are there."""
+        """Ask for the rest of a marker, of which so many tokens are already there."""
         self._forcing, self._done = name, 0
         self._pending = getattr(self.memento.markers, name)[done:]
         return Instruction(force=self._pending)
 
     def _cap(self) -> Instruction:
-        """Close what is too long; where its end has begun already, only the rest of it is asked for."""
+        """Close a block or memento that is too long; if its end marker has begun, only the rest of it is forced."""
         if self.where is Where.BLOCK:
             name, most = Tag.BLOCK_END, self.memento.max_block_tokens
         elif self.where is Where.MEMENTO:
@@ -246,7 +247,7 @@ class BlockReader(Grammar):
         return self._force(name, done)
 
     def _drop(self, keep: int) -> Instruction:
-        """What leaves where so many blocks stay whole."""
+        """What leaves if so many blocks stay whole."""
         if keep == OFF or len(self._whole) <= keep:
             return NOTHING
         leaving = self._whole[: len(self._whole) - keep]

@@ -1,8 +1,8 @@
-"""What a press sees of one sequence: which tokens are cached, what attention they got, which pages they are.
+"""What a press sees of one sequence: which tokens are cached, what attention they got, to which pages they belong.
 
-Tensors are on the engine's device, one entry per cached token in the order of the sequence. Attention is
-summed over the query heads that share a key-value head *before* anything is chosen, so that a choice
-never needs more heads than the cache has. What a press did not ask for by its `needs` is None.
+Tensors are on the engine's device, one entry per cached token in the order of the sequence. Attention is averaged
+over the query heads that share a key-value head *before* anything is chosen, so that a choice never needs more heads
+than the cache has. Only what the press `needs` is there; the rest is None.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class CachedPage:
     Args:
         page: its id; 0 for tokens that belong to no page (the chat template's).
         start: index of its first cached token, not its logical position.
-        stop: index behind its last cached token.
+        stop: index after its last cached token.
         pinned: must stay.
         folded: a memento or an excerpt of it is in the cache too.
         stale: a later page superseded it: an older output of the same call, a retired fact.
-        distance: expected turns until it is read again, or None where nobody knows.
+        distance: expected turns until it is read again, or None if unknown.
     """
 
     page: int
@@ -52,9 +52,9 @@ class Observation:
         queries: how many queries each token could be seen by so far, itself included; shape [n], int64.
         recent: attention of the last queries on every token, averaged over the query heads of the group;
             shape [layers, heads, queries, n], float32; the last row is of the last token.
-        pages: in order; tokens that none covers are nobody's.
-        shifts: by how many positions each cached key was rotated on since it was computed, in all; shape [n],
-            int64, or None where none was.
+        pages: in order; tokens that none covers belong to no page.
+        shifts: by how many positions in total each cached key was rotated since it was computed; shape [n], int64, or
+            None if none was.
     """
 
     positions: Tensor
@@ -76,21 +76,21 @@ class Selection(NamedTuple):
     """What stays, as indices of cached tokens, ascending and without repetition.
 
     Args:
-        keep: shape [k] where all heads keep the same tokens, or [layers, heads, k] where each chooses for
-            itself; then the kept slots are squeezed and no longer stand for single tokens.
-        shift: by how many positions the kept keys shall be rotated on from their logical positions, in all:
-            what `Observation.shifts` says was done already is part of it. Shape [k], int64, or None for as
-            they are. Only where all heads keep the same. `turn` is what is left to do; in half precision
-            an engine does better to keep the first keys of what is shifted and to rotate those by `shift`.
+        keep: shape [k] if all heads keep the same tokens, or [layers, heads, k] if each chooses for itself; then the
+            kept entries are packed together and no longer stand for single tokens.
+        shift: by how many positions in total the kept keys are to be rotated from their logical positions. It
+            includes what `Observation.shifts` says was done already. Shape [k], int64, or None for no rotation. Only
+            possible if all heads keep the same tokens. `turn` is what is left to do. In half precision it is better
+            to keep the unrotated keys and to rotate those by `shift`.
     """
 
     keep: Tensor
     shift: Tensor | None = None
 
     def turn(self, seen: Observation) -> Tensor | None:
-        """By how many positions to rotate the kept keys now, shape [k], or None for not at all.
+        """By how many positions to rotate the kept keys of `seen` now, shape [k], or None for no rotation.
 
-        To be done to the keys of `seen`; the engine then remembers `shift` for the next observation.
+        The engine passes `shift` back in the next observation.
         """
         if self.shift is None or seen.shifts is None:
             return self.shift
@@ -102,18 +102,18 @@ class Press(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it has to see, of "keys", "attention" and "recent"; positions and pages are always there."""
+        """Which of "keys", "attention" and "recent" it has to see; positions and pages are always there."""
         ...
 
     @property
     def recent(self) -> int:
-        """How many of the last queries it has to see, where it needs "recent"."""
+        """How many of the last queries it has to see, if it needs "recent"."""
         ...
 
     def keep(self, seen: Observation, budget: int) -> Selection:
-        """At most `budget` tokens; all of them, unshifted, where there are no more than that.
+        """At most `budget` tokens; all of them, unshifted, if there are no more than that.
 
         Raises:
-            BudgetTooSmall: it holds what this press must keep (its sinks, its window) and nothing was chosen.
+            BudgetTooSmall: it is smaller than what this press must keep (its sinks, its window). Nothing was chosen.
         """
         ...

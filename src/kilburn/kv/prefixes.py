@@ -1,8 +1,8 @@
-"""What a full block holds, as a hash: of everything before it in the sequence, and of its own tokens.
+"""Names a full block by a hash of everything before it in the sequence and of its own tokens.
 
-Each digest is the SHA-256 of its parent's digest and the block's tokens, the first parent being the key
-of model, dtype and tenant. So equal digests mean equal tokens from the start, under the same key, in
-every process. A block that is not full has no digest.
+Each digest is the SHA-256 of its parent's digest and the block's tokens, the first parent being the key of model,
+dtype and tenant. So equal digests mean equal tokens from the start, under the same key, in every process. Only full
+blocks have a digest.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Key", "chain_digests", "find_prefix", "root_digest"]
 
 
 class Key(msgspec.Struct, frozen=True):
-    """Whose KV it is. Sequences under different keys never share a block by content.
+    """Identifies whose KV it is. Sequences under different keys never share a block by content.
 
     Args:
-        model: which weights: a digest of the file is best, for a name may be given to other weights.
+        model: identifies the weights. A digest of the file is best, because a name may be given to other weights.
         dtype: of the stored keys and values.
         tenant: sequences of one tenant are never served from another's blocks.
     """

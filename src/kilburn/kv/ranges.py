@@ -1,6 +1,6 @@
 """Which positions of a sequence belong to which page: ranges in order, none overlapping another.
 
-A range keeps its borders when some of it leaves the cache; the table knows what is cached.
+The table knows which positions of a range are still cached.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A process's window in an engine's cache: the window's moves drive what is cached.
+"""Keeps a process's window in an engine's cache: the window's moves are repeated there.
 
-What the kernel evicts or folds in the window, `follow` makes an eviction of those tokens, or computes anew from
-there, whichever costs less; a KV budget of its own has a policy of its own; a branch shares everything up to
-where it began, and leaves nothing behind. It moves no pages in the window.
+When the kernel evicts or folds pages in the window, `follow` evicts their tokens from the cache, or computes again
+from there, whichever costs less. The cache may have its own budget, with its own policy. A branch shares everything
+up to its branch point, and leaves nothing behind. Pages in the window are never moved from here.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["Followed", "Residence"]
 
 
 class Followed(msgspec.Struct, frozen=True):
-    """What following the window took.
+    """What `follow` did.
 
     Args:
         how: what was done: any but "auto".
         prefilled: tokens that were computed.
-        saved: tokens that computing anew from the first difference would have taken beyond that.
-        evicted: tokens whose keys and values left, for the window's sake and for the budget's.
+        saved: tokens that computing again from the first difference would have needed in addition.
+        evicted: tokens whose keys and values left, because of the window or of the budget.
         cached: tokens that are cached now.
         exact: whether the cache is what the window's text alone would give.
     """
@@ -57,13 +57,12 @@ class Residence:
     Args:
         budget: tokens that may be cached for it; None for as many as the engine has.
         policy: at the kv boundary, a spec or an object with `plan`.
-        price: what editing the cache costs against computing anew.
-        how: "auto" takes the cheaper way; "edit" and "prefill" always the one.
-        channel: whether a fold that takes the place of its sources is computed in sight of them, before they leave
-            (Memento), or only of what stays.
+        price: the price of editing the cache, compared with computing again.
+        how: "auto" takes the cheaper way; "edit" and "prefill" always take that way.
+        channel: whether a fold is computed while its sources are still visible (Memento), or only with what stays.
 
     Raises:
-        SpecError: a budget that the engine cannot hold, a way that is none, or weights without a tokenizer.
+        SpecError: a budget that the engine cannot hold, an unknown `how`, or weights without a tokenizer.
     """
 
     def __init__(
@@ -90,10 +89,10 @@ class Residence:
         self._evicted = 0
 
     def follow(self) -> Followed:
-        """Bring the cache to what the window shows now. After an error it holds a part of that, and can go on.
+        """Bring the cache to what the window shows now. After an error it has a part of that, and can continue.
 
-        What was forgotten leaves with all that was computed in sight of it, whatever that costs. Where another
-        sequence was given its blocks, all is computed anew.
+        Forgotten pages leave, together with everything that was computed while they were visible, whatever that
+        costs. If the sequence lost its blocks to another one, everything is computed again.
 
         Raises:
             BudgetTooSmall: pins, handles and the latest message do not fit the KV budget. OutOfBlocks: others hold
@@ -135,14 +134,14 @@ class Residence:
         return made
 
     def reply(self, limit: int = 256, sampling: Sampling = GREEDY) -> str:
-        """Follow the window, then let the model answer; the text, without the template's end.
+        """Follow the window, then let the model reply; returns the text, without the end marker of the template.
 
-        What it generated stays cached until the window shows something else in its place.
+        The generated tokens stay cached until the window shows something else in their place.
         """
         return self.engine.weights.text(list(self.tokens(limit, sampling)))
 
     def tokens(self, limit: int = 256, sampling: Sampling = GREEDY) -> Iterator[int]:
-        """The same token by token; the one that ends the reply is not among them."""
+        """The same, token by token, without the token that ends the reply."""
         self.follow()
         self._make_room(len(self._template.opening()) + limit)
         self.engine.prefill(self.sequence, self._template.opening())
@@ -153,9 +152,9 @@ class Residence:
 
     @contextmanager
     def branch(self, process: Process) -> Iterator[Residence]:
-        """Another process that begins with what this window shows: it shares all blocks, until it writes.
+        """A residence for another process that begins with what this window shows. It shares all blocks until it writes.
 
-        At the end its own are freed, and this residence is where it was: at the branch point.
+        When the block ends, its own blocks are freed, and this residence is unchanged.
         """
         self._revive()
         made = Residence.__new__(Residence)
@@ -181,7 +180,7 @@ class Residence:
         for page in view.pages:
             stale = bool(page.answers) and latest[view.page(page.answers).label] != page.id
             use = view.uses.get(page.id)
-            # What was read lately is read again soon: the distance to its last use stands for the one to its next.
+            # The distance since the last use is taken as an estimate of the distance to the next use.
             distance = float(view.turn - use.turn) if use is not None else None
             made[page.id] = CachedPage(page.id, 0, 0, page.id in view.pins, page.id in folded, stale, distance)
         return made
@@ -192,7 +191,7 @@ class Residence:
             self.engine.free(self.sequence)
 
     def _revive(self) -> None:
-        """Begin anew where its blocks were given to another."""
+        """Begin again if its blocks were given to another sequence."""
         lineage = self.sequence.lineage
         if lineage is not None and lineage.recomputable:
             self.engine.free(self.sequence)
@@ -205,7 +204,7 @@ class Residence:
         return made
 
     def _purge(self) -> bool:
-        """Drop what was computed in sight of a page that is forgotten now: what derives from it goes with it."""
+        """Drop everything that was computed while a page was visible that is forgotten now."""
         states = self.process.window.states
         stood = [
             start for page, start in self.sequence.table.stood.items() if page in states and states[page].at == Place.DROPPED
@@ -217,12 +216,12 @@ class Residence:
         return True
 
     def _forget_missing_pins(self) -> None:
-        """What was pinned after its keys and values had left has to come back: its place is empty."""
+        """Pages that were pinned after their keys and values had left, and have to come back."""
         table, pins = self.sequence.table, self.process.window.pins
         self._placed = [one for one in self._placed if one.line.page not in pins or table.count(one.start, one.stop)]
 
     def _adopt(self, plan: EditPlan) -> int:
-        """Whole lines that the model generated itself and the window now shows: they are cached already."""
+        """Find whole lines of the window that the model generated itself: they are cached already."""
         table = self.sequence.table
         known = self._placed[-1].stop if self._placed else 0
         if table.end == known:
@@ -237,7 +236,7 @@ class Residence:
                 self._place(line, known)
                 known, count = stop, count + 1
             if count < len(plan.append):
-                # The reply without what closes its line: only that is missing.
+                # The reply is cached without the marker that closes its line; only that is missing.
                 line = plan.append[count]
                 same = 0
                 while same < min(len(line.tokens), table.end - known) and tokens[known + same] == line.tokens[same]:
@@ -252,7 +251,7 @@ class Residence:
         return count
 
     def _edit(self, plan: EditPlan) -> None:
-        """Put folds into the gaps in sight of what they stand for, then let that go, then put in all else."""
+        """Insert folds while their sources are visible, then evict the sources, then insert everything else."""
         sources = {one.line.page for one in plan.evict}
         pages = self.process.window.pages
         seeing: list[tuple[WindowLine, int]] = []
@@ -264,12 +263,12 @@ class Residence:
         gone = {one.line.key for one in plan.evict}
         self._placed = [one for one in self._placed if one.line.key not in gone]
         try:
-            # The last first, so that no fold sees another that was put in just before it.
+            # The last first, so that no fold sees another new one.
             for line, position in reversed(seeing):
                 try:
                     self._insert(line, position)
                 except (BudgetTooSmall, OutOfBlocks):
-                    # There is no room for it beside what it stands for; once that is gone there may be.
+                    # There is no room for it beside its sources; once they are evicted there may be.
                     blind.append((line, position))
         finally:
             inserted = [(one.start, one.stop) for one in self._placed]
@@ -306,7 +305,7 @@ class Residence:
 
     def _place(self, line: WindowLine, start: int) -> None:
         stop = start + len(line.tokens)
-        # The handle of a result quotes it; that of a stretch that is out says numbers only.
+        # The handle of a result quotes from its call; that of a gap has only numbers.
         if line.key[2] in self.process.window.stubs and not line.page:
             stood = self.sequence.table.stood
             stood[line.key[2]] = min(start, stood.get(line.key[2], start))
@@ -321,7 +320,8 @@ class Residence:
         self._placed.sort(key=lambda one: one.start)
 
     def _make_room(self, need: int) -> None:
-        """PRESSURE at the kv boundary: what the policy there lets go leaves the cache, and the ledger remembers."""
+        """Ask the policy at the kv boundary with cause PRESSURE: what it evicts leaves the cache, and the ledger records
+        it."""
         table = self.sequence.table
         for relief in self.pressure.relief(self.process, table, need):
             for page in relief.pages:

@@ -1,9 +1,9 @@
-"""An order of eviction that asks of each session: how likely is it to come back soon?
+"""An order of eviction that estimates how soon each session comes back.
 
-A session that waits for a tool comes back within seconds, one whose user has the word comes back in
-minutes or never, a sub-agent that has ended hardly at all, and some sessions are slower than others.
-How fast each kind comes back, and how that changes while one waits, is counted while it runs; nothing
-is fitted beforehand. What a session's latest prompt no longer holds leaves first. Times come with the uses.
+A session that waits for a tool comes back within seconds. One that waits for its user comes back in minutes or never.
+A sub-agent that has ended almost never comes back. And some sessions are slower than others. How fast each kind comes
+back, and how that changes during the wait, is counted at run time; nothing is fitted beforehand. Units that a
+session's latest prompt no longer contains leave first. Times come with the uses; there is no clock here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kilburn.kv.eviction import EvictionOrder, PromptUse
 __all__ = ["ReturnOdds"]
 
 Group = tuple[bool, int]
-"""Whether it is a sub-agent's, and the session's pace against that of all: 0 as they, 1 about e times as slow."""
+"""Whether it is a sub-agent's, and the session's pace compared with all: 0 for average, 1 for about e times as slow."""
 
 Kind = tuple[str, Group]
-"""Stop reason (`_RUNNING` until it is known), and whose wait it is."""
+"""Kind of wait: the stop reason (`_RUNNING` until it is known), and the kind of session."""
 
 _RUNNING = "..."
 _EDGES = [0.0, *(2 ** (half / 2) for half in range(38))]
@@ -29,7 +29,7 @@ _EDGES = [0.0, *(2 ** (half / 2) for half in range(38))]
 
 _LAST = len(_EDGES) - 1
 _FRESH = 64
-"""Ends and returns after which rates are worked out anew."""
+"""Number of ends and returns after which rates are computed again."""
 
 _TRUST = 1.0
 """Imagined returns in each bucket, at the rate `_guess_rate`, before the first real one."""
@@ -37,18 +37,18 @@ _TRUST = 1.0
 _FOREVER = _EDGES[-1]
 
 _MEMORY = 0.7
-"""What a session's pace keeps of each wait when the next one is counted."""
+"""Weight of the older waits in a session's pace when the next one is counted."""
 
 _SLOWEST, _QUICKEST = 3, -2
 
 
 def _guess_rate(wait: float) -> float:
-    """Returns a second after waiting so long, where nothing was counted: those who waited long will wait long."""
+    """Assumed returns a second after waiting so long, before anything is counted: long waits go on."""
     return 0.5 / (wait + 10.0)
 
 
 class _Count:
-    """Returns of one kind of session by how long they waited, and how long any waited at all."""
+    """Returns of one kind of session by how long they waited, and the total waiting time."""
 
     __slots__ = ("back", "waited", "worth")
 
@@ -61,7 +61,7 @@ class _Count:
         self.back[_add_wait(self.waited, wait)] += back
 
     def work_out(self, still: Sequence[float]) -> None:
-        """The worth of one who has waited up to each edge; `still` are the waits that have not ended."""
+        """The worth of a session that has waited up to each edge; `still` are the waits that have not ended."""
         waited = list(self.waited)
         for wait in still:
             _add_wait(waited, wait)
@@ -95,7 +95,7 @@ def _gittins_index(rates: Sequence[float], start: int) -> float:
 
 
 class _Mean:
-    """A mean that begins at a value, as if that were the first, and keeps so much of the older ones each time."""
+    """A running mean that starts at a value; each time, the older values keep this weight."""
 
     __slots__ = ("keep", "total", "weight")
 
@@ -129,7 +129,7 @@ class _Wait:
 
 
 class ReturnOdds(EvictionOrder):
-    """First what the sessions' latest prompts no longer hold; then by the index of the session, tail first.
+    """Evicts first what the sessions' latest prompts no longer contain; then by the index of the session, tail first.
 
     A unit belongs to the prompt that used it last. Rates are counted by stop reason and by the session's
     pace, for sub-agents apart (hazard rates, with the waits that have not ended; the index is Gittins', J. R. Stat.
@@ -196,7 +196,7 @@ class ReturnOdds(EvictionOrder):
         return use.sub, max(_QUICKEST, min(_SLOWEST, slow))
 
     def _lose(self, request: int, count: int) -> None:
-        """A prompt holds so many units fewer; it is forgotten where none are left and nobody waits."""
+        """A prompt has so many units fewer; it is forgotten if none are left and no wait is open."""
         prompt = self._prompts.get(request)
         if prompt is not None:
             prompt.held -= count
@@ -222,7 +222,8 @@ class ReturnOdds(EvictionOrder):
         """See `Eviction`."""
         if self._news >= _FRESH:
             self._work_out()
-        # Of equal worth goes who waits longest, and then who came first: the same run gives the same victims.
+        # Among equals, the longest wait leaves first, and then the oldest prompt, so the same run gives the same
+        # victims.
         ranked = sorted((self._worth(prompt), prompt.since, request) for request, prompt in self._prompts.items() if prompt.held)
         chosen: list[int] = []
         for _, _, request in ranked:
@@ -264,7 +265,8 @@ class ReturnOdds(EvictionOrder):
         return count.worth[at] * (1 - through) + count.worth[at + 1] * through
 
     def _work_out(self) -> None:
-        """New rates from all that was counted, and from those who still wait; who is silent too long is given up."""
+        """Compute rates again, from everything counted and the open waits; sessions that are silent too long are given
+        up."""
         self._news = 0
         still: dict[Kind, list[float]] = {}
         for session, request in list(self._latest.items()):

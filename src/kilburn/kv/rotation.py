@@ -1,7 +1,7 @@
-"""Rotating cached keys on to other positions (RoPE, Su et al., arXiv 2104.09864), without computing them again.
+"""Rotates cached keys to other positions (RoPE, Su et al., arXiv 2104.09864), without computing them again.
 
-For rotations that pair the first half of a head with the second, as transformers' Llama does. What a key's layer saw
-when the key was computed stays in it, so a key at another position is exact only in the first layer.
+For rotations that pair the first half of a head with the second, as transformers' Llama does. A key still depends on
+what was visible when it was computed, so at another position it is exact only in the first layer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["rotate"]
 def rotate(keys: Tensor, shift: Tensor, inv_freq: Tensor) -> Tensor:
     """The keys as they would be `shift` positions further on; a new tensor of the same dtype.
 
-    Angles are computed in float64 and the rotation in float32 (float64 for keys in float64), so half
-    precision is rounded once for each call. Rounding many small steps adds up, and in bfloat16 a step below
-    what it resolves is lost: rotate what was cached first by all of its shift, not what was rotated before.
-    Where the shift is 0 a key stays as it is, bit for bit.
+    Angles are computed in float64 and the rotation in float32 (float64 for keys in float64), so half precision is
+    rounded once for each call. The rounding of many small steps adds up, and in bfloat16 a very small step is lost.
+    So rotate the original keys by the whole shift, not keys that were rotated before. Where the shift is 0 a key
+    stays as it is, bit for bit.
 
     Args:
         keys: rotated already, shape [..., n, dim].

@@ -1,6 +1,6 @@
 """One sequence of an engine: what it has cached, and what comes next.
 
-A handle: the engine does everything. After `free` it raises.
+This is only a handle: the engine does everything. After `free` it cannot be used.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class CachedSequence:
     """What `Engine.open` and `Engine.fork` return.
 
     Attributes:
-        logits: of the token that comes next, shape [vocabulary]; None before the first token, and where the last
-            token is not what ran last (after `truncate`).
-        watch: the attention that was noted, where it was opened for a press that asks for it.
-        squeezed: the logical position before which what is cached stands for no single token any more.
-        shifts: by how many positions the keys at a logical position were rotated on since they were computed.
-        first: of each of those, the key as it was before the first rotation that was seen here, and its shift then;
-            shape [layers, heads, dim].
+        logits: of the next token, shape [vocabulary]; None before the first token, and if the last token is not the
+            one that ran last (after `truncate`).
+        watch: the observed attention, if it was opened for a press that needs it.
+        squeezed: the logical position before which cached entries do not stand for single tokens any more.
+        shifts: by how many positions the keys at a logical position were rotated since they were computed.
+        first: for each of those, the key before its first rotation here, and its shift then; shape [layers, heads,
+            dim].
         owners: whose windows it shows, as `Residence` names them; a fork has its own and those of its source.
-        lineage: what it is computed from again, while its blocks are another's (preemption).
+        lineage: what is needed to compute it again while it is preempted.
     """
 
     def __init__(self, table: Table, watch: AttentionWatch | None = None) -> None:
@@ -55,12 +55,12 @@ class CachedSequence:
 
     @property
     def recomputable(self) -> bool:
-        """Whether its tokens and evictions say all about its keys and values, and nobody notes its attention."""
+        """Whether its keys and values follow from its tokens and evictions, and its attention is not observed."""
         return self.watch is None and self.table.recomputable
 
     @property
     def is_live(self) -> bool:
-        """Whether its blocks are its own now."""
+        """Whether it has blocks: it was not freed or preempted."""
         return self._table is not None
 
     @property
@@ -80,10 +80,10 @@ class CachedSequence:
         self._table, self.lineage = None, lineage
 
     def check(self, position: int) -> Table:
-        """Its table, where single tokens can be told apart from this logical position on.
+        """Its table, if entries stand for single tokens from this logical position on.
 
         Raises:
-            InvalidRange: they were squeezed, each head its own. FreedSequence.
+            InvalidRange: a press chose them for each head. FreedSequence.
         """
         if 0 <= position < self.squeezed:
             raise InvalidRange(
@@ -98,19 +98,19 @@ class CachedSequence:
 
 
 class Past:
-    """What a sequence was before something that may fail: all but its keys and values."""
+    """The state of a sequence before a step that may fail, except its keys and values."""
 
     def __init__(self, sequence: CachedSequence) -> None:
         self.lineage, self.shifts = sequence.table.lineage(), dict(sequence.shifts)
         self._watched = sequence.watch.state() if sequence.watch is not None else None
 
     def restore(self, sequence: CachedSequence) -> None:
-        """The same positions are cached again."""
+        """Restore it; the same positions must be cached again."""
         sequence.table.restore(self.lineage)
         sequence.shifts = dict(self.shifts)
         self.restore_watch(sequence)
 
     def restore_watch(self, sequence: CachedSequence) -> None:
-        """Forget what attention was noted since."""
+        """Undo what was observed since."""
         if sequence.watch is not None and self._watched is not None:
             sequence.watch.restore(self._watched)

@@ -1,6 +1,6 @@
-"""A folder of spilled keys and values: how much it holds, what goes when it is full, and what may not go.
+"""A folder of spilled keys and values: its size, and which files are deleted when it is full.
 
-Where there is a limit, the least recently read or written files go first, never one that is pinned, by this
+If there is a limit, the least recently read or written files are deleted first, but never one that is pinned, by this
 process or another.
 """
 
@@ -36,17 +36,17 @@ class Shelf:
     """Files by address, in one folder. Several processes may share it.
 
     Args:
-        folder: made where there is none, for this user alone.
-        limit_bytes: of all its files, or None for what the disk takes. Where several processes share a folder,
-            each sees to its own limit.
+        folder: created if it is missing, readable by this user only.
+        limit_bytes: of all its files together, or None for no limit. If several processes share a folder, each
+            enforces its own limit.
 
     Raises:
-        SpillFailed: there can be no such folder.
+        SpillFailed: the folder cannot be created.
     """
 
     def __init__(self, folder: str | Path, limit_bytes: int | None = None) -> None:
         self.folder, self.limit = Path(folder), limit_bytes
-        # Address -> how often it was pinned, and the descriptor that holds the lock by which others see it.
+        # Address -> how often it was pinned, and the descriptor with the lock that shows this to other processes.
         self._pins: dict[str, tuple[int, int]] = {}
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,23 +85,24 @@ class Shelf:
         return address, size
 
     def get(self, address: str, key: Key) -> Contents | Miss:
-        """What a file holds, every byte checked."""
+        """The content of a file, every byte checked."""
         found = read(self.folder, address, key)
         if not isinstance(found, Miss):
-            # Removed meanwhile, or a folder that is only read: when it was last used matters to nobody then.
+            # The file was removed in the meantime, or the folder is read-only; the time of last use does not matter
+            # then.
             with suppress(OSError):
                 os.utime(self._path(address))
         return found
 
     def pin(self, address: str) -> None:
-        """Keep a file until it was unpinned as often, or the shelf is closed.
+        """Keep a file until it was unpinned as often as pinned, or the shelf is closed.
 
         Raises:
             SpillFailed: there is no such file any more.
         """
         count, descriptor = self._pins.get(address, (0, -1))
         try:
-            # The file may have been written anew since it was pinned: the lock has to be on what is there now.
+            # The file may have been replaced since it was pinned; the lock has to be on the current one.
             fresh = os.open(self._path(address), os.O_RDONLY)
             fcntl.flock(fresh, fcntl.LOCK_SH)
         except OSError as error:
@@ -111,7 +112,7 @@ class Shelf:
         self._pins[address] = (count + 1, fresh)
 
     def unpin(self, address: str) -> int:
-        """Take back one pin; returns how many are left."""
+        """Release one pin; returns how many are left."""
         count, descriptor = self._pins.pop(address, (0, -1))
         if count > 1:
             self._pins[address] = (count - 1, descriptor)
@@ -131,9 +132,11 @@ class Shelf:
         return True
 
     def forget(self, owner: str, pages: Collection[int]) -> list[str]:
-        """Remove all files of an owner that hold one of these pages, or were computed in sight of one, pinned or not.
+        """Remove all files of an owner that contain one of these pages, or were computed while one was visible, pinned
+        or not.
 
-        What does not say whose it is goes too: files of an earlier version, and damaged ones. Returns the addresses.
+        Files that do not say whose they are are removed too: those of an earlier version, and damaged ones. Returns
+        the addresses.
 
         Raises:
             SpillFailed: some could not be removed; the others are.
@@ -156,7 +159,7 @@ class Shelf:
         return gone
 
     def close(self) -> None:
-        """Take back all pins. The files stay."""
+        """Release all pins. The files stay."""
         for _, descriptor in self._pins.values():
             os.close(descriptor)
         self._pins.clear()
@@ -165,7 +168,7 @@ class Shelf:
         return self.folder / (Path(address).name + SUFFIX)
 
     def _files(self) -> Iterable[tuple[int, int, Path]]:
-        """(when it was last used, bytes, where) of each file."""
+        """(time of last use, bytes, path) of each file."""
         for path in self.folder.glob("*" + SUFFIX):
             # Another process may drop it between the two calls.
             with suppress(FileNotFoundError):
@@ -192,7 +195,7 @@ class Shelf:
 
 
 def _is_pinned(path: Path) -> bool:
-    """Whether a process holds it, this one too."""
+    """Whether any process has pinned it, including this one."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""Keys and values that go to disk and come back bit for bit: of a sequence, or of one of its pages.
+"""Writes keys and values to disk and restores them bit for bit: of a sequence, or of one of its pages.
 
-A sequence comes back as it was, whatever was done to it: its gaps, pages and evictions, and the logits of
-what comes next. A page comes back into its own gap as it was, and elsewhere only approximately, which is
-then said. What another model, dtype or tenant wrote is a miss, and so is a file that changed.
+A sequence comes back as it was, whatever was done to it: with its gaps, pages and evictions, and the logits of the
+next token. A page comes back as it was in its own gap, and only approximately at another place; the result says
+which. A file of another model, dtype or tenant is a miss, and so is a file that changed. Nothing is computed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["Miss", "RestoredPage", "Spill", "Spilled", "Why", "owner_of", "preem
 
 
 class Spilled(msgspec.Struct, frozen=True):
-    """What is on disk.
+    """A file on disk.
 
     Args:
-        address: finds it again, in any process: the SHA-256 of all that the file says, hex.
-        bytes: of the file.
-        tokens: whose keys and values it holds.
+        address: identifies it, in any process: the SHA-256 of its contents, hex.
+        bytes: size of the file.
+        tokens: how many tokens' keys and values it has.
     """
 
     address: str
@@ -51,9 +51,9 @@ class RestoredPage(msgspec.Struct, frozen=True):
         page: its id.
         start: its first logical position now.
         stop: behind its last.
-        exact: whether the cache holds of it what it would hold, had it never left. Only ever said where tokens and
-            evictions prove it.
-        why: it is not exact, in words; empty where it is.
+        exact: whether the cache has for it what it would have if it had never left. True only if tokens and evictions
+            prove it.
+        why: why it is not exact, in words; empty if it is.
     """
 
     page: int
@@ -67,14 +67,14 @@ class Spill:
     """Saves sequences and pages of engines to a folder, and restores them.
 
     Args:
-        folder: made where there is none.
-        limit_bytes: see `Shelf`: the least recently used files go first.
+        folder: created if it is missing.
+        limit_bytes: see `Shelf`: the least recently used files are deleted first.
 
     Attributes:
-        shelf: the files: pins, what they take, and `drop` for what is to be gone for good.
+        shelf: the files: their pins and sizes, and `drop` to delete one.
 
     Raises:
-        SpillFailed: there can be no such folder.
+        SpillFailed: the folder cannot be created.
     """
 
     def __init__(self, folder: str | Path, limit_bytes: int | None = None) -> None:
@@ -82,10 +82,11 @@ class Spill:
         self._windows: dict[str, Process] = {}
 
     def attend(self, process: Process) -> list[str]:
-        """From now on, what a process forgets is removed here too; returns the addresses that go at once.
+        """From now on, files with what a process forgets are removed here too; returns the addresses of files that are
+        removed at once.
 
-        These are of what was forgotten while nobody attended. What goes later is in the process's ledger (`note`, with `how`
-        "forgotten" and the addresses as `files`). Files of sequences that are no `Residence`'s are nobody's, and stay.
+        These are files with pages that were forgotten before. Later removals are in the process's ledger (`note`,
+        with `how` "forgotten" and the addresses as `files`). Files of sequences that no `Residence` keeps stay.
 
         Raises:
             SpillFailed: some files could not be removed.
@@ -107,8 +108,8 @@ class Spill:
         """Write a sequence to disk; it stays in the cache as it is.
 
         Raises:
-            SpillFailed: the disk or the limit does not allow it; nothing of it is left there. KVError: it holds what its
-            process has forgotten (see `attend`). FreedSequence.
+            SpillFailed: the disk or the limit does not allow it; nothing of it is left there. KVError: it contains
+                what its process has forgotten (see `attend`). FreedSequence.
         """
         table, watch = sequence.table, sequence.watch
         self._check_forgotten(sequence, table.end)
@@ -136,9 +137,9 @@ class Spill:
         return self._write_file(header, drafts, len(slots.logical), pin)
 
     def restore(self, engine: Engine, spilled: Spilled | str) -> CachedSequence | Miss:
-        """A new sequence that is what the saved one was, logits included; in any engine of the same weights.
+        """A new sequence equal to the saved one, including its logits; in any engine of the same weights.
 
-        Every byte is checked before a block is taken. Where blocks are missing, others are preempted.
+        Every byte is checked before a block is allocated. If blocks run out, other sequences are preempted.
 
         Raises:
             OutOfBlocks: nothing was restored.
@@ -190,13 +191,13 @@ class Spill:
     ) -> RestoredPage | Miss:
         """Put a page's keys and values back, into a gap of a sequence or at its end; nothing is computed.
 
-        At its own position they are what they were, bit for bit. At another the keys are rotated there, and the page
-        is approximate: what it attended to when it was computed stays in it. Behind another past than its own
-        it is approximate too. To several pages that left the same sequence: the last first, for what was inserted
-        before a page is a reason not to call it exact.
+        At its own position they are what they were, bit for bit. At another position the keys are rotated, and the
+        page is approximate, because it still depends on what it attended to at its old place. After a different past
+        it is approximate too. Restore several pages of one sequence from last to first: a page is not called exact if
+        something was inserted before it.
 
         Args:
-            position: where it shall begin; None for where it was.
+            position: where it begins; None for where it was.
 
         Raises:
             InvalidRange: something is cached there, or belongs to a page, or the sequence is shorter.
@@ -242,7 +243,7 @@ class Spill:
         return RestoredPage(part.page, start, stop, not why, why)
 
     def _check_forgotten(self, sequence: CachedSequence, stop: int) -> None:
-        """What was forgotten is not to come to disk: the sequence may still hold it."""
+        """Raise if the sequence still contains something forgotten, which must not be written to disk."""
         for owner in sequence.owners & self._windows.keys():
             forgotten = _forgotten_pages(self._windows[owner])
             held = [page for page, start in sequence.table.stood.items() if start < stop and page in forgotten]
@@ -275,9 +276,9 @@ class Spill:
 
 
 def preempt(engine: Engine, sequence: CachedSequence, spill: Spill) -> Spilled | None:
-    """Take a sequence's blocks away, whatever was done to it; `resume` brings it back.
+    """Free a sequence's blocks, whatever was done to it; `resume` restores it.
 
-    Returns what was spilled (pinned until then), or None where the sequence can be computed again instead.
+    Returns the spilled file (pinned until then), or None if the sequence can be computed again instead.
 
     Raises:
         SpillFailed: it keeps its blocks. FreedSequence.
@@ -295,9 +296,9 @@ def preempt(engine: Engine, sequence: CachedSequence, spill: Spill) -> Spilled |
 
 
 def resume(engine: Engine, sequence: CachedSequence, spill: Spill, spilled: Spilled | None) -> Miss | None:
-    """Bring back what `preempt` took, under the same handle; a file that nobody else waits for is removed then.
+    """Restore what `preempt` took, under the same handle. The file is removed if it has no other pin.
 
-    Returns a miss where the file is not what was written: the sequence stays preempted, and can only be freed.
+    Returns a miss if the file is damaged or gone: the sequence then stays preempted, and can only be freed.
 
     Raises:
         OutOfBlocks: it stays preempted. KVError: it is not this sequence's file.
@@ -334,9 +335,9 @@ def _forgotten_pages(process: Process) -> set[int]:
 
 
 def _difference(part: PageHeader, table: Table, start: int) -> str:
-    """Why a page that is put there would not be what it would be, had it never left; empty where it would.
+    """Why a page that is put there would differ from one that had never left; empty if it would not.
 
-    What cannot be told from tokens and evictions is a difference.
+    Whatever cannot be decided from tokens and evictions counts as a difference.
     """
     if start != part.start:
         return f"its keys were rotated by {start - part.start} positions, and it attended to what was before it there"
@@ -379,7 +380,7 @@ def _draft(name: str, tensor: Tensor) -> Draft:
 
 
 def _draft_kv(engine: Engine, physical: array[int]) -> Draft:
-    """Keys and values of slots, layer by layer: never all of them in memory once more."""
+    """Keys and values of slots, layer by layer, so that not all of them are in memory twice."""
     shape, storage = engine.weights.shape, engine.storage
     storage.perform(engine.tables.copies)
     span = span_of(physical, engine.weights.device)
@@ -401,7 +402,7 @@ def _write_slots(engine: Engine, span: Span, kv: Tensor, turn: Tensor | None = N
 
 
 def _adopt(engine: Engine, header: SequenceHeader, tensors: Mapping[str, Tensor], number: int) -> Table:
-    """A table with what a file holds, in blocks of its own."""
+    """A table for the content of a file, in new blocks."""
     positions = array("q")
     for start, stop in header.cached:
         positions.extend(range(start, stop))
@@ -420,7 +421,7 @@ def _adopt(engine: Engine, header: SequenceHeader, tensors: Mapping[str, Tensor]
 
 
 def _equip(engine: Engine, sequence: CachedSequence, header: SequenceHeader, tensors: Mapping[str, Tensor]) -> None:
-    """What a sequence has beside its table."""
+    """Restore what a sequence has besides its table."""
     weights = engine.weights
     logits = tensors.get("logits")
     sequence.logits = logits.to(weights.device) if logits is not None else None
@@ -468,7 +469,7 @@ def _fill_page(
 
 
 def _make_watch_room(sequence: CachedSequence, watch: AttentionWatch, tensors: Mapping[str, Tensor], at: int, count: int) -> None:
-    """Make room for tokens that nobody runs: with the attention that they had received, or none."""
+    """Make room in the observation for tokens that are not computed: with the attention that they had received, or none."""
     layers, heads = watch.received.shape[:2]
     device = watch.received.device
     received = tensors.get("received", torch.zeros((layers, heads, count))).to(device)

@@ -1,9 +1,9 @@
-"""The file that keys and values are spilled to: tensors, what they are, and a checksum of every byte.
+"""The format of spilled keys and values: tensors, their description, and a checksum of every byte.
 
-Eight bytes that say what and which version it is, the tensors one behind the other, a header in JSON,
-and the header's length. The header holds the SHA-256 of each tensor; the file is named after the SHA-256 of
-the header. So a file that was cut, changed anywhere or put under another's name is a `Miss`. It is written
-beside its place and renamed when all of it is on the disk.
+A file has eight bytes with its type and version, the tensors one after the other, a header in JSON, and the header's
+length. The header has the SHA-256 of each tensor, and the file is named after the SHA-256 of the header. So a file
+that was truncated, changed or renamed is a `Miss`. It is written under a temporary name, and renamed when all of it
+is on the disk.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 MAGIC = b"kilbnKV\x01"
-"""Its last byte is the version; what has another is a miss."""
+"""Its last byte is the version; a file with another version is a miss."""
 
 SUFFIX = ".kv"
 DTYPES = {
@@ -107,8 +107,8 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
         sections: the tensors, in order.
         shifts: those of `Sequence.shifts` that are of its positions.
         first: of each of these whose first key is there too, the shift that it had; the keys are a tensor, in this order.
-        owners: as `Sequence.owners`; None where an earlier version wrote it, which did not say.
-        stood: as `Table.stood`: the pages in whose sight this may have been computed.
+        owners: as `CachedSequence.owners`; None in a file of an earlier version, which did not say.
+        stood: as `Table.stood`: the pages that may have been visible when this was computed.
     """
 
     key: Key
@@ -130,7 +130,7 @@ class SequenceHeader(_Header, frozen=True, kw_only=True, tag="sequence"):
         pages: page -> range.
         altered: as `Table.altered`.
         shared: whether it may share prefixes.
-        watch: whether attention was summed, and how many recent queries were noted; None where nobody watched.
+        watch: whether attention was summed, and how many recent queries were observed; None for no observation.
     """
 
     cached: list[tuple[int, int]]
@@ -147,8 +147,8 @@ class PageHeader(_Header, frozen=True, kw_only=True, tag="page"):
     Args:
         page: its id.
         start: its first logical position.
-        context: SHA-256, hex, of what says all about its keys and values: the tokens up to its end and the evictions
-            before it was complete; empty where more was done to the sequence, so that they do not say all.
+        context: SHA-256, hex, of what determines its keys and values: the tokens up to its end, and the evictions
+            before it was complete; empty if more was done to the sequence.
     """
 
     page: int
@@ -173,7 +173,7 @@ class Draft:
     pieces: Iterable[Tensor] = field(repr=False)
 
     def section(self, digest: str) -> TensorEntry:
-        """What the header will say of it."""
+        """Its entry in the header."""
         return TensorEntry(self.name, str(self.dtype).removeprefix("torch."), self.shape, digest)
 
 
@@ -199,7 +199,7 @@ def write(folder: Path, header: Header, drafts: Iterable[Draft]) -> tuple[str, i
     part = Path(name)
     try:
         with open(descriptor, "wb") as file:
-            # Whoever clears a folder of parts that nobody writes any more sees by this that somebody does.
+            # This lock shows others, when they remove abandoned files, that this one is still being written.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             address = _write_tensors(file, header, drafts)
             file.flush()
@@ -247,7 +247,7 @@ def read(folder: Path, address: str, key: Key) -> Contents | Miss:
 
 
 def header_of(path: Path) -> Header | Miss:
-    """What a file says of itself, without its tensors: whose it is, and what it was made of."""
+    """The header of a file, without its tensors: whose it is, and what it was made from."""
     try:
         with path.open("rb") as file:
             found = _read_header(file, path.name.removesuffix(SUFFIX))
@@ -305,7 +305,7 @@ def _read_tensors(file: BinaryIO, address: str, key: Key) -> Contents | Miss:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have what was renamed in a folder survive a power cut."""
+    """Sync a folder, so that a rename in it survives a power cut."""
     entry = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(entry)
@@ -314,9 +314,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what writers that are no more left behind."""
+    """Remove unfinished files of writers that have ended."""
     for path in folder.glob(".*.part"):
-        # Gone meanwhile: whoever wrote it has finished.
+        # It is gone: its writer has finished.
         with suppress(FileNotFoundError), path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

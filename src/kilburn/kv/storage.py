@@ -1,7 +1,7 @@
-"""The memory that the blocks stand for: keys and values of every slot, of all layers.
+"""The memory behind the blocks: keys and values of every slot, of all layers.
 
-One tensor per kind, shape [layers, heads, slots, dim], so that the keys of a head lie together. A run
-of neighbouring slots is read in place; any other order is gathered into scratch memory first.
+There is one tensor for keys and one for values, of shape [layers, heads, slots, dim], so that the keys of a head lie
+together. A run of neighbouring slots is read in place; any other order is gathered into scratch memory first.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def span_of(slots: array[int], device: torch.device) -> Span:
 
 
 def numbers_of(numbers: array[int], device: torch.device) -> Tensor:
-    """An array of type "q" as a tensor of its own; read number by number it would take hundreds of times as long."""
+    """An array of type "q" as a tensor. Converting it number by number would take hundreds of times as long."""
     if not numbers:
         return torch.zeros(0, dtype=torch.int64, device=device)
     seen = torch.frombuffer(numbers, dtype=torch.int64)
@@ -66,7 +66,7 @@ def length_of(span: Span) -> int:
 
 
 def part_of(span: Span, start: int, stop: int) -> Span:
-    """Some of the slots, by index; fewer where it ends before `stop`."""
+    """Some of the slots, by index; fewer if they end before `stop`."""
     if isinstance(span, slice):
         return slice(span.start + start, min(span.start + stop, span.stop))
     return span[start:stop]
@@ -76,14 +76,14 @@ class Storage:
     """Keys and values of `slots` slots.
 
     Raises:
-        SpecError: there is not so much memory.
+        SpecError: there is not enough memory.
     """
 
     def __init__(self, shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.slots, self.dtype, self.device = shape, slots, dtype, device
         size = (shape.layers, shape.heads, slots, shape.dim)
         try:
-            # Zeros, not what the memory held before: a slot that is masked must not turn 0 times NaN into NaN.
+            # Zeros, not uninitialised memory: for a masked slot, 0 times NaN would be NaN.
             self.keys = torch.zeros(size, dtype=dtype, device=device)
             self.values = torch.zeros(size, dtype=dtype, device=device)
         except RuntimeError as error:
@@ -93,7 +93,7 @@ class Storage:
         self._scratch = torch.empty((2, shape.heads, 0, shape.dim), dtype=dtype, device=device)
 
     def perform(self, copies: Copies) -> None:
-        """Copy what tables moved; to be done before anything is written or read."""
+        """Carry out the copies of the tables; call it before anything is written or read."""
         if not len(copies):
             return
         sources, targets = copies.take()

@@ -1,9 +1,9 @@
 """One sequence: its tokens by logical position, and the physical slot of each that is still cached.
 
-Logical positions count from 0 and never shift: what is evicted leaves a gap, which `insert` can fill.
-Evicting only drops this sequence's view of slots, so it copies nothing and needs no block; whole blocks are
-freed at once, and `compact` closes the gaps in the others. A block that somebody else owns too is copied before it
-is written. A table says where an engine writes and what it copies first; it holds no key and no value.
+Logical positions count from 0 and never shift: an eviction leaves a gap, which `insert` can fill. Evicting only drops
+this sequence's view of slots, so it copies nothing and needs no block. Whole blocks are freed at once, and `compact`
+closes the gaps in the others. A shared block is copied before it is written. The table says where to write, and what
+to copy first; the engine does it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class CachedSlots(NamedTuple):
 
 
 class _Gap(NamedTuple):
-    """How tokens go into a gap, with what moves behind them.
+    """Slots for tokens that are inserted into a gap: free slots beside it, or new blocks; and which tokens move.
 
-    The tokens of a block are contiguous in the sequence and their slots ascend. So new blocks can stand between two blocks,
-    but where one block holds both sides of a gap, and too little is free between them, what stands behind the gap moves.
+    The tokens of a block are contiguous in the sequence, and their slots ascend. So new blocks can be put between two
+    blocks. But if one block holds both sides of a gap, and has too few free slots between them, the tokens after the
+    gap move.
 
     Args:
         at: how many of the sequence's blocks stay in front of the new ones.
@@ -54,11 +55,11 @@ class Table:
     """What `Tables.open` and `Tables.fork` return. Every method raises FreedSequence once it was freed.
 
     Attributes:
-        number: its name among its `Tables`; a later sequence has a higher one.
+        number: identifies it among its `Tables`; a later sequence has a higher number.
         key: under which it shares prefixes, or None.
-        pages: which positions belong to which page of the window; kept up by `evict` and `truncate`.
-        stood: page -> the first position at which it ever stood: what is cached from there on may have been computed in
-            sight of it, though it left since. Kept up by `label` and `truncate`.
+        pages: which positions belong to which page of the window; updated by `evict` and `truncate`.
+        stood: page -> the first position at which it ever stood. Tokens cached from there on may have been computed
+            while the page was visible, even if it left since. Updated by `label` and `truncate`.
     """
 
     def __init__(self, number: int, pool: Pool, copies: Copies, key: Key | None) -> None:
@@ -98,30 +99,30 @@ class Table:
 
     @property
     def tokens(self) -> array[int]:
-        """The token at each logical position, those that were evicted included, unless others were inserted there."""
+        """The token at each logical position, including evicted ones, unless others were inserted there."""
         return self._tokens[:]
 
     @property
     def evictions(self) -> tuple[Eviction, ...]:
         """What was evicted and when: with `tokens` it says how to compute a `recomputable` cache again.
 
-        From where it is not recomputable on, evictions are not listed: they would say nothing, and pile up.
+        After the point from which it is not recomputable, evictions are not listed, because they would be useless.
         """
         return tuple(self._evictions)
 
     @property
     def altered(self) -> dict[Alteration, int]:
-        """Why it may share no prefix, and from which position on each; empty for an exact sequence."""
+        """Why it may share no prefix, each with its first position; empty for an exact sequence."""
         return dict(self._altered)
 
     @property
     def recomputable(self) -> bool:
-        """Whether `tokens` and `evictions` give the same cache; what is not has to be spilled to survive a preemption."""
+        """Whether `tokens` and `evictions` give the same cache. If not, it has to be spilled to survive a preemption."""
         return not self._altered.keys() - {Alteration.EVICTED}
 
     @property
     def gaps(self) -> int:
-        """Slots that its blocks hold and it does not use, those behind the last token included."""
+        """Unused slots of its blocks, including those after the last token."""
         return len(self._blocks) * self._pool.size - len(self._slots)
 
     def need(self, count: int) -> int:
@@ -142,7 +143,7 @@ class Table:
         pool, slots = self._pool, self._slots
         count, end, size, ramp = len(fresh), len(self._tokens), pool.size, pool.ramp
         if count == 1 and slots and (after := slots[-1] + 1) % size and pool.references[self._blocks[-1]] == 1:
-            # A decode step, most of the time: the general way below costs twice as much.
+            # This is the usual decode step; the general way below takes twice as long.
             pool.unname(self._blocks[-1])
             slots.append(after)
             self._positions.append(end)
@@ -174,10 +175,10 @@ class Table:
     def insert(self, position: int, tokens: Sequence[int]) -> array[int]:
         """Put tokens into a gap, from this logical position on; returns the physical slots to write their KV to, in order.
 
-        For a fold: a memento goes where its block was evicted. All others keep their positions, and their slots
-        too, unless one block holds both sides of the gap: what stands behind it there may then be added to the
-        copies. The tokens replace those that were evicted, so the sequence is altered and not `recomputable`. They
-        belong to a page that is partly left around them.
+        For a fold: a memento goes where its block was evicted. All other tokens keep their positions. They keep their
+        slots too, unless one block holds both sides of the gap; then the tokens after the gap may be added to the
+        copies. The new tokens replace the evicted ones, so the sequence is altered and not `recomputable`. If a page
+        is partly left around them, they belong to it.
 
         Raises:
             InvalidRange: one of these positions is cached, or not within the sequence; nothing was inserted.
@@ -269,7 +270,7 @@ class Table:
         return CachedSlots(self._slots[start:], self._positions[start:])
 
     def label(self, page: int, start: int, stop: int) -> None:
-        """Say that these positions (half-open) are a page's; `evict(*table.pages[page])` drops them.
+        """Assign these positions (half-open) to a page; `evict(*table.pages[page])` drops them.
 
         Raises:
             InvalidRange: not a range within the sequence, the page has one, or another page's overlaps it.
@@ -287,9 +288,9 @@ class Table:
     def evict(self, start: int, stop: int) -> int:
         """Drop these logical positions (half-open); returns how many of them were cached.
 
-        All others keep their positions and their slots. A block is freed when nothing of it is left, so
-        a range that spans block borders leaves gaps in the first and the last. Pages of which nothing is
-        left lose their range. From now on the sequence is altered, unless nothing was there to drop.
+        All others keep their positions and their slots. A block is freed when none of its slots is used, so a range
+        that spans block borders leaves gaps in the first and the last block. Pages of which nothing is left lose
+        their range. From now on the sequence is altered, unless nothing was dropped.
 
         Raises:
             InvalidRange: not a range within the sequence; nothing was dropped.
@@ -344,10 +345,10 @@ class Table:
         return dropped
 
     def renew(self, places: Sequence[int]) -> array[int]:
-        """Slots in which cached positions are written anew, in this order; all else of the sequence stays as it is.
+        """Slots to overwrite cached positions, in this order; the rest of the sequence stays as it is.
 
-        A block that others own too is copied first. The tokens do not say any more what is there: the sequence is
-        altered, "folded" from the first of them.
+        A shared block is copied first. The keys and values no longer follow from the tokens, so the sequence is
+        altered: "folded" from the first position on.
 
         Raises:
             InvalidRange: one is not cached. OutOfBlocks: nothing was changed.
@@ -378,12 +379,12 @@ class Table:
         return array("q", (slots[index] for index in at))
 
     def compact(self) -> int:
-        """Close the gaps that evictions left; returns how many blocks it owns fewer.
+        """Close the gaps that evictions left; returns how many blocks that frees.
 
-        Changes nothing where that would save no block. What moves is added to the copies.
+        If it would free no block, nothing changes. What moves is added to the copies.
 
         Raises:
-            OutOfBlocks: others share so much that new blocks are needed; nothing was moved.
+            OutOfBlocks: so much is shared that new blocks are needed; nothing was moved.
         """
         self._check_alive()
         pool, blocks, slots = self._pool, self._blocks, self._slots
@@ -417,15 +418,15 @@ class Table:
         return saved
 
     def squeeze(self, count: int) -> array[int]:
-        """Make room for `count` entries that every head chose for itself; returns the physical slots to write, in order.
+        """Make room for `count` entries that each head chose for itself; returns the physical slots to write, in order.
 
-        The engine does the copies and reads what it selected before this, and writes all of these slots after it.
-        The last `count` cached positions remain as placeholders, in as few blocks as can be, of its own. No page
-        has a range any more, and the sequence is altered from its start.
+        The engine carries out the copies and reads the selected entries before this call, and writes all of these
+        slots after it. The last `count` cached positions remain as dummies, in as few blocks as possible, none of
+        them shared. No page has a range any more, and the sequence is altered from its start.
 
         Raises:
             InvalidRange: fewer are cached; nothing was dropped.
-            OutOfBlocks: others share so much that new blocks are needed; nothing was dropped.
+            OutOfBlocks: so much is shared that new blocks are needed; nothing was dropped.
         """
         self._check_alive()
         if not 0 <= count <= len(self._slots):
@@ -433,7 +434,7 @@ class Table:
         pool, blocks, size, ramp = self._pool, self._blocks, self._pool.size, self._pool.ramp
         wanted = -(-count // size)
         own = [block for block in blocks if pool.references[block] == 1]
-        # The last ones: of what was published, the head is worth more than the tail.
+        # The last ones, because the head of a published prefix is worth more than its tail.
         kept = own[max(0, len(own) - wanted) :]
         targets = kept + pool.take(wanted - len(kept))
         reused = set(kept)
@@ -451,7 +452,7 @@ class Table:
         return placed[:]
 
     def alter(self, why: Alteration, since: int = 0) -> None:
-        """Say that its KV from a position on is not what its tokens give: it may then publish no prefix.
+        """Mark its KV from a position on as not following from its tokens; it then publishes no prefix.
 
         Raises:
             InvalidRange: the sequence is not that long.
@@ -488,16 +489,16 @@ class Table:
         return pool.name(self._blocks[done : len(digests)], digests[done:])
 
     def lineage(self) -> Lineage:
-        """What is left of it without its blocks; nothing that is done later changes it."""
+        """What outlives its blocks: a snapshot, which later changes do not affect."""
         return Lineage(self.number, self.key, self.tokens, self.evictions, self.pages.items(), self.altered, dict(self.stood))
 
     def restore(self, lineage: Lineage) -> None:
-        """Say of the positions that are cached what was said of them before."""
+        """Restore a snapshot; the same positions must be cached as then."""
         self._tokens, self._evictions, self._altered = lineage.tokens[:], list(lineage.evictions), dict(lineage.altered)
         self.relabel(lineage)
 
     def relabel(self, lineage: Lineage) -> None:
-        """Say which positions are a page's, as it was said before."""
+        """Restore only which positions belong to which page."""
         self.pages, self.stood = Ranges(lineage.pages), dict(lineage.stood)
 
     def share_prefix(self, prompt: array[int]) -> None:
@@ -540,7 +541,7 @@ class Table:
         del self._slots[len(positions) :]
 
     def _recomputable_until(self) -> int:
-        """The position up to which tokens and evictions say all about what is cached."""
+        """The position up to which the cache follows from tokens and evictions."""
         return min((since for why, since in self._altered.items() if why != Alteration.EVICTED), default=1 << 62)
 
     def _check_alive(self) -> None:
@@ -552,7 +553,7 @@ class Table:
             raise InvalidRange(f"positions {start} to {stop} are not within 0 to {self.end} of sequence {self.number}")
 
     def _tail(self) -> tuple[int, int]:
-        """(slots to write behind the last token, tokens to copy first because others own the last block too)."""
+        """(slots to write after the last token, tokens to copy first because the last block is shared)."""
         if not self._blocks:
             return 0, 0
         size = self._pool.size

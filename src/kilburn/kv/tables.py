@@ -1,7 +1,4 @@
-"""All sequences over one pool: they are opened, forked, freed, preempted and resumed here.
-
-Which sequence runs next is the engine's business.
-"""
+"""All sequences over one pool: they are opened, forked, freed, preempted and resumed here."""
 
 from __future__ import annotations
 
@@ -45,9 +42,9 @@ class Tables:
         return found
 
     def open(self, key: Key | None = None, prompt: Sequence[int] = ()) -> Table:
-        """A new sequence, which holds what is known of the prompt's prefix already: append `prompt[len(table):]`.
+        """A new sequence, which already has the cached part of the prompt's prefix: append `prompt[len(table):]`.
 
-        At least the last token of the prompt is left to run. Without a key nothing is shared.
+        At least the last token of the prompt is left to compute. Without a key nothing is shared.
         """
         return self._opened(next(self._numbers), key, array("i", prompt))
 
@@ -63,7 +60,7 @@ class Tables:
         return made
 
     def free(self, table: Table) -> None:
-        """Give its blocks back; those it published can still be found, until they are needed for something else.
+        """Free its blocks. Those it published can still be found, until they are reused.
 
         Raises:
             FreedSequence: it was freed before.
@@ -73,9 +70,9 @@ class Tables:
         del self._tables[table.number]
 
     def victims(self, blocks: int, keep: Collection[int] = ()) -> list[Table]:
-        """Whom `reserve` would preempt now: the newest first, until so many blocks are free (arXiv 2309.06180).
+        """The sequences that `reserve` would preempt now: the newest, until so many blocks are free (arXiv 2309.06180).
 
-        Those that are not `recomputable` have to be spilled before. Sequences that would free nothing are spared.
+        Those that are not `recomputable` have to be spilled before. Sequences that would free nothing are not chosen.
 
         Raises:
             OutOfBlocks: preempting all others would not be enough.
@@ -104,8 +101,8 @@ class Tables:
     def reserve(self, blocks: int, keep: Collection[int] = ()) -> list[Lineage]:
         """Preempt sequences, the newest first, until so many blocks are free; those numbered in `keep` are safe.
 
-        What comes back has to be resumed and computed again, or restored where it is not `recomputable`; what
-        a victim published is likely to be found then.
+        A preempted sequence is resumed and computed again, or restored if it is not `recomputable`. What it published
+        is likely to be still cached then.
 
         Raises:
             OutOfBlocks: preempting all others would not be enough; none was preempted.
@@ -117,10 +114,10 @@ class Tables:
         return lineages
 
     def resume(self, lineage: Lineage) -> Table:
-        """Open a preempted sequence again, under its old number, with as much of it as is still known.
+        """Open a preempted sequence again, under its old number, with as much of it as is still cached.
 
-        Append `lineage.tokens[len(table):]`, with its evictions at their places. Of one that is not recomputable, this
-        finds at most what stands before the change that made it so, and the rest has to be restored.
+        Append `lineage.tokens[len(table):]`, with its evictions at their times. If it is not recomputable, this
+        finds at most the part before the change, and the rest has to be restored.
 
         Raises:
             ValueError: it is live: it was resumed before.
@@ -134,8 +131,8 @@ class Tables:
     def adopt(self, lineage: Lineage, positions: array[int]) -> Table:
         """A sequence whose KV comes from elsewhere, under the number of its lineage, or a new one where that is 0.
 
-        `positions` are the logical ones that are cached, ascending. It gets blocks of its own, shares nothing, and
-        its slots are in order: write all of them before anything else.
+        `positions` are the cached logical positions, ascending. The sequence gets new blocks, shares nothing, and its
+        slots are in order: write all of them before anything else.
 
         Raises:
             OutOfBlocks, InvalidRange: nothing was opened. ValueError: it is live.

@@ -1,8 +1,8 @@
 """The window as tokens, line by line: what a sequence should hold, in order.
 
-A line is one thing that stands in the prompt: a page, a fold, or the handle of what is out. It is put into
-tokens by itself, so that its keys and values can leave and come back by themselves. Text of pages is data:
-a marker of the template inside it is spelled out, never obeyed.
+A line is one item of the prompt: a page, a fold, or a handle. Each line is tokenised separately, so that its keys and
+values can leave and come back separately. Text of pages is data: a template marker inside it is encoded as ordinary
+text.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class WindowLine(NamedTuple):
     """One line of the window.
 
     Args:
-        key: where it stands: lines are in the order of their keys.
-        page: its page's id where it shows a page whole; 0 for handles.
-        tokens: as the model reads it.
+        key: its place: lines are in the order of their keys.
+        page: the id of the page that it shows whole; 0 for handles.
+        tokens: the line as tokens.
     """
 
     key: tuple[int, int, int]
@@ -33,11 +33,11 @@ class WindowLine(NamedTuple):
 
 
 _Name = tuple[str, str, str, str | None]
-"""All that makes a page's line: a branch's pages may have the numbers of others."""
+"""Everything that determines a page's line, because pages of a branch may have the same numbers as others."""
 
 
 class Template:
-    """How lines become tokens: ChatML where the tokenizer has its markers, else `role: text` on lines.
+    """How lines become tokens: ChatML if the tokenizer has its markers, else `role: text` on lines.
 
     Args:
         weights: with a tokenizer.
@@ -60,13 +60,13 @@ class Template:
         return frozenset(self._markers[1:]) if self._markers is not None else frozenset()
 
     def opening(self, role: str = "assistant") -> tuple[int, ...]:
-        """What stands before a line's text."""
+        """The tokens before a line's text."""
         if self._markers is None:
             return self._plain(f"{role}: ")
         return (self._markers[0], *self._plain(f"{role}\n"))
 
     def closing(self) -> tuple[int, ...]:
-        """What stands behind a line's text."""
+        """The tokens after a line's text."""
         return self._plain("\n") if self._markers is None else (self._markers[1], *self._plain("\n"))
 
     def line(self, role: str, text: str) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class Template:
         return (*self.opening(role), *self._plain(text), *self.closing())
 
     def lines(self, process: Process) -> list[WindowLine]:
-        """All that stands in a process's window."""
+        """All lines of a process's window."""
         with process.lock:
             shown = process.shown()
             fresh = [page for _, page, instead in shown if page is not None and not instead]

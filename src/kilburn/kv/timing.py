@@ -1,6 +1,6 @@
-"""What tokens cost on this engine and machine, measured: prices for policies that weigh them, in seconds.
+"""What tokens cost on this engine, measured: prices for policies that weigh them, in seconds.
 
-Takes a moment: it prefills and decodes some tokens.
+This takes a moment, because it prefills and decodes some tokens. The result is valid for this machine.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ STEPS = 8
 def measure_prices(engine: Engine, tokens: int = 512, reply: int = 100) -> Prices:
     """Prices in seconds per million tokens, for `cost(prices=...)` and others.
 
-    A cached token is not free: each token of a reply looks at it. `cached` is that for a reply of
+    A cached token is not free, because each token of a reply attends to it. `cached` is this price for a reply of
     `reply` tokens.
 
     Args:
-        tokens: of the prompt that is measured; the longer, the steadier the figure.
+        tokens: length of the prompt that is measured; a longer one gives a steadier figure.
 
     Raises:
-        SpecError: the engine does not hold two and a bit times as many. OutOfBlocks: others hold them; none of
-            them is preempted for a measurement.
+        SpecError: the engine does not hold a little more than twice as many. OutOfBlocks: other sequences use them;
+            none is preempted for a measurement.
     """
     pool = engine.pool
     whole = 2 * tokens + 2 * (STEPS + 1) + 2

@@ -1,7 +1,7 @@
-"""What attention the cached tokens of one sequence received: gathered while it runs, for presses that ask.
+"""Observes the attention that the cached tokens of one sequence receive, for presses that need it.
 
-Sums are over all queries so far and averages over the query heads that share a key-value head, in
-float32. Of whole attention maps only the rows of the last queries are kept.
+It is summed over all queries so far and averaged over the query heads that share a key-value head, in float32. Only
+sums and the rows of the last queries are kept, not whole attention maps.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ __all__ = ["AttentionWatch"]
 
 
 class AttentionWatch:
-    """Attention received by `n` cached tokens, kept up by the engine.
+    """Attention received by `n` cached tokens, updated by the engine.
 
     Attributes:
-        received: shape [layers, heads, n], or None where only `recent` is wanted.
+        received: shape [layers, heads, n], or None if only `recent` is needed.
         queries: how many queries could see each token, shape [n].
         recent: the last `rows` queries' attention, shape [layers, heads, up to rows, n].
     """
@@ -43,11 +43,11 @@ class AttentionWatch:
         self.queries = torch.cat((self.queries[:at] + count, seen, self.queries[at:]))
 
     def state(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What `restore` takes back after a failed step: nothing that is noted later changes it."""
+        """A snapshot for `restore` after a failed step; later observations do not affect it."""
         return self.received, self.queries, self.recent
 
     def restore(self, state: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Be as when `state` was called, before `make_room`."""
+        """Restore a snapshot of `state`, taken before `make_room`."""
         self.received, self.queries, self.recent = state
 
     def add(self, layer: int, start: int, count: int, weights: Tensor) -> None:
@@ -76,11 +76,11 @@ class AttentionWatch:
             return
         self.received = self.received.gather(2, keep)
         self.recent = self.recent.gather(3, keep[:, :, None].expand(-1, -1, self.recent.shape[2], -1))
-        # Each head keeps tokens of its own: the count is then an average.
+        # Each head keeps other tokens, so the count is an average.
         self.queries = self.queries[keep].to(torch.float32).mean(dim=(0, 1)).round().to(torch.int64)
 
     def copy(self) -> AttentionWatch:
-        """The same, to go on apart."""
+        """An independent copy."""
         made = AttentionWatch(self._shape, self._device, sums=self.sums, rows=self.rows)
         made.received, made.queries, made.recent = self.received.clone(), self.queries.clone(), self.recent.clone()
         return made

@@ -1,8 +1,8 @@
 """Weights of a decoder that the engine can run: a transformers model, its tokenizer, and what names them.
 
-Reads a GGUF file (dequantised when loaded) or a folder that `save_pretrained` wrote. A model whose layers do not all
-attend to everything, or whose rotation depends on the length, raises `UnsupportedModel`: what is cached would not mean
-what the engine takes it to mean. The config tells of most; the rest is found by running a few tokens.
+Reads a GGUF file (dequantised when loaded) or a folder that `save_pretrained` wrote. A model is refused if a layer
+does not attend to all earlier tokens, or its rotation depends on the length, because its cache would not mean what
+the engine assumes. The config shows most of these cases; the others are found by running a few tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Weights", "load", "weights_of"]
 log = logging.getLogger("kilburn")
 
 SMALL = 256_000_000
-"""Bytes of a GGUF file up to which a converted copy is kept unasked."""
+"""Bytes of a GGUF file up to which a converted copy is kept by default."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Weights:
         shape: of what it caches.
         inv_freq: the rotation's inverse frequencies, shape [dim / 2], float32.
         decoder: the model as an engine runs it; `model` itself is never changed.
-        fixed: why cached keys cannot be rotated to other positions; empty where they can.
+        fixed: why cached keys cannot be rotated to other positions; empty if they can.
     """
 
     model: Any
@@ -71,11 +71,11 @@ class Weights:
         return frozenset(ends if isinstance(ends, list) else [ends] if ends is not None else [])
 
     def key(self, tenant: str = "") -> Key:
-        """Under which sequences of this model and tenant share blocks and spilled files."""
+        """The key under which sequences of this model and tenant share blocks and spilled files."""
         return Key(self.digest, str(self.dtype).removeprefix("torch."), tenant)
 
     def check_rotation(self) -> None:
-        """See that cached keys can be rotated to other positions.
+        """Check that cached keys can be rotated to other positions.
 
         Raises:
             UnsupportedModel: this architecture pairs the entries of a key in another way, or has layers that do not rotate.
@@ -93,7 +93,7 @@ class Weights:
         return rotate(keys, shift, self.inv_freq)
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a text alone, without those that open a sequence."""
+        """The tokens of a text alone, without those that begin a sequence."""
         if self.tokenizer is None:
             raise SpecError("these weights have no tokenizer", advice="give token ids, or a folder with a tokenizer")
         found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -114,8 +114,8 @@ def load(path: str | Path, *, dtype: str = "float32", device: str = "cpu", keep:
         path: e.g. what `kilburn.models.weights.find("smollm2")` returns.
         dtype: "float32", "bfloat16" or "float16", of weights and cache.
         device: as torch names it: "cpu", "cuda".
-        keep: of a GGUF file, whether to keep a copy beside it as transformers writes it (four bytes a weight),
-            which loads in a second instead of fifteen; None for files under 256 MB.
+        keep: for a GGUF file, whether to keep a copy in transformers' own format beside it (four bytes a weight),
+            which loads in a second instead of fifteen; None keeps it for files under 256 MB.
 
     Raises:
         Unavailable: no such file, or transformers cannot read it. SpecError: a dtype that is none. UnsupportedModel:
@@ -156,7 +156,7 @@ def load(path: str | Path, *, dtype: str = "float32", device: str = "cpu", keep:
 
 
 def _keep_copy(model: Any, tokenizer: Any, place: Path) -> None:
-    """Write a copy that the next load finds whole or not at all."""
+    """Write a copy, whole or not at all."""
     try:
         place.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
@@ -172,8 +172,8 @@ def _keep_copy(model: Any, tokenizer: Any, place: Path) -> None:
 def weights_of(model: Any, tokenizer: Any = None, digest: str | None = None) -> Weights:
     """Weights from a model that is in memory; without a digest, that of its parameters is taken.
 
-    The model stays as it is, and can be used beside the engine. What its config says is checked first; then a dozen
-    tokens run over slots and alone, and have to give the same logits.
+    The model is not changed, and can be used beside the engine. Its config is checked first; then a dozen tokens run
+    over slots and alone, and must give the same logits.
 
     Raises:
         UnsupportedModel: the engine cannot run it exactly; its `family` and the message say which and why.
@@ -186,9 +186,9 @@ def weights_of(model: Any, tokenizer: Any = None, digest: str | None = None) -> 
 
 
 def _rotation_of(model: Any, decoder: Decoder) -> torch.Tensor:
-    """The inverse frequencies by which all layers rotate; a config that tells that the engine cannot run it is refused."""
+    """The inverse frequencies by which all layers rotate. Raises for a config that the engine cannot run."""
     config = model.config.get_text_config(decoder=True)
-    # What transformers' own caches go by: without a list of layers, a window or chunks are those of all.
+    # As in transformers' own caches: without a list of layers, a window or chunks apply to all layers.
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     kinds = set(
         getattr(config, "layer_types", None) or (["full_attention"] if window is None else [f"a window of {window} tokens"])

@@ -1,7 +1,7 @@
-"""Chunks of a chat completion, put together into one reply.
+"""Puts the chunks of a chat completion together into one reply.
 
-Both the in-process model and HTTP endpoints stream this form. Tool calls come in pieces, and not
-every server numbers them; reasoning comes under two names.
+Both the in-process model and HTTP endpoints stream this form. Tool calls come in pages, and not every server numbers
+them. Reasoning comes under two names.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ _THOUGHTS = ("reasoning_content", "reasoning")
 
 
 class Halves:
-    """Joins characters that a stream cut in two. JSON can name half of one, a surrogate, and a server that cuts its reply
-    anywhere sends the other half in the next piece; neither half can be stored or encoded alone."""
+    """Joins characters that a stream split in two. JSON can carry half of a character, a surrogate. A server that splits
+    its reply anywhere sends the other half in the next piece. Neither half can be stored or encoded alone."""
 
     def __init__(self) -> None:
         self._held: dict[Any, str] = {}
 
     def join(self, place: Any, text: str) -> str:
-        """What can be told of the text at a place after one more piece of it; a first half waits for its second."""
+        """The complete characters of a text after one more piece of it; a first half is kept until its second half
+        comes."""
         text = self._held.pop(place, "") + text
         if "\ud800" <= text[-1:] <= "\udbff":
             self._held[place], text = text[-1], text[:-1]
         return encodable(text)
 
     def rest(self) -> Iterator[tuple[Any, str]]:
-        """Each place whose first half stayed alone, with what stands for it, once."""
+        """Each place with a first half that stayed alone, and its replacement."""
         held, self._held = self._held, {}
         return ((place, encodable(half)) for place, half in held.items())
 
@@ -56,7 +57,7 @@ class Assembly:
         self._halves = Halves()
 
     def feed(self, chunk: dict[str, Any]) -> Iterator[Delta]:
-        """The pieces of text that a chunk brings."""
+        """The pieces of text in a chunk."""
         if chunk.get("usage") is not None:
             self._usage = tokens_of(chunk["usage"])
         for choice in chunk.get("choices") or ():
@@ -66,7 +67,7 @@ class Assembly:
             delta = choice.get("delta") or {}
             for key, texts in self._texts.items():
                 text = delta.get(key)
-                # Some servers send the same thought under both names.
+                # Some servers send the same reasoning under both names.
                 if isinstance(text, str) and text and not (key == "reasoning" and delta.get("reasoning_content")):
                     text = self._halves.join(key, text)
                     if text:
@@ -107,7 +108,7 @@ class Assembly:
                 source[key] = "".join(self._texts[key])
         for call in self._calls:
             call["function"] = {key: encodable(text) for key, text in call["function"].items()}
-            # An id is what ties a result to its call; a server that gives none still needs one, unlike any before.
+            # A result refers to its call by id. If the server gives none, a new unique one is made.
             call["id"] = call["id"] or f"call_{uuid.uuid4().hex[:24]}"
         if self._calls:
             source["tool_calls"] = self._calls
@@ -124,7 +125,7 @@ class Assembly:
 
 
 def tokens_of(usage: Any) -> Tokens | None:
-    """What a chat completion's `usage` says; None where it leaves out the prompt or the reply, or says what cannot be."""
+    """The figures of a chat completion's `usage`; None if it leaves out the prompt or the reply, or is impossible."""
     said: dict[str, Any] = usage if isinstance(usage, dict) else {}
     details = said.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else details
@@ -135,7 +136,7 @@ def tokens_of(usage: Any) -> Tokens | None:
 
 
 def arguments(request: Request) -> dict[str, Any]:
-    """What a request says beside its messages and cap, in the chat form."""
+    """The fields of a request besides its messages and cap, in the chat form."""
     given: dict[str, Any] = {}
     if request.tools:
         given["tools"] = chat.tools(request.tools)

@@ -1,7 +1,7 @@
 """Any endpoint that speaks OpenAI's chat completions: OpenAI, vLLM, Ollama, llama.cpp's server, a gateway.
 
-It goes through the official `openai` SDK. No server is told from another, with one exception: OpenAI itself wants the
-cap of the reply under a newer name.
+It uses the official `openai` SDK. All servers are treated alike, with one exception: OpenAI itself wants the cap of the
+reply under a newer name.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Chat(SdkModel):
         base_url: of the endpoint, with its version ("http://127.0.0.1:8000/v1"); None is OpenAI, or
             what OPENAI_BASE_URL says.
         api_key: None takes OPENAI_API_KEY; a `base_url` that needs none may go without.
-        context: its window in tokens, or None where unknown.
+        context: its window in tokens, or None if unknown.
         tokenizer: a name for `kilburn.tokens`, or a counter; None takes the model's name.
         timeout: seconds of silence before a call is given up; `Request.timeout` bounds the whole reply.
-        retry: how failed calls are made again.
+        retry: how failed calls are repeated.
 
     Raises:
         MissingExtra: the extra `openai` is not installed.
@@ -58,7 +58,7 @@ class Chat(SdkModel):
             return self._sdk.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
         except self._sdk.OpenAIError as error:
             if base_url is not None and api_key is None:
-                # Servers at home ask for no key, but the SDK insists on one.
+                # A local server asks for no key, but the SDK requires one.
                 return self._sdk.OpenAI(base_url=base_url, api_key="none", max_retries=0)
             raise Refused(f"{self.name}: {error}", advice="set OPENAI_API_KEY, or give api_key") from error
 

@@ -1,6 +1,7 @@
-"""A hard end for a reply that streams: a read time-out alone lets a server that trickles go on for ever.
+"""A hard end for a streamed reply: with a read time-out alone, a slow server could go on for ever.
 
-At the deadline the reply's socket is shut, which wakes whoever reads from it. The reader asks `passed`, and raises.
+At the deadline the reply's socket is shut down, which wakes its reader. The reader can ask here whether the time had
+passed, and decides what to raise.
 """
 
 from __future__ import annotations
@@ -44,6 +45,6 @@ class Deadline:
         stream = self._source.extensions.get("network_stream")
         wire = None if stream is None else stream.get_extra_info("socket")
         if wire is not None:
-            # A socket that the other side has closed already is as good as shut.
+            # The other side has closed the socket already.
             with contextlib.suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)

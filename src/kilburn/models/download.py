@@ -1,8 +1,8 @@
-"""One download: a file that has its own name only when all of its bytes are there and are right.
+"""One download of a file, which appears under its own name only when it is complete.
 
-The bytes arrive in `<file>.partial` beside the target, under a lock, with a journal of what is known
-to be good. `commit` hashes all of it, records the digest in `<file>.sha256` (the format of
-`sha256sum`) and renames it into place. `wheels` and `hub` bring the bytes.
+The bytes are written to `<file>.partial` beside the target, under a lock, with a journal of the bytes that are known
+to be good. `commit` hashes the whole file, records the digest in `<file>.sha256` (the format of `sha256sum`) and
+renames the file. `wheels` and `hub` know where the bytes come from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kilburn.file import written
 __all__ = ["Download", "Progress", "digest", "disk_errors", "folder", "open_own", "recorded_digest"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with a name, the bytes done and the bytes in all (0 where nobody said how many)."""
+"""Called with a name, the bytes done and the bytes in total (0 if unknown)."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -33,8 +33,8 @@ _CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 def folder() -> Path:
     """The folder of this user's weights; it need not exist yet.
 
-    `$KILBURN_HOME/models`, else `$XDG_CACHE_HOME/kilburn/models`, else `~/.cache/kilburn/models`.
-    Raises `Unavailable` where none of the three can be told.
+    `$KILBURN_HOME/models`, else `$XDG_CACHE_HOME/kilburn/models`, else `~/.cache/kilburn/models`. Raises
+    `Unavailable` if none of the three is known.
     """
     if home := os.environ.get("KILBURN_HOME"):
         return Path(os.path.abspath(os.path.expanduser(home))) / "models"
@@ -54,7 +54,7 @@ def digest(path: Path) -> str:
 
 
 def recorded_digest(path: Path) -> tuple[str, int] | None:
-    """The sha256 and size in bytes that were recorded beside a file when it came, or None."""
+    """The sha256 and size in bytes that were recorded when the file was downloaded, or None."""
     try:
         lines = _beside(path, ".sha256").read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -80,10 +80,10 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A descriptor of a file that only this name leads to; made where there is none and `flags` say so.
+    """A descriptor of a file that has no other name; the file is created if `flags` say so.
 
-    What lies beside a target has names that anybody can foresee, since a later pull goes on with it. So no
-    link is followed, and a file with a second name elsewhere is not written to. Raises OSError.
+    The files beside a target have predictable names, because a later pull continues with them. An attacker could put
+    a link there. So no link is followed, and a file with a second name is not written to. Raises OSError.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     found = os.fstat(descriptor)
@@ -100,8 +100,8 @@ def _beside(path: Path, suffix: str) -> Path:
 class Download:
     """The one download of a target at a time, on this machine; others wait in `with`.
 
-    Leaving the block without `commit` keeps what the journal vouches for, so that the next download
-    continues; with an empty journal nothing is kept. All methods raise `Unavailable` for disk errors.
+    If the block is left without `commit`, the bytes that the journal lists are kept, and the next download continues.
+    With an empty journal nothing is kept. All methods raise `Unavailable` for disk errors.
     """
 
     def __init__(self, target: Path) -> None:
@@ -116,8 +116,8 @@ class Download:
         try:
             with disk_errors(self.target.parent):
                 self.target.parent.mkdir(parents=True, exist_ok=True)
-                # The system drops the lock when this process ends, however it ends. The file stays: with
-                # it removed, a third process could lock a new file while a second holds the old one.
+                # The system releases the lock when this process ends, however it ends. The file stays. If it were
+                # removed, a third process could lock a new file while a second one holds the old.
                 name = _beside(self.target, ".lock")
                 lock = self._closing.enter_context(open(open_own(name, os.O_WRONLY | os.O_CREAT), "ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -135,11 +135,11 @@ class Download:
                 self.discard()
 
     def _sweep(self) -> None:
-        # A child of a killed pull may still be writing there; what it leaves goes at the next pull.
+        # A child of a killed pull may still be writing there; its files are removed at the next pull.
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def room(self, size: int) -> None:
-        """Refuse early where `size` more bytes cannot fit the disk."""
+        """Raise early if `size` more bytes do not fit on the disk."""
         with disk_errors(self.target.parent):
             free = shutil.disk_usage(self.target.parent).free
         if free < size:
@@ -149,7 +149,7 @@ class Download:
             )
 
     def journal(self) -> tuple[str, ...]:
-        """The lines noted so far; none where there is no partial file, and no line that a crash tore."""
+        """The lines so far; none if there is no partial file. A line that a crash tore is left out."""
         if not self.partial.is_file():
             return ()
         try:
@@ -159,7 +159,7 @@ class Download:
         return tuple(text.split("\n")[:-1])
 
     def note(self, line: str) -> None:
-        """Vouch for bytes of the partial file that have reached the disk."""
+        """Note in the journal that bytes of the partial file have reached the disk."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with disk_errors(self._journal), open(open_own(self._journal, flags), "a", encoding="utf-8") as file:
             file.write(line + "\n")

@@ -1,6 +1,6 @@
 """A model that repeats the last user message: useful offline, to see what a window ships.
 
-The reply is a prefix of what was said, bounded by the request's `max_tokens`.
+The reply is a prefix of that message, bounded by the request's `max_tokens`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A messages endpoint that manages the context itself: every request carries the same edits.
 
-`Editing(Messages("..."), edits_of(policy))` lets the provider do what the policy does here. Where it
-compacts, its block comes back in the reply and is sent first from then on. To let go of what the block stands for is
-the process's policy, `compact(provider=True)`.
+`Editing(Messages("..."), edits_of(policy))` lets the provider do what the policy does here. If it compacts, its block
+comes back in the reply, and is sent first from then on. The pages that the block stands for stay in the window until
+the process's policy, `compact(provider=True)`, evicts them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, SpecError
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.wire.compaction import settled
+from kilburn.wire.compaction import put_block_first
 from kilburn.wire.editing import read_management, write
 
 __all__ = ["Editing"]
@@ -27,8 +27,8 @@ class Editing:
         model: a model of the "messages" form.
         edits: the `context_management` of every request (see `kilburn.wire.editing.edits_of`), or {} for
             none: compaction blocks are then sent as below, and none is asked for.
-        carry: what a prompt holds before its last compaction block comes behind it, where the provider
-            reads it: pins, and handles. False leaves it out.
+        carry: whether pins and handles that stand before the last compaction block are moved after it, where the
+            provider reads them. False leaves them out.
 
     Raises:
         SpecError: another form, or edits that the provider would refuse.
@@ -58,7 +58,7 @@ class Editing:
         options = dict(request.options)
         if self.edits and "compaction" not in options:
             options.setdefault("context_management", self.edits)
-        messages = settled(request.messages, carry=self._carry)
+        messages = put_block_first(request.messages, carry=self._carry)
         yield from self.model.stream(msgspec.structs.replace(request, messages=messages, options=options))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """What models behind an official SDK share: one policy of retries, one hard end, one table of errors.
 
-The SDKs' own retries are switched off, so that there is one policy (see `kilburn.models.retry`).
+The SDKs' own retries are switched off, because `kilburn.models.retry` does them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The hub: single files of model repositories, through `huggingface_hub`.
 
-`hf:OWNER/REPO/FILE` is a file of branch main at `$HF_ENDPOINT` or https://huggingface.co. The hub states the sha256 of a
-large file: it says what a broken download continues with, and whether the whole is right. The library speaks to the hub
-and retries; where bytes go, and what is believed of them, is decided here, since its own cache keeps no part of a
-download that failed and compares sizes alone. No listing, no keys, no branches but main.
+`hf:OWNER/REPO/FILE` is a file of branch main at `$HF_ENDPOINT` or https://huggingface.co. The sha256 that the hub states
+for a large file identifies the file when a download continues, and verifies the result. The library speaks to the hub and
+retries. Where the bytes go and whether they are right is decided here: the library's own cache keeps no part of a
+download that failed, and compares only sizes. Nothing else of the hub is supported: no listing, no keys, no branches but
+main.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ def parse(spec: str) -> HubFile:
 def fetch(download: Download, file: HubFile, name: str, progress: Progress | None) -> tuple[int, str]:
     """Fill the partial file; returns its size in bytes and its sha256, "" if the hub stated none.
 
-    Continues where an earlier download broke off, and after a broken connection tries again until five tries in a row
+    Continues where an earlier download stopped. After a broken connection it tries again, until five tries in a row
     bring nothing.
 
     Raises:
-        Refused: a 4xx. RateLimited: a 429. Unavailable: a server, a network or a disk that fails. MissingExtra.
+        Refused: for a 4xx. RateLimited: for a 429. Unavailable: a server, a network or a disk fails. MissingExtra.
     """
     url = file.url
     hub, network_error = _load_library()

@@ -1,9 +1,9 @@
-"""llama.cpp in this process: loads a GGUF file and speaks to it.
+"""llama.cpp in this process: loads a GGUF file and sends requests to it.
 
-The runtime is xllamacpp, which runs llama.cpp's own server on a loopback port that the system chooses;
-a random key that only this object knows keeps other users of the machine out. Requests go through
-that port, not through the callback API, for one reason: closing the connection cancels a reply within
-about a second even while the prompt is still being read; the callback can only stop it at a token.
+The runtime is xllamacpp. It runs llama.cpp's own server on a loopback port that the system chooses; a random key that
+only this object knows keeps other users of the machine out. Requests use this port and not the callback API, for one
+reason: closing the connection cancels a reply within about a second, even while the prompt is being read, while the
+callback can only stop it at a token. Messages and replies are the business of `kilburn.models.local`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from kilburn.models.provider_errors import error_of
 __all__ = ["LlamaServer", "load"]
 
 _PROMPT_CACHE_MIB = 512
-"""Memory for prompts of other conversations, kept so that going back to one does not read it again."""
+"""Memory for prompts of other conversations, so that returning to one need not prefill it again."""
 
 _SPINS = "2000"
-"""Turns that a thread of llama.cpp spins at a barrier before it sleeps."""
+"""How many turns a thread of llama.cpp spins at a barrier before it sleeps."""
 
 _loaded: weakref.WeakValueDictionary[tuple[Path, int, int], LlamaServer] = weakref.WeakValueDictionary()
 _loading = threading.Lock()
@@ -55,10 +55,10 @@ def load(path: Path, context: int, threads: int) -> LlamaServer:
 
 
 class LlamaServer:
-    """One loaded model. Freed when nobody holds it any more.
+    """One loaded model. It is freed when there is no reference to it any more.
 
     Attributes:
-        context: tokens of its window: what was asked for, or what it was trained for where that is less.
+        context: tokens of its window: the requested number, or what it was trained for if that is less.
         template: its chat template, in Jinja.
     """
 
@@ -91,10 +91,10 @@ class LlamaServer:
         return Path(self._slots.name)
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """The decoded answer of one endpoint of llama.cpp's server.
+        """The decoded response of one endpoint of llama.cpp's server.
 
         Raises:
-            Refused, Overlong, Unavailable: it did not answer, or answered with an error.
+            Refused, Overlong, Unavailable: it did not respond, or responded with an error.
         """
         connection = self._connection(timeout)
         try:
@@ -137,7 +137,7 @@ class LlamaServer:
             raise self._lost_error(error) from error
         finally:
             if wire is not None:
-                # Shut rather than closed: the response still holds the socket, and llama.cpp must see the end.
+                # Shut down, not closed: the response still holds the socket, and llama.cpp must see the end.
                 with suppress(OSError):
                     wire.shutdown(socket.SHUT_RDWR)
             connection.close()
@@ -163,7 +163,7 @@ class LlamaServer:
 
 
 def _load_runtime() -> Any:
-    """xllamacpp, imported so that its threads wait for each other with patience.
+    """xllamacpp, imported so that its threads sleep while they wait for each other.
 
     By default libgomp spins some milliseconds at each of the many barriers of a token. On two cores
     beside one busy process that took decoding from 115 to 2 tokens/s; with short spins it stayed at
@@ -185,7 +185,7 @@ def _settings(settings: Any, path: Path, context: int, threads: int) -> Any:
     settings.model.path = str(path)
     settings.n_ctx = context
     settings.n_parallel = 1
-    # A small batch, because between batches is where llama.cpp notices that nobody waits any more.
+    # A small batch, because llama.cpp notices only between batches that a request was cancelled.
     settings.n_batch = 512
     settings.cache_ram_mib = _PROMPT_CACHE_MIB
     settings.fit_params = False

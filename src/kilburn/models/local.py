@@ -1,7 +1,7 @@
 """The embedded model: a GGUF file, run in this process by llama.cpp.
 
-Its tokenizer is the model's own, so counts are exact for it. Where the model's chat template has no place for tools,
-a request with tools raises; they are not dropped silently.
+Its tokenizer is the model's own, so counts are exact. If the model's chat template has no place for tools, a request
+with tools is an error; they are not dropped silently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kilburn.wire import chat
 __all__ = ["Local", "Vocabulary"]
 
 _CONTEXT = 8192
-"""Window where none is asked for: its cache takes 190 MB for SmolLM2-135M and 235 MB for Qwen2.5-1.5B."""
+"""The default window: its cache takes 190 MB for SmolLM2-135M and 235 MB for Qwen2.5-1.5B."""
 
 
 class Vocabulary:
@@ -31,10 +31,10 @@ class Vocabulary:
 
     Attributes:
         name: "local:" and the model's name.
-        envelope: what one message costs beside its text in the model's chat template.
+        envelope: what one message costs besides its text in the model's chat template.
         overhead: what a prompt costs before its first message and after its last one: the default
             system prompt that some templates add, and the opening of the reply.
-        exact: True: a window need not be corrected by what replies report.
+        exact: True: the window need not be corrected by the usage in replies.
     """
 
     exact = True
@@ -56,16 +56,17 @@ class Vocabulary:
             return 0
         if self._engine is None:
             raise Unavailable(f"{self.name} was closed", advice="make a new one")
-        # Special tokens are read as such, because the prompt's are: what looks like one counts as one.
+        # Text that looks like a special token counts as one, because it does in a prompt.
         body = {"content": text, "add_special": False, "parse_special": True}
         return len(self._engine.ask("POST", "/tokenize", body)["tokens"])
 
     def close(self) -> None:
-        """Let go of the model; counting then raises."""
+        """Release the model; counting then raises."""
         self._engine = None
 
     def _measure(self, loaded: LlamaServer, turns: int) -> int:
-        """Tokens of a prompt of so many turns, less their texts. Templates want users and assistants in turn."""
+        """Tokens of a prompt of so many turns, without their texts. Templates require that users and assistants
+        alternate."""
         said = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(turns)]
         return prompt_tokens(loaded, said, ()) - turns * self.count("a")
 
@@ -75,7 +76,7 @@ class Local:
 
     Args:
         model: the path of a GGUF file, or a name that `kilburn models pull` knows.
-        context: window in tokens, 8,192 or what the model was trained for where that is less.
+        context: window in tokens, 8,192 or what the model was trained for if that is less.
         threads: for llama.cpp; None takes one a core.
         timeout: seconds for a reply whose request names none, or None.
 
@@ -106,10 +107,10 @@ class Local:
         self.takes_tools = "tools" in loaded.template
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The reply as it is decoded. One reply is decoded at a time; others wait for their turn.
+        """The reply, streamed while it is decoded. One reply is decoded at a time; others wait.
 
         Raises:
-            Refused: no messages, a schema that cannot be held, or tools that the template cannot show.
+            Refused: no messages, a schema that is not supported, or tools that the template has no place for.
             Overlong: the prompt does not fit the window.
             Unavailable: the time was up, or the model was closed.
         """
@@ -145,7 +146,7 @@ class Local:
         return tokens
 
     def restore(self, path: str | Path) -> int:
-        """Read back what `save` wrote for the same model and window; its tokens.
+        """Read what `save` wrote for the same model and window; its tokens.
 
         Raises:
             Refused, Unavailable: no such file, or of another model.
@@ -156,7 +157,7 @@ class Local:
         return tokens
 
     def close(self) -> None:
-        """Let go of the loaded model; it is freed when no other object shares it. May be called twice."""
+        """Release the loaded model; it is freed when no other object shares it. May be called twice."""
         self._engine = None
         self.tokenizer.close()
 

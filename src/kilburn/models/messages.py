@@ -1,8 +1,8 @@
-"""Anthropic's messages endpoint, and servers that speak its form.
+"""Anthropic's messages endpoint, and other servers with its form.
 
-It goes through the official `anthropic` SDK. Arguments of tool calls stay the exact text that the model wrote.
-Requests that carry `context_management`, `compaction` or a compaction block go to the SDK's beta
-endpoint with the headers that they need. What is worth caching is one switch.
+It uses the official `anthropic` SDK. The SDK's own retries are switched off, because `kilburn.models.retry` does
+them. Arguments of tool calls stay the exact text that the model wrote. Requests with `context_management`,
+`compaction` or a compaction block go to the SDK's beta endpoint with the headers that they need.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kilburn.models.assembly import Halves
 from kilburn.models.hosted import SdkModel
 from kilburn.models.retry import Retry
 from kilburn.wire import messages as wire
-from kilburn.wire.compaction import betas_of, read_block, read_report, recorded
+from kilburn.wire.compaction import betas_of, read_block, read_report, report_json
 from kilburn.wire.editing import read_management, read_summarize
 from kilburn.wire.plain import plain
 
@@ -48,10 +48,10 @@ class Messages(SdkModel):
         model: its name there.
         base_url: of the endpoint, without its version; None is Anthropic, or what ANTHROPIC_BASE_URL says.
         api_key: None takes what the SDK finds (ANTHROPIC_API_KEY); a `base_url` that needs none may go without.
-        context: its window in tokens, or None where unknown.
+        context: its window in tokens, or None if unknown.
         cache: mark the system prompt and the end of the last message for the provider's prompt cache.
         timeout: seconds of silence before a call is given up; `Request.timeout` bounds the whole reply.
-        retry: how failed calls are made again.
+        retry: how failed calls are repeated.
 
     Raises:
         MissingExtra: the extra `anthropic` is not installed.
@@ -75,7 +75,7 @@ class Messages(SdkModel):
         self._cache = cache
         self._client = self._sdk.Anthropic(base_url=base_url, api_key=api_key, max_retries=0)
         if base_url is not None and not (self._client.api_key or self._client.auth_token):
-            # Servers at home ask for no key, but the SDK insists on one.
+            # A local server asks for no key, but the SDK requires one.
             self._client = self._client.copy(api_key="none")
 
     def _open(self, request: Request, silence: float) -> Any:
@@ -104,7 +104,7 @@ class _Blocks:
         self._halves = Halves()
         self._usage: dict[str, Any] = {}
         self._said: dict[str, Any] = {}
-        """What the reply says of the provider's own work on the prompt."""
+        """What the reply says about the provider's own work on the prompt."""
         self._stop: str | None = None
 
     def feed(self, event: dict[str, Any]) -> Iterator[Delta]:
@@ -149,7 +149,7 @@ class _Blocks:
     def _count(self, usage: Any, management: dict[str, Any] | None) -> None:
         if usage is not None and not isinstance(usage, dict):
             self._usage["input_tokens"], usage = None, None
-        # A null says nothing new: the end of a stream repeats fields of its start without their values.
+        # A null is ignored: the end of a stream repeats fields of its start without their values.
         self._usage.update({key: value for key, value in (usage or {}).items() if value is not None})
         if usage and usage.get("iterations"):
             self._said["usage"] = {"iterations": usage["iterations"]}
@@ -167,7 +167,7 @@ class _Blocks:
             elif index in self._arguments:
                 block["input"] = json.loads(self._arguments[index] or "{}")
             elif block["type"] == "compaction":
-                # An empty summary is none, and would be refused when it is sent back.
+                # An empty summary would be refused when it is sent back.
                 block["content"] = block.get("content") or None
         try:
             said = {**self._said, "stop_reason": self._stop}
@@ -175,15 +175,15 @@ class _Blocks:
                 if block["type"] == "compaction":
                     read_block(plain(block, "compaction"))
             usage = self._tokens(said)
-            source = {"role": "assistant", "content": list(self._blocks.values()), **recorded(said)}
+            source = {"role": "assistant", "content": list(self._blocks.values()), **report_json(said)}
             message = _with_arguments(wire.read(plain(source, "reply"), "reply")[0], written)
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
         return Reply(message=message, finish=_FINISH.get(self._stop, "stop"), usage=usage)
 
     def _tokens(self, said: dict[str, Any]) -> Tokens | None:
-        """What the reply cost; None where it leaves out the prompt or the reply, or says what cannot be. A report of the
-        provider's own work that cannot be read is then taken out of what it said."""
+        """What the reply cost; None if the usage leaves out the prompt or the reply, or is impossible. An unreadable
+        report of the provider's own work is removed from it."""
         fresh, reply = self._usage.get("input_tokens"), self._usage.get("output_tokens")
         cached, stored = self._usage.get("cache_read_input_tokens", 0), self._usage.get("cache_creation_input_tokens", 0)
         try:
@@ -240,7 +240,7 @@ def _arguments(model: str, request: Request, cache: bool) -> dict[str, Any]:
 
 
 def _with_breakpoint(content: Any) -> Any:
-    """Content whose last block that may be cached carries a breakpoint; what is given stays as it is."""
+    """A copy of the content, with a cache breakpoint on the last block that may have one."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
     for index in range(len(blocks) - 1, -1, -1):
         empty = blocks[index].get("type") == "text" and not blocks[index].get("text")

@@ -1,6 +1,6 @@
-"""What a vLLM says of itself on its page of metrics: Prometheus' text format, under the names of any version.
+"""Reads vLLM's page of metrics: Prometheus' text format, with the metric names of any version.
 
-`kilburn.models.vllm` fetches the page; `prometheus_client` (extra `openai`) parses it.
+`prometheus_client` (extra `openai`) parses it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONFIG_LABELS = {"block": "block_size", "blocks": "num_gpu_blocks", "caching": 
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a vLLM says of itself, of all its tenants and engines together; None where this version says nothing.
+    """Metrics of a vLLM, summed over all its tenants and engines; None for those that this version does not have.
 
     Args:
         queries: prompt tokens that were looked up in the prefix cache since the server started (the
@@ -40,7 +40,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
         usage: share of the KV cache that running requests hold, 0 to 1; of the fullest engine.
         running: requests that are being answered.
         waiting: requests in the queue.
-        preemptions: requests that lost their KV to others and had to be read again, since the start.
+        preemptions: requests that lost their KV to others and had to be prefilled again, since the start.
         block: tokens of a KV block.
         blocks: how many there are.
         caching: whether its prefix cache is on.

@@ -16,7 +16,7 @@ from kilburn.models.retry import seconds_to_wait
 __all__ = ["MESSAGE_LETTERS", "error_of"]
 
 MESSAGE_LETTERS = 400
-"""Letters of a provider's words that an error quotes."""
+"""Characters of a provider's message that an error quotes at most."""
 
 _OVERLONG_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large", "string_above_max_length"}
 _OVERLONG_WORDS = re.compile(
@@ -46,18 +46,18 @@ _ADVICE = {
     404: "check the model's name and the base URL",
 }
 _PASSING = {408, 409, 423, 425}
-"""Client errors that a later try may not meet."""
+"""Client errors after which a later try may succeed."""
 
 
 def error_of(who: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None) -> ModelError:
-    """The error to raise for what a provider answered.
+    """The error to raise for a provider's response.
 
     Args:
         who: the model's name, for the message.
         status: the HTTP status, or None for an error inside a stream.
-        body: the decoded answer, with or without its `error` envelope.
-        words: the answer as text.
-        headers: of the answer, for `retry-after`.
+        body: the decoded response, with or without its `error` envelope.
+        words: the response as text.
+        headers: of the response, for `retry-after`.
     """
     error = _envelope(body)
     code, kind = str(error.get("code") or ""), str(error.get("type") or "")

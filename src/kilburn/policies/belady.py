@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from kilburn.message import Kind
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Parts, Span
-from kilburn.policies.excerpts import older, put, reach
 from kilburn.policy import View
+from kilburn.text.excerpts import older, put, reach
+from kilburn.text.lines import merge
 
 __all__ = ["Belady", "Future"]
 
@@ -84,7 +85,7 @@ class Belady:
             if cost <= room:
                 room -= cost
                 chosen.setdefault(source, []).append(span)
-        return tuple((source, joined(spans)) for source, spans in sorted(chosen.items()))
+        return tuple((source, merge(spans)) for source, spans in sorted(chosen.items()))
 
     def _latest(self, view: View) -> tuple[int, list[Move]]:
         """What just came and takes more than half of the window is cut to its first part and what will be needed."""
@@ -95,7 +96,7 @@ class Belady:
             if page.tokens > half and page.id not in view.pins and page.id > 0 and page.kind in (Kind.RESULT, Kind.TEXT):
                 text = view.text(page.id)
                 head = text.rfind("\n", 0, max(1, len(text) * (half // 2) // page.tokens)) + 1
-                spans = joined([*([(0, head)] if head else []), *(span for _, span in self.needed(page.id, view.turn))])
+                spans = merge([*([(0, head)] if head else []), *(span for _, span in self.needed(page.id, view.turn))])
                 if spans:
                     moves.append(Fold(pages=(page.id,), keep=spans, why="longer than half of the window"))
                     saved += page.tokens - view.count("".join(text[slice(*span)] for span in spans)) - 4 * len(spans)
@@ -108,7 +109,7 @@ class Belady:
             if page.kind is Kind.EXCERPT and len(page.sources) == 1:
                 spans = [span for _, span in self.needed(page.sources[0], view.turn)]
                 if any(not any(low <= start and stop <= high for low, high in page.spans) for start, stop in spans):
-                    keep = joined([*page.spans[:1], *spans])
+                    keep = merge([*page.spans[:1], *spans])
                     moves.append(Fold(pages=page.sources, keep=keep, why="what will be needed of it"))
         return moves
 
@@ -125,14 +126,3 @@ def _size(moves: Iterable[Move]) -> int:
     return (
         sum(stop - start + 8 for move in moves if isinstance(move, Fold) for _, spans in move.parts for start, stop in spans) // 4
     )
-
-
-def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Sorted, disjoint spans that cover the same characters."""
-    found: list[Span] = []
-    for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
-        elif stop > start:
-            found.append((start, stop))
-    return tuple(found)

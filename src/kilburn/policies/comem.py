@@ -18,10 +18,11 @@ from kilburn.effect import Answer, Ask, Effect, Later, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, address_of, span_of
-from kilburn.policies.arrival import arrived, latest_step
-from kilburn.policies.text.extract import Piece, extract, piece_of
-from kilburn.policies.text.judgement import complete, judge
 from kilburn.policy import View
+from kilburn.text.extract import Piece, extract, piece_of
+from kilburn.text.judgement import judge, mended
+from kilburn.text.lines import whole_sentences
+from kilburn.text.steps import arrived, latest_step
 from kilburn.wire.quotation import headed, quoted
 
 __all__ = ["Comem"]
@@ -173,25 +174,18 @@ def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer:
     """The answer, if its words may stand for the originals: as they are, or with the facts that they lost."""
     if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
         return answer
-    said = answer.text if answer.ok else _whole_sentences(answer.text)
+    said = answer.text if answer.ok else whole_sentences(answer.text)
     pieces = _Log(pages, read)
     verdict = judge(said, pieces, prompt=ask.prompt, tokens=ask.max_tokens, count=_rough)
-    text = said if verdict.acceptable else ""
-    if verdict.reparable:
-        text = complete(said, verdict.missing, pieces, ask.max_tokens, _rough)
-    if text.strip():
-        return Answer(outcome=Outcome.DONE, text=text.strip(), detail=verdict.outcome)
+    text = mended(said, verdict, pieces, ask.max_tokens, _rough).strip()
+    if text:
+        return Answer(outcome=Outcome.DONE, text=text, detail=verdict.outcome)
     return Answer(outcome=Outcome.REJECTED, detail=verdict.outcome)
 
 
 def _rough(text: str) -> int:
     """Tokens of a text, on the high side, by what a thread beside the agent may use."""
     return -(-len(text) // 3)
-
-
-def _whole_sentences(text: str) -> str:
-    """A reply that was cut at its cap, without the sentence or line that it was cut in."""
-    return text[: max(text.rfind("\n"), text.rfind(". ")) + 1].rstrip()
 
 
 def _room(view: View) -> Sequence[Move]:

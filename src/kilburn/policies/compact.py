@@ -19,11 +19,11 @@ from kilburn.errors import SpecError
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
-from kilburn.policies.text.digests import best, digest
-from kilburn.policies.text.extract import Piece, extract, piece_of, read_ahead
-from kilburn.policies.text.inheritance import held, joined, words_at
-from kilburn.policies.text.judgement import judge
 from kilburn.policy import Cause, Stretch, View
+from kilburn.text.extract import Piece, extract, piece_of, read_ahead
+from kilburn.text.highlights import best, digest
+from kilburn.text.judgement import judge
+from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
 from kilburn.wire.quotation import headed, quoted
@@ -230,9 +230,9 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
         if fold.depth and fold.kind is Kind.FOLD:
             mine = known.intersection(_roots(view, fold.id))
             stood |= mine
-            kept.append(held(view.text(fold.id), mine, view.text))
+            kept.append(origins_of(view.text(fold.id), mine, view.text))
     fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]
-    spans = joined([*kept, best(fresh, READ // 4, view.text)])
+    spans = all_origins([*kept, best(fresh, READ // 4, view.text)])
     old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
     return [*old, *(piece_of(page, view.text(page.id)) for page in pages[first:])]
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from kilburn.message import Kind
 from kilburn.move import Fold, Move
 from kilburn.page import Page
-from kilburn.policies.excerpts import flow_of, older, parts_of, put, reach, shortened
 from kilburn.policy import View
 from kilburn.prices import Prices, prices_of
+from kilburn.text.excerpts import flow_of, older, parts_of, put, reach, shortened
 
 __all__ = ["Cost"]
 

@@ -16,11 +16,11 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import OMITTED, Page, Span, address_of, span_of
-from kilburn.policies.arrival import arrived
-from kilburn.policies.text.anchors import Anchors, Exact, Scanned, complement, parse_anchors, resolve_anchors
-from kilburn.policies.text.cleaning import redundant
-from kilburn.policies.text.lines import join
 from kilburn.policy import View
+from kilburn.text.anchors import Anchors, Exact, Scanned, parse_anchors, resolve_anchors
+from kilburn.text.cleaning import redundant
+from kilburn.text.lines import complement, join
+from kilburn.text.steps import arrived
 from kilburn.wire.quotation import quoted
 
 __all__ = ["Cleaner", "Free", "Heuristic", "Prompted", "Proposal"]
@@ -81,7 +81,7 @@ class Cleaner(Protocol):
 
 @dataclass(frozen=True)
 class Heuristic:
-    """Deletes by rule: superseded outputs, dead ends, exact repetition (`kilburn.policies.text.cleaning`)."""
+    """Deletes by rule: superseded outputs, dead ends, exact repetition (`kilburn.text.cleaning`)."""
 
     def propose(self, scanned: Sequence[Scanned], task: str) -> Generator[Effect, Answer, Proposal]:
         """What the rules find; asks nobody."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kilburn.move import Move
-from kilburn.policies.excerpts import far_of, older, parts_of, put, reach, shortened
 from kilburn.policy import View
+from kilburn.text.excerpts import far_of, older, parts_of, put, reach, shortened
 
 __all__ = ["Hybrid"]
 

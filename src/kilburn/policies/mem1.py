@@ -15,9 +15,9 @@ from kilburn.effect import Answer, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
-from kilburn.policies.steps import fresh_messages, last_original, latest_reply, words_of
-from kilburn.policies.text.directives import Malformed, state_of
 from kilburn.policy import View
+from kilburn.text.directives import Malformed, state_of
+from kilburn.text.steps import arrived, last_original, latest_reply, words_of
 
 __all__ = ["INSTRUCTIONS", "Mem1"]
 
@@ -53,13 +53,13 @@ class Mem1:
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One eviction, or nothing where the latest reply holds no state and there is room."""
-        fresh = fresh_messages(view)
+        fresh = arrived(view)
         if not fresh and not view.excess:
             return []
         last = last_original(view)
         reply = latest_reply(view, last)
         since, outcome, why = self._since(view, reply)
-        if not since and any(page.message in fresh for page in reply):
+        if not since and any(page.id in fresh for page in reply):
             yield Note(outcome=outcome, why=why)
         if since:
             old = self._older(view, since, last)

@@ -17,10 +17,10 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Span, address_of
-from kilburn.policies.text.extract import Piece, extract
-from kilburn.policies.text.judgement import complete, judge
-from kilburn.policies.text.lines import merge
 from kilburn.policy import Cause, View
+from kilburn.text.extract import Piece, extract, piece_of
+from kilburn.text.judgement import judge, mended
+from kilburn.text.lines import complement, merge
 from kilburn.wire.mementos import ThoughtBlock, parse
 from kilburn.wire.quotation import quoted
 
@@ -110,10 +110,10 @@ class Memento:
         """The page without the contents of these blocks, and the tokens of them that leave now."""
         shown: tuple[Span, ...] = page.spans if page.kind is Kind.EXCERPT else ((0, len(text)),)
         gaps = [block.content for block in old] if self.delimiters else [gap for block in old for gap in _around(block)]
-        kept = _without(shown, merge(gaps))
+        kept = complement(shown, merge(gaps))
         if kept == shown or not kept:
             return None, 0
-        leaving = _without(shown, kept)
+        leaving = complement(shown, kept)
         tokens = sum(view.count(text[start:end]) for start, end in leaving)
         own = 0 if page.kind is Kind.EXCERPT else view.handle
         if tokens <= own + MARK * len(gaps):
@@ -136,7 +136,7 @@ class Memento:
             # A pair that was brought back stands beside its memento: it is left alone.
             if stretch.torn:
                 continue
-            pieces = [Piece(source, *_speaker(view, source), view.text(source)) for source in stretch.sources]
+            pieces = [piece_of(view.page(source), view.text(source)) for source in stretch.sources]
             text, how = yield from self._memento(view, pieces)
             if text:
                 moves.append(Fold(pages=stretch.sources, text=text, why=f"a step became a memento: {how}"))
@@ -157,16 +157,11 @@ class Memento:
             return verbatim, "extract"
         if answer.ok:
             verdict = judge(answer.text, pieces, prompt=prompt, tokens=self.to, count=view.count)
-            whole = complete(answer.text, verdict.missing, pieces, self.to, view.count) if verdict.reparable else ""
-            if verdict.acceptable or whole:
-                return whole or answer.text, "model"
+            text = mended(answer.text, verdict, pieces, self.to, view.count)
+            if text:
+                return text, "model"
             yield Note(outcome=Outcome.REJECTED, why=f"memento: {verdict.outcome}", figures={"rejected": 1})
         return verbatim, "extract"
-
-
-def _speaker(view: View, page: int) -> tuple[str, str]:
-    known = view.page(page)
-    return str(known.role), str(known.kind)
 
 
 def _is_prose(page: Page) -> bool:
@@ -232,21 +227,6 @@ def _is_last_word(view: View) -> bool:
 def _around(block: ThoughtBlock) -> tuple[Span, Span]:
     """All of a block but its memento's text: its tags and its content."""
     return (block.start, block.memento[0]), (block.memento[1], block.end)
-
-
-def _without(spans: Sequence[Span], gaps: Sequence[Span]) -> tuple[Span, ...]:
-    """What is left of sorted spans outside of sorted gaps."""
-    kept: list[Span] = []
-    for start, end in spans:
-        for low, high in gaps:
-            if high <= start or low >= end:
-                continue
-            if start < low:
-                kept.append((start, low))
-            start = max(start, high)
-        if start < end:
-            kept.append((start, end))
-    return tuple(kept)
 
 
 def _border(view: View, keep: int) -> int:

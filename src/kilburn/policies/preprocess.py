@@ -14,8 +14,8 @@ from itertools import takewhile
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page
-from kilburn.policies.text.condense import condense
 from kilburn.policy import Cause, View
+from kilburn.text.condense import condense
 
 __all__ = ["Preprocess"]
 

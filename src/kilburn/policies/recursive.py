@@ -15,8 +15,8 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
-from kilburn.policies.text.extract import Piece, extract, piece_of
 from kilburn.policy import View
+from kilburn.text.extract import Piece, extract, piece_of
 from kilburn.wire.quotation import quoted
 
 __all__ = ["Recursive"]

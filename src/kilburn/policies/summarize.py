@@ -15,11 +15,12 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
-from kilburn.policies.excerpts import shortened
-from kilburn.policies.text.extract import Piece, extract, read_ahead
-from kilburn.policies.text.inheritance import held, joined, words_at
-from kilburn.policies.text.judgement import complete, judge
 from kilburn.policy import Cause, View
+from kilburn.text.excerpts import shortened
+from kilburn.text.extract import Piece, extract, piece_of, read_ahead
+from kilburn.text.judgement import judge, mended
+from kilburn.text.lines import whole_sentences
+from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.quotation import quoted
 
 __all__ = ["Summarize"]
@@ -146,15 +147,12 @@ class Summarize:
             return "", ""
         if not answer.ok and answer.outcome != Outcome.TRUNCATED:
             return "", f"; the model's summary was {answer.outcome}"
-        said = answer.text if answer.ok else _whole_sentences(answer.text)
+        said = answer.text if answer.ok else whole_sentences(answer.text)
         verdict = judge(said, pieces, prompt=prompt, tokens=to, count=view.count)
-        if verdict.acceptable:
-            return said, "model"
-        if verdict.reparable:
-            completed = complete(said, verdict.missing, pieces, to, view.count)
-            if completed:
-                return completed, f"model, completed with {len(verdict.missing)} facts"
-        return "", f"; the model's summary was rejected: {verdict.outcome}"
+        text = mended(said, verdict, pieces, to, view.count)
+        if not text:
+            return "", f"; the model's summary was rejected: {verdict.outcome}"
+        return text, "model" if verdict.acceptable else f"model, completed with {len(verdict.missing)} facts"
 
 
 def _tokens(pages: Sequence[Page]) -> int:
@@ -174,7 +172,7 @@ def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Kn
         if page not in texts:
             texts[page] = words_at(view.text(page), kept)
             spans[page] = ((0, len(texts[page])),)
-    return [Piece(page, *_speaker(view, page), texts[page], "") for page in sorted(texts)], spans
+    return [piece_of(view.page(page), texts[page]) for page in sorted(texts)], spans
 
 
 def _newest(view: View, sources: Sequence[int]) -> tuple[int, dict[int, str]]:
@@ -207,7 +205,7 @@ def _while_room(view: View, pages: Sequence[int], left: int) -> dict[int, str]:
 
 def _known(view: View, again: Sequence[Page], sources: Sequence[int]) -> dict[int, tuple[Span, ...]]:
     """What the summaries that are replaced hold, where it stands in the originals."""
-    return joined(held(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in again)
+    return all_origins(origins_of(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in again)
 
 
 def _prepare(view: View, border: int) -> None:
@@ -219,14 +217,3 @@ def _prepare(view: View, border: int) -> None:
             page = view.page(number)
             if page.kind is not Kind.IMAGE:
                 read_ahead(str(page.role), str(page.kind), view.text(number))
-
-
-def _speaker(view: View, page: int) -> tuple[str, str]:
-    known = view.page(page)
-    return str(known.role), str(known.kind)
-
-
-def _whole_sentences(text: str) -> str:
-    """A reply that was cut at its cap, without the sentence or line that it was cut in."""
-    end = max(text.rfind("\n"), text.rfind(". "))
-    return text[: end + 1].rstrip()

@@ -1,7 +1,6 @@
 """OpenAI's chat-completions form: read a dict, rebuild it exactly, render for the API.
 
 Whatever `read` cannot put into parts is kept as a template in `extra`: the original object with its texts taken out.
-`kilburn.wire.form` finds out which form a dict has; `kilburn.wire.validity` checks a transcript.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import DuplicateCall, InvalidMessage
+from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
+from kilburn.wire.parts import claim_call, kind_at, only_text, read_blocks, read_text, role_at, template_of, write_blocks
 from kilburn.wire.plain import pack, string_at, type_of, unpack
-from kilburn.wire.result import read_blocks, write_blocks
 from kilburn.wire.sent import IMAGES
 from kilburn.wire.turns import CHAT_ID, PROSE, Turn, safe_id, safe_name, turns
 
-__all__ = ["ASIDES", "read", "render", "tools", "write"]
+__all__ = ["ASIDES", "ROLES", "UNVOICED", "read", "render", "tools", "write"]
 
-_ROLES = {
+ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,
     "user": Role.USER,
@@ -31,7 +30,8 @@ _ROLES = {
 }
 
 _THOUGHTS = ("reasoning_content", "reasoning")
-ASIDES = (*_THOUGHTS, "refusal", "function_call", "audio")
+UNVOICED = ("refusal", "function_call", "audio")
+ASIDES = (*_THOUGHTS, *UNVOICED)
 """Keys of an assistant message whose value becomes a part of its own."""
 
 
@@ -42,7 +42,7 @@ def read(source: dict[str, Any], where: str = "message") -> Message:
         InvalidMessage: unknown role, content of the wrong type, a call or result without id.
         DuplicateCall: two calls of the message have one id.
     """
-    role = _role(source, where)
+    role = role_at(source, ROLES, "chat", where)
     template = dict(source)
     if role is Role.TOOL and source["role"] == "tool":
         shape, parts = _read_result(source, template, where)
@@ -64,15 +64,6 @@ def read(source: dict[str, Any], where: str = "message") -> Message:
     if list(template.items()) != list(_default(role).items()):
         extra["dict"] = template
     return Message(role=role, parts=tuple(parts) or (Part(kind=Kind.TEXT, text=""),), extra=pack(extra))
-
-
-def _role(source: dict[str, Any], where: str) -> Role:
-    role = source.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidMessage(
-            f"{where}.role: {str(role)[:40]!r} is no role of the chat form", advice=f"use one of {', '.join(_ROLES)}"
-        )
-    return _ROLES[role]
 
 
 def _default(role: Role) -> dict[str, Any]:
@@ -112,13 +103,9 @@ def _read_result(source: dict[str, Any], template: dict[str, Any], where: str) -
 
 
 def _read_block(block: Any, where: str) -> Part:
-    kind = block.get("type") if isinstance(block, dict) else None
-    if not isinstance(kind, str):
-        raise InvalidMessage(f"{where}: a content part is an object with a `type`, not {type_of(block)}")
+    kind = kind_at(block, where)
     if kind in ("text", "refusal"):
-        text = string_at(block, kind, where, empty=True)
-        default = kind == "text" and list(block) == ["type", "text"]
-        return Part(kind=Kind.TEXT, text=text, extra=None if default else pack({"block": {**block, kind: None}}))
+        return read_text(block, kind, where)
     image = block.get("image_url")
     if kind == "image_url" and isinstance(image, dict) and isinstance(image.get("url"), str):
         default = list(block) == ["type", "image_url"] and list(image) == ["url"]
@@ -157,11 +144,7 @@ def _read_calls(source: dict[str, Any], template: dict[str, Any], where: str) ->
     parts = [_read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
     seen: set[str | None] = set()
     for part in parts:
-        if part.call in seen:
-            raise DuplicateCall(
-                f"{where}.tool_calls: two calls have the id {str(part.call)[:80]!r}", advice="give each call its own id"
-            )
-        seen.add(part.call)
+        claim_call(part.call, seen, f"{where}.tool_calls")
     return parts
 
 
@@ -198,11 +181,7 @@ def write(message: Message) -> dict[str, Any]:
     if shape == "list":
         out["content"] = [_write_block(part) for part in content]
     elif shape == "text":
-        if len(content) != 1:
-            raise InvalidMessage(
-                f"a message whose content was one string has {len(content)} parts", advice="dump whole messages only"
-            )
-        out["content"] = content[0].text
+        out["content"] = only_text(content)
     if calls:
         out["tool_calls"] = [_write_call(part) for part in calls]
     return out
@@ -219,7 +198,7 @@ def _fill_asides(turn: Turn, out: dict[str, Any]) -> tuple[list[Part], list[Part
     content: list[Part] = []
     calls: list[Part] = []
     for part in turn.parts:
-        at = unpack(part.extra).get("at") if part.extra is not None else None
+        at = unpack(part.extra).get("at")
         if at in ASIDES and turn.form == "chat":
             out[at] = unpack(part.text) if part.kind is Kind.OPAQUE else part.text
         elif part.kind is Kind.CALL:
@@ -232,7 +211,7 @@ def _fill_asides(turn: Turn, out: dict[str, Any]) -> tuple[list[Part], list[Part
 def _write_block(part: Part) -> dict[str, Any]:
     if part.kind is Kind.OPAQUE:
         return unpack(part.text)
-    block: dict[str, Any] | None = unpack(part.extra).get("block") if part.extra is not None else None
+    block = template_of(part)
     if part.kind is Kind.IMAGE:
         block = block or {"type": "image_url", "image_url": {"url": None}}
         block["image_url"]["url"] = part.text
@@ -243,8 +222,7 @@ def _write_block(part: Part) -> dict[str, Any]:
 
 
 def _write_call(part: Part) -> dict[str, Any]:
-    call: dict[str, Any] | None = unpack(part.extra).get("call") if part.extra is not None else None
-    call = call or {"id": None, "type": "function", "function": {"name": None, "arguments": None}}
+    call = template_of(part, "call") or {"id": None, "type": "function", "function": {"name": None, "arguments": None}}
     body, slot = ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
     call["id"] = part.call
     call[body]["name"] = part.name
@@ -279,7 +257,7 @@ def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _template(turn: Turn, role: Role) -> dict[str, Any]:
     """The message's own template, unless it has another role than the message."""
     template: dict[str, Any] | None = turn.extra.get("dict") if turn.form == "chat" else None
-    if template is not None and _ROLES.get(template["role"]) is turn.role:
+    if template is not None and ROLES.get(template["role"]) is turn.role:
         return template
     return _default(role)
 
@@ -349,7 +327,7 @@ def _render_assistant(turn: Turn) -> dict[str, Any] | None:
         out.pop("tool_calls", None)
     if not own and not kept and not calls:
         return None
-    said = calls or any(out.get(key) is not None for key in ("refusal", "function_call", "audio"))
+    said = calls or any(out.get(key) is not None for key in UNVOICED)
     if not said and not out.get("content"):
         out["content"] = ""
     elif out.get("content") == []:

@@ -7,7 +7,7 @@ handles), so these are moved after it. What leaves a prompt is decided elsewhere
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,31 +15,33 @@ from msgspec import UNSET, UnsetType
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message
 from kilburn.model import Tokens
-from kilburn.wire.editing import or_null, read_fields, string, whole, write
-from kilburn.wire.messages import OPENING
+from kilburn.wire.editing import Whole, read_form, write
+from kilburn.wire.messages import OPENING, THOUGHTS, as_blocks
 from kilburn.wire.plain import plain, type_of, unpack
 
 __all__ = [
     "Applied",
-    "Block",
+    "CompactionBlock",
     "Iteration",
-    "Report",
+    "ProviderReport",
     "betas_of",
     "block_in",
     "block_of",
+    "put_block_first",
     "read_block",
     "read_report",
-    "recorded",
+    "report_json",
     "report_of",
-    "settled",
 ]
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 EDITING = "context-management-2025-06-27"
 THRESHOLD = "compact-2026-01-12"
 ON_DEMAND = "compact-2026-09-04"
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class CompactionBlock(msgspec.Struct, frozen=True, kw_only=True):
     """A compaction block.
 
     Args:
@@ -64,9 +66,9 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """An edit that the provider applied, and how much it cleared."""
 
     type: str
-    cleared_input_tokens: int | UnsetType = UNSET
-    cleared_tool_uses: int | UnsetType = UNSET
-    cleared_thinking_turns: int | UnsetType = UNSET
+    cleared_input_tokens: Whole | UnsetType = UNSET
+    cleared_tool_uses: Whole | UnsetType = UNSET
+    cleared_thinking_turns: Whole | UnsetType = UNSET
     more: dict[str, Any] = {}
 
 
@@ -74,10 +76,10 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     """One sampling of the provider within a request: type "message", "compaction", or another."""
 
     type: str
-    input_tokens: int | UnsetType = UNSET
-    output_tokens: int | UnsetType = UNSET
-    cache_read_input_tokens: int | UnsetType = UNSET
-    cache_creation_input_tokens: int | UnsetType = UNSET
+    input_tokens: Whole | UnsetType = UNSET
+    output_tokens: Whole | UnsetType = UNSET
+    cache_read_input_tokens: Whole | UnsetType = UNSET
+    cache_creation_input_tokens: Whole | UnsetType = UNSET
     more: dict[str, Any] = {}
 
     @property
@@ -90,7 +92,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
         return Tokens(prompt=fresh + cached + written, reply=reply, cached=cached, written=written)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ProviderReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a reply says about the provider's own work on the prompt.
 
     Args:
@@ -117,24 +119,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_BLOCK = {"type": string, "content": or_null(string), "encrypted_content": or_null(string), "signature": or_null(string)}
-_APPLIED = {"type": string, "cleared_input_tokens": whole, "cleared_tool_uses": whole, "cleared_thinking_turns": whole}
-_ITERATION = {
-    "type": string,
-    "input_tokens": whole,
-    "output_tokens": whole,
-    "cache_read_input_tokens": whole,
-    "cache_creation_input_tokens": whole,
-}
-
-
-def read_block(source: Any, where: str = "block") -> Block:
+def read_block(source: Any, where: str = "block") -> CompactionBlock:
     """A compaction block; `write` gives it back equal.
 
     Raises:
         InvalidMessage: another type, a field of the wrong type, or an empty summary, which the provider refuses.
     """
-    block = Block(**read_fields(plain(source, where), where, _BLOCK))
+    block = read_form(CompactionBlock, plain(source, where), where)
     if block.type != "compaction":
         raise InvalidMessage(f"{where}.type: {block.type[:40]!r} is not compaction")
     if block.content == "":
@@ -142,7 +133,7 @@ def read_block(source: Any, where: str = "block") -> Block:
     return block
 
 
-def block_in(text: str) -> Block | None:
+def block_in(text: str) -> CompactionBlock | None:
     """The compaction block in an opaque page's text, or None if it is another block, or malformed."""
     if '"type":"compaction"' not in text:
         return None
@@ -152,13 +143,13 @@ def block_in(text: str) -> Block | None:
         return None
 
 
-def block_of(message: Message) -> Block | None:
+def block_of(message: Message) -> CompactionBlock | None:
     """The last compaction block of a message that has content, else the last one without; None if there is no block."""
     found = [block for part in message.parts if part.kind is Kind.OPAQUE and (block := block_in(part.text)) is not None]
     return next((block for block in reversed(found) if block.stands), found[-1] if found else None)
 
 
-def read_report(source: Mapping[str, Any], where: str = "reply") -> Report:
+def read_report(source: Mapping[str, Any], where: str = "reply") -> ProviderReport:
     """The report in a reply's JSON.
 
     Raises:
@@ -168,31 +159,27 @@ def read_report(source: Mapping[str, Any], where: str = "reply") -> Report:
     usage = source.get("usage") or {}
     if not isinstance(management, dict) or not isinstance(usage, dict):
         raise InvalidMessage(f"{where}: context_management and usage are objects")
-    return Report(
-        applied=tuple(Applied(**item) for item in _listed(management, "applied_edits", _APPLIED, where)),
-        iterations=tuple(Iteration(**item) for item in _listed(usage, "iterations", _ITERATION, where)),
+    return ProviderReport(
+        applied=tuple(_listed(Applied, management, "applied_edits", where)),
+        iterations=tuple(_listed(Iteration, usage, "iterations", where)),
         paused=source.get("stop_reason") == "compaction",
     )
 
 
-def _listed(holder: dict[str, Any], key: str, readers: Any, where: str) -> Iterator[dict[str, Any]]:
+def _listed(form: type[T], holder: dict[str, Any], key: str, where: str) -> Iterator[T]:
     items = holder.get(key) or []
     if not isinstance(items, list):
         raise InvalidMessage(f"{where}.{key}: {type_of(items)} where a list belongs")
     for index, item in enumerate(items):
-        place = f"{where}.{key}[{index}]"
-        read = read_fields(item, place, readers)
-        if "type" not in read:
-            raise InvalidMessage(f"{place}.type is missing")
-        yield read
+        yield read_form(form, item, f"{where}.{key}[{index}]")
 
 
-def report_of(message: Message) -> Report:
+def report_of(message: Message) -> ProviderReport:
     """What the provider did with the prompt of a recorded reply; an empty report if it did nothing."""
     return read_report(unpack(message.extra).get("dict") or {})
 
 
-def recorded(said: Mapping[str, Any]) -> dict[str, Any]:
+def report_json(said: Mapping[str, Any]) -> dict[str, Any]:
     """Of what a reply says, the part worth keeping with its message: applied edits, costs of compactions, a pause.
 
     Raises:
@@ -233,7 +220,7 @@ def _blocks(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (block for block in (content if isinstance(content, list) else ()) if block.get("type") == "compaction")
 
 
-def settled(messages: Sequence[dict[str, Any]], *, carry: bool = True) -> list[dict[str, Any]]:
+def put_block_first(messages: Sequence[dict[str, Any]], *, carry: bool = True) -> list[dict[str, Any]]:
     """The messages as the provider is to get them: the last compaction block with content first, exactly one.
 
     Args:
@@ -259,7 +246,7 @@ def settled(messages: Sequence[dict[str, Any]], *, carry: bool = True) -> list[d
         del before[0]
     moved = [{**message, "content": _without_blocks(message["content"])} for message in before] if carry else []
     rest = [{**messages[index], "content": content[place + 1 :]}, *messages[index + 1 :]]
-    thinks = rest[0]["content"] and rest[0]["content"][0].get("type") in ("thinking", "redacted_thinking")
+    thinks = rest[0]["content"] and rest[0]["content"][0].get("type") in THOUGHTS
     if thinks and moved and _joined(moved)[-1:] and _joined(moved)[-1]["role"] == role:
         # A turn that thinks must begin with its thinking.
         moved.append({"role": "user", "content": OPENING})
@@ -281,11 +268,7 @@ def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if not message["content"]:
             continue
         if joined and joined[-1]["role"] == message["role"]:
-            joined[-1] = {**joined[-1], "content": [*_listed_blocks(joined[-1]["content"]), *_listed_blocks(message["content"])]}
+            joined[-1] = {**joined[-1], "content": [*as_blocks(joined[-1]["content"]), *as_blocks(message["content"])]}
         else:
             joined.append(message)
     return joined
-
-
-def _listed_blocks(content: Any) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)

@@ -2,14 +2,14 @@
 
 Read strictly, written back equal: a field that is not known here is kept under `more`, a known one of
 the wrong type is an error that says where. The same settings become a policy's spec (`policy_of`), and
-a policy's settings a request (`edits_of`). Forms after the official SDK's beta types (MIT). It refuses
-to know what a reply holds (see `kilburn.wire.compaction`) and to carry out any edit.
+a policy's settings a request (`edits_of`). Forms after the official SDK's beta types (MIT). What a reply
+holds is in `kilburn.wire.compaction`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -37,6 +37,11 @@ __all__ = [
     "write",
 ]
 
+T = TypeVar("T", bound=msgspec.Struct)
+
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+"""A whole number, 0 or more."""
+
 COMPACT_LEAST = 50_000
 """Smallest trigger, in input tokens, that the provider takes for `compact_20260112`."""
 
@@ -45,7 +50,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     """A number with its unit: `{"type": "input_tokens", "value": 100000}`; "all" has no value."""
 
     type: str
-    value: int | UnsetType = UNSET
+    value: Whole | UnsetType = UNSET
     more: dict[str, Any] = {}
 
 
@@ -124,23 +129,38 @@ def write(form: Any) -> Any:
 Reader = Callable[[Any, str], Any]
 
 
-def read_fields(source: Any, where: str, readers: dict[str, Reader]) -> dict[str, Any]:
-    """Arguments for a form: known fields read by their readers, all others under `more`.
+def read_form(form: type[T], source: Any, where: str, **readers: Reader) -> T:
+    """A form from plain data: known fields by their types, those in `readers` by their readers, all others under `more`.
 
     Raises:
-        InvalidMessage: not an object, or a field of the wrong type.
+        InvalidMessage: not an object, a field of the wrong type, or one that is missing.
     """
     if not isinstance(source, dict):
         raise InvalidMessage(f"{where}: {type_of(source)} where an object belongs")
-    read = {key: readers[key](value, f"{where}.{key}") for key, value in source.items() if key in readers}
-    return {**read, "more": {key: value for key, value in source.items() if key not in readers}}
+    fields = {field.name: field for field in msgspec.structs.fields(form) if field.name != "more"}
+    read: dict[str, Any] = {}
+    for key, value in source.items():
+        if key in readers:
+            read[key] = readers[key](value, f"{where}.{key}")
+        elif key in fields:
+            try:
+                read[key] = msgspec.convert(value, fields[key].type)
+            except msgspec.ValidationError as error:
+                what, _, inside = str(error).partition(" - at `$")
+                raise InvalidMessage(f"{where}.{key}{inside.rstrip('`')}: {what}") from error
+    missing = next((name for name, field in fields.items() if field.required and name not in read), None)
+    if missing is not None:
+        raise InvalidMessage(f"{where}.{missing} is missing")
+    return form(**read, more={key: value for key, value in source.items() if key not in read})
 
 
-def amount(*types: str, least: int = 1) -> Reader:
-    """Reads an `Amount` of one of these units, of at least `least`."""
+def amount(*types: str, least: int = 1, null: bool = False) -> Reader:
+    """Reads an `Amount` of one of these units, of at least `least`; null where that is allowed."""
 
-    def read(value: Any, where: str) -> Amount:
-        given = Amount(**read_fields(value, where, {"type": string, "value": whole}))
+    def read(value: Any, where: str) -> Amount | None:
+        if value is None and null:
+            return None
+        given = read_form(Amount, value, where)
         if given.type not in types:
             raise InvalidMessage(f"{where}.type: {given.type[:40]!r} is none of {', '.join(types)}")
         if given.value is UNSET:
@@ -152,80 +172,26 @@ def amount(*types: str, least: int = 1) -> Reader:
     return read
 
 
-def string(value: Any, where: str) -> str:
-    """A string.
-
-    Raises:
-        InvalidMessage: it is not.
-    """
-    if not isinstance(value, str):
-        raise InvalidMessage(f"{where}: {type_of(value)} where a string belongs")
-    return value
-
-
-def whole(value: Any, where: str) -> int:
-    """A whole number, 0 or more.
-
-    Raises:
-        InvalidMessage: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidMessage(f"{where}: {str(value)[:40]!r} where a whole number belongs")
-    return value
-
-
-def or_null(read: Reader) -> Reader:
-    """The same reader, with null allowed."""
-    return lambda value, where: None if value is None else read(value, where)
-
-
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidMessage(f"{where}: {type_of(value)} where true or false belongs")
-    return value
-
-
-def _names(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise InvalidMessage(f"{where}: {type_of(value)} where a list of tool names belongs")
-    return tuple(string(name, f"{where}[{index}]") for index, name in enumerate(value))
-
-
-def _flag_or_names(value: Any, where: str) -> bool | tuple[str, ...]:
-    return value if isinstance(value, bool) else _names(value, where)
-
-
 def _turns(value: Any, where: str) -> Amount | str:
     if value == "all":
         return "all"
     if isinstance(value, dict) and value.get("type") == "all":
-        return Amount(**read_fields(value, where, {"type": string}))
+        return read_form(Amount, value, where)
     given: Amount = amount("thinking_turns")(value, where)
     return given
 
 
 _EDITS: dict[str, tuple[type[Edit], dict[str, Reader]]] = {
-    "compact_20260112": (
-        CompactEdit,
-        {
-            "type": string,
-            "trigger": or_null(amount("input_tokens", least=COMPACT_LEAST)),
-            "pause_after_compaction": _flag,
-            "instructions": or_null(string),
-        },
-    ),
+    "compact_20260112": (CompactEdit, {"trigger": amount("input_tokens", least=COMPACT_LEAST, null=True)}),
     "clear_tool_uses_20250919": (
         ClearToolUsesEdit,
         {
-            "type": string,
             "trigger": amount("input_tokens", "tool_uses"),
             "keep": amount("tool_uses", least=0),
-            "clear_at_least": or_null(amount("input_tokens")),
-            "exclude_tools": or_null(_names),
-            "clear_tool_inputs": or_null(_flag_or_names),
+            "clear_at_least": amount("input_tokens", null=True),
         },
     ),
-    "clear_thinking_20251015": (ClearThinkingEdit, {"type": string, "keep": _turns}),
+    "clear_thinking_20251015": (ClearThinkingEdit, {"keep": _turns}),
 }
 
 
@@ -236,7 +202,7 @@ def read_management(source: Any, where: str = "context_management") -> Managemen
         InvalidMessage: what is wrong, and where; also the same edit twice, and thinking that is not
             listed first, which the provider refuses.
     """
-    return Management(**read_fields(plain(source, where), where, {"edits": _read_edits}))
+    return read_form(Management, plain(source, where), where, edits=_read_edits)
 
 
 def _read_edits(value: Any, where: str) -> tuple[Edit, ...]:
@@ -253,10 +219,9 @@ def _read_edits(value: Any, where: str) -> tuple[Edit, ...]:
 
 
 def _read_edit(source: Any, where: str) -> Edit:
-    kind = string(source.get("type"), f"{where}.type") if isinstance(source, dict) else ""
-    made, readers = _EDITS.get(kind, (OtherEdit, {"type": string}))
-    edit: Edit = made(**read_fields(source, where, readers))
-    return edit
+    kind = source.get("type") if isinstance(source, dict) else None
+    form, readers = _EDITS.get(str(kind), (OtherEdit, {}))
+    return read_form(form, source, where, **readers)
 
 
 def read_summarize(source: Any, where: str = "compaction") -> Summarize:
@@ -265,7 +230,7 @@ def read_summarize(source: Any, where: str = "compaction") -> Summarize:
     Raises:
         InvalidMessage: what is wrong, and where.
     """
-    form = Summarize(**read_fields(plain(source, where), where, {"type": string, "instructions": or_null(string)}))
+    form = read_form(Summarize, plain(source, where), where)
     if form.type != "summarize":
         raise InvalidMessage(f"{where}.type: {form.type[:40]!r} is not summarize")
     return form

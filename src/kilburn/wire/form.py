@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kilburn.errors import DuplicateCall, InvalidMessage
+from kilburn.errors import InvalidMessage
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role
 from kilburn.wire import chat, messages
+from kilburn.wire.parts import claim_call
 from kilburn.wire.plain import checked_text, plain, unpack
 
 __all__ = ["detect", "dump", "parse"]
@@ -79,14 +80,12 @@ def _checked(message: Message, where: str) -> Message:
     if message.trust is not None and message.trust > TRUST_OF_ROLE[role]:
         raise InvalidMessage(f"{where}.trust: {message.trust!r} is above what a {role} message may have", advice="leave it None")
     _checked_extra(message.extra, f"{where}.extra")
-    calls: set[str] = set()
+    calls: set[str | None] = set()
     for index, part in enumerate(message.parts):
         place = f"{where}.parts[{index}]"
         _checked_part(part, role, place)
         if part.kind is Kind.CALL and part.call is not None:
-            if part.call in calls:
-                raise DuplicateCall(f"{place}: two calls have the id {part.call[:80]!r}", advice="give each call its own id")
-            calls.add(part.call)
+            claim_call(part.call, calls, place)
     _checked_fit(message, where)
     return message
 
@@ -140,9 +139,7 @@ def dump(parsed: Sequence[Message]) -> list[dict[str, Any]]:
         extra = unpack(message.extra)
         form = extra.get("form")
         if waiting and form != "messages":
-            raise InvalidMessage(
-                "a message of the messages form ends in the middle", advice="dump all messages of one parse together"
-            )
+            break
         if form == "messages":
             waiting.append(message)
             if not extra.get("more"):

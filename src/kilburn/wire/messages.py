@@ -1,7 +1,7 @@
 """Anthropic's messages form: read a dict, rebuild it exactly, render for the API.
 
-One dict of this form may become several messages, because tool results travel in user messages. `kilburn.wire.form`
-finds out which form a dict has; `kilburn.wire.validity` checks a transcript.
+One dict of this form may become several messages, because tool results travel in user messages. What
+`read` cannot put into parts is kept as a template in `extra`: the original block with its texts taken out.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kilburn.errors import DuplicateCall, InvalidMessage
+from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
-from kilburn.wire.blocks import call_input, read_block, write_block, write_image, write_result
-from kilburn.wire.plain import pack, type_of, unpack
+from kilburn.wire.parts import claim_call, kind_at, only_text, read_blocks, read_text, role_at, template_of, write_blocks
+from kilburn.wire.plain import load_object, pack, string_at, type_of, unpack
 from kilburn.wire.quotation import quoted
 from kilburn.wire.sent import FAILED, SAID, UNSHOWN, is_sent
 from kilburn.wire.turns import MESSAGES_ID, PROSE, Turn, safe_id, safe_name, turns
 
-__all__ = ["OPENING", "read", "render", "tools", "write"]
+__all__ = ["BREAKPOINTS", "OPENING", "SERVED", "THOUGHTS", "as_blocks", "read", "render", "tools", "write"]
 
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
@@ -31,24 +31,19 @@ def read(source: dict[str, Any], where: str = "message") -> list[Message]:
         InvalidMessage: unknown role, content or a block of the wrong type, a call or result without id.
         DuplicateCall: two calls of the message have one id.
     """
-    role = source.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidMessage(
-            f"{where}.role: {str(role)[:40]!r} is no role of the messages form", advice=f"use one of {', '.join(_ROLES)}"
-        )
+    role = role_at(source, _ROLES, "messages", where)
     content = source.get("content")
     extra: dict[str, Any] = {"form": "messages"}
-    template = {**source, "content": None if content else content}
     if list(source) != ["role", "content"]:
-        extra["dict"] = template
-    if isinstance(content, str):
-        return [Message(role=_ROLES[role], parts=(Part(kind=Kind.TEXT, text=content),), extra=pack(extra))]
-    if not isinstance(content, list):
+        extra["dict"] = {**source, "content": None if content else content}
+    if isinstance(content, list):
+        extra["shape"] = "list" if content else "void"
+        if content:
+            return _segments(content, role, extra, where)
+        content = ""
+    elif not isinstance(content, str):
         raise InvalidMessage(f"{where}.content: {type_of(content)} where a string or a list of blocks belongs")
-    extra["shape"] = "list" if content else "void"
-    if not content:
-        return [Message(role=_ROLES[role], parts=(Part(kind=Kind.TEXT, text=""),), extra=pack(extra))]
-    return _segments(content, _ROLES[role], extra, where)
+    return [Message(role=role, parts=(Part(kind=Kind.TEXT, text=content),), extra=pack(extra))]
 
 
 def _segments(content: list[Any], role: Role, extra: dict[str, Any], where: str) -> list[Message]:
@@ -57,7 +52,7 @@ def _segments(content: list[Any], role: Role, extra: dict[str, Any], where: str)
     answers: set[str | None] = set()
     for index, block in enumerate(content):
         place = f"{where}.content[{index}]"
-        parts = read_block(block, place)
+        parts = _read_block(block, place)
         first = parts[0]
         _check_place(first, role, calls if first.kind is Kind.CALL else answers, place)
         speaker = Role.TOOL if first.kind is Kind.RESULT else role
@@ -77,15 +72,82 @@ def _check_place(part: Part, role: Role, seen: set[str | None], where: str) -> N
     if part.kind is Kind.CALL:
         if role is not Role.ASSISTANT:
             raise InvalidMessage(f"{where}: a tool_use block in a {role} message", advice="only the assistant calls tools")
-        if part.call in seen:
-            raise DuplicateCall(f"{where}: two calls have the id {str(part.call)[:80]!r}", advice="give each call its own id")
-        seen.add(part.call)
+        claim_call(part.call, seen, where)
     elif part.kind is Kind.RESULT:
         if role is not Role.USER:
             raise InvalidMessage(f"{where}: a tool_result block in a {role} message", advice="results belong in a user message")
         if part.call in seen:
             raise InvalidMessage(f"{where}: two results for the call {str(part.call)[:80]!r}", advice="give each call one result")
         seen.add(part.call)
+
+
+def _read_block(block: Any, where: str) -> list[Part]:
+    """The part of a block, followed by the attached parts of a tool result."""
+    return _read_result(block, where) if kind_at(block, where) == "tool_result" else [_read_leaf(block, where)]
+
+
+def _read_leaf(block: Any, where: str) -> Part:
+    kind = kind_at(block, where)
+    if kind == "redacted_thinking":
+        return Part(kind=Kind.REASONING, text="", extra=pack({"block": block}))
+    if kind in ("text", "thinking"):
+        return read_text(block, kind, where, Kind.TEXT if kind == "text" else Kind.REASONING)
+    if kind == "image":
+        return _read_image(block)
+    if kind == "tool_use":
+        return _read_call(block, where)
+    return Part(kind=Kind.OPAQUE, text=pack(block))
+
+
+def _read_call(block: dict[str, Any], where: str) -> Part:
+    call, name, given = string_at(block, "id", where), string_at(block, "name", where), block.get("input")
+    if not isinstance(given, dict):
+        raise InvalidMessage(f"{where}.input: {type_of(given)} where an object belongs")
+    default = list(block) == ["type", "id", "name", "input"]
+    template = {**block, "id": None, "name": None, "input": None}
+    return Part(kind=Kind.CALL, text=pack(given), call=call, name=name, extra=None if default else pack({"block": template}))
+
+
+def _read_image(block: dict[str, Any]) -> Part:
+    """An image as an URL; one whose source says more than that stays OPAQUE."""
+    source = block.get("source")
+    if isinstance(source, dict) and source.get("type") == "url" and isinstance(source.get("url"), str):
+        text, slot, known = source["url"], "url", ["type", "url"]
+        if text.startswith("data:"):
+            return Part(kind=Kind.OPAQUE, text=pack(block))
+    elif isinstance(source, dict) and source.get("type") == "base64" and _sound_base64(source):
+        text, slot, known = f"data:{source['media_type']};base64,{source['data']}", "data", ["type", "media_type", "data"]
+    else:
+        return Part(kind=Kind.OPAQUE, text=pack(block))
+    default = list(block) == ["type", "source"] and list(source) == known
+    template = {**block, "source": {**source, slot: None}}
+    return Part(kind=Kind.IMAGE, text=text, extra=None if default else pack({"block": template}))
+
+
+def _sound_base64(source: dict[str, Any]) -> bool:
+    media = source.get("media_type")
+    return isinstance(media, str) and isinstance(source.get("data"), str) and ";" not in media and "," not in media
+
+
+def _read_result(block: dict[str, Any], where: str) -> list[Part]:
+    call, content = string_at(block, "tool_use_id", where), block.get("content")
+    template = {**block, "tool_use_id": None, "content": None}
+    extra: dict[str, Any] = {}
+    attached: tuple[Part, ...] = ()
+    text = ""
+    if content is None:
+        extra["void"] = True
+        if "content" not in block:
+            del template["content"]
+    elif isinstance(content, str):
+        text = content
+    elif isinstance(content, list):
+        text, extra["layout"], attached = read_blocks(content, call, f"{where}.content", _read_leaf)
+    else:
+        raise InvalidMessage(f"{where}.content: {type_of(content)} where a string or a list of blocks belongs")
+    if list(block) != ["type", "tool_use_id", "content"]:
+        extra["block"] = template
+    return [Part(kind=Kind.RESULT, text=text, call=call, extra=pack(extra) if extra else None), *attached]
 
 
 def write(messages: Sequence[Message]) -> dict[str, Any]:
@@ -100,11 +162,7 @@ def write(messages: Sequence[Message]) -> dict[str, Any]:
     out: dict[str, Any] = extra.get("dict") or {"role": role.value, "content": None}
     shape = extra.get("shape", "text")
     if shape == "text":
-        if len(first.parts) != 1:
-            raise InvalidMessage(
-                f"a message whose content was one string has {len(first.parts)} parts", advice="dump whole messages only"
-            )
-        out["content"] = first.parts[0].text
+        out["content"] = only_text(first.parts)
     elif shape == "list":
         out["content"] = [block for message in messages for block in _write_parts(message.parts)]
     else:
@@ -121,18 +179,78 @@ def _write_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
         if part.kind is Kind.RESULT:
             while end < len(parts) and parts[end].kind is not Kind.RESULT and parts[end].call == part.call:
                 end += 1
-            blocks.append(write_result(part, parts[index + 1 : end]))
+            blocks.append(_write_result(part, parts[index + 1 : end]))
         else:
-            blocks.append(write_block(part))
+            blocks.append(_write_block(part))
         index = end
     return blocks
 
 
+def _write_result(part: Part, attached: Sequence[Part]) -> dict[str, Any]:
+    """The tool_result block of a RESULT of this form and the parts attached to it.
+
+    If its text was replaced, or attached parts are missing, the block has one text and the parts that are left.
+    """
+    extra = unpack(part.extra)
+    block: dict[str, Any] = extra.get("block") or {"type": "tool_result", "tool_use_id": None, "content": None}
+    block["tool_use_id"] = part.call
+    if extra.get("void") and not part.text and not attached:
+        return block
+    layout = extra.get("layout")
+    content: Any = None if layout is None else write_blocks(part.text, layout, attached, _write_block)
+    if content is None:
+        prose = [{"type": "text", "text": part.text}] if part.text else []
+        content = [*prose, *(_write_block(item) for item in attached)] if attached else part.text
+    block["content"] = content
+    return block
+
+
+def _write_block(part: Part) -> dict[str, Any]:
+    """The block of a part of this form; for a tool result see `_write_result`."""
+    if part.kind is Kind.OPAQUE:
+        return unpack(part.text)
+    block = template_of(part)
+    if part.kind is Kind.CALL:
+        block = block or {"type": "tool_use", "id": None, "name": None, "input": None}
+        block["id"], block["name"], block["input"] = part.call, part.name, _call_input(part.text)
+        return block
+    if part.kind is Kind.IMAGE:
+        return _write_image(part.text, block)
+    block = block or {"type": "text", "text": None}
+    if block["type"] != "redacted_thinking":
+        block[block["type"]] = part.text
+    return block
+
+
+def _call_input(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object. Arguments that are not a JSON object are put under the key `_raw`, as text."""
+    if not arguments.strip():
+        return {}
+    given = load_object(arguments)
+    return {"_raw": arguments} if given is None else given
+
+
+def _write_image(url: str, block: dict[str, Any] | None) -> dict[str, Any]:
+    """The image block of a URL: a data URL goes as base64, any other as it is.
+
+    Args:
+        block: the block that the image came in, with its data left out; None makes a plain one.
+    """
+    head, mark, data = url.partition(";base64,")
+    if url.startswith("data:") and mark:
+        block = block or {"type": "image", "source": {"type": "base64", "media_type": head[5:], "data": None}}
+        block["source"]["data"] = data
+    else:
+        block = block or {"type": "image", "source": {"type": "url", "url": None}}
+        block["source"]["url"] = url
+    return block
+
+
 _MEDIA = ("image/jpeg", "image/png", "image/gif", "image/webp")
 OPENING = "(conversation continues)"
-_THOUGHTS = ("thinking", "redacted_thinking")
-_SERVED = ("server_tool_use", "mcp_tool_use")
-_BREAKPOINTS = 4
+THOUGHTS = ("thinking", "redacted_thinking")
+SERVED = ("server_tool_use", "mcp_tool_use")
+BREAKPOINTS = 4
 """Anthropic refuses a request with more cache breakpoints than this."""
 
 Blocks = list[dict[str, Any]]
@@ -150,7 +268,7 @@ def render(messages: Sequence[Message]) -> tuple[str | Blocks | None, list[dict[
     start = next((index for index, turn in enumerate(queue) if turn.role is not Role.SYSTEM), len(queue))
     system = _system(queue[:start])
     groups = _merged([_spoken(turn) for turn in queue[start:]])
-    out = _settled(groups)
+    out = _in_order(groups)
     if queue and (not out or out[0][0] != "user"):
         out.insert(0, ("user", OPENING))
     rendered = [{"role": role, "content": content} for role, content in out]
@@ -173,9 +291,9 @@ def _texts(turn: Turn) -> Blocks:
 
 def _text(part: Part, turn: Turn) -> dict[str, Any]:
     if turn.form == "messages":
-        return write_block(part)
+        return _write_block(part)
     block: dict[str, Any] = {"type": "text", "text": part.text}
-    carried = unpack(part.extra).get("block", {}) if part.extra is not None else {}
+    carried = template_of(part) or {}
     if isinstance(carried.get("cache_control"), dict):
         block["cache_control"] = carried["cache_control"]
     return block
@@ -204,18 +322,18 @@ def _block(part: Part, turn: Turn, role: str) -> Blocks:
     if part.kind is Kind.IMAGE:
         return [_image(part, own)] if role == "user" else [{"type": "text", "text": UNSHOWN}]
     if part.kind is Kind.CALL and role == "assistant":
-        block = write_block(part) if own else {"type": "tool_use", "id": "", "name": "", "input": call_input(part.text)}
+        block = _write_block(part) if own else {"type": "tool_use", "id": "", "name": "", "input": _call_input(part.text)}
         block["id"], block["name"] = safe_id(part.call, MESSAGES_ID), safe_name(part.name)
         return [block]
-    return [write_block(part)] if is_sent(part, turn.role, turn.form, "messages") else []
+    return [_write_block(part)] if is_sent(part, turn.role, turn.form, "messages") else []
 
 
 def _image(part: Part, own: bool) -> dict[str, Any]:
     if own:
-        return write_block(part)
+        return _write_block(part)
     media, mark, _ = part.text[5:].partition(";base64,") if part.text.startswith("data:") else ("", "", "")
     shown = (mark and media in _MEDIA) or part.text.startswith(("https://", "http://"))
-    return write_image(part.text, None) if shown else {"type": "text", "text": UNSHOWN}
+    return _write_image(part.text, None) if shown else {"type": "text", "text": UNSHOWN}
 
 
 def _answered(turn: Turn) -> Blocks:
@@ -223,7 +341,7 @@ def _answered(turn: Turn) -> Blocks:
     result, attached = turn.parts[0], turn.parts[1:]
     own = turn.form == "messages"
     if own:
-        block = write_result(result, attached)
+        block = _write_result(result, attached)
     else:
         images = [_image(part, own) for part in attached if part.kind is Kind.IMAGE]
         prose = [{"type": "text", "text": result.text}]
@@ -252,7 +370,7 @@ def _merged(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str |
         if not content:
             continue
         if merged and merged[-1][0] == role:
-            merged[-1] = (role, _joined(_as_blocks(merged[-1][1]), _as_blocks(content)))
+            merged[-1] = (role, _joined(as_blocks(merged[-1][1]), as_blocks(content)))
         else:
             merged.append((role, content))
     return merged
@@ -261,42 +379,43 @@ def _merged(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str |
 def _joined(before: Blocks, blocks: Blocks) -> Blocks:
     """Two messages of one role, joined. If the second begins with thinking, this is moved to the beginning, because
     calls must follow their thinking."""
-    lead = next((at for at, block in enumerate(blocks) if block["type"] not in _THOUGHTS), len(blocks))
-    if any(block["type"] in _THOUGHTS for block in before):
+    lead = next((at for at, block in enumerate(blocks) if block["type"] not in THOUGHTS), len(blocks))
+    if any(block["type"] in THOUGHTS for block in before):
         lead = 0
     return [*blocks[:lead], *before, *blocks[lead:]]
 
 
-def _as_blocks(content: str | Blocks) -> Blocks:
+def as_blocks(content: str | Blocks) -> Blocks:
+    """A message's content as a list of blocks, also where it was one string."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _settled(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
+def _in_order(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
     """Results first, without halves of server-side calls, and without thinking at the end."""
     said = [block for role, content in groups if role == "assistant" and isinstance(content, list) for block in content]
-    started = {block.get("id") for block in said if block["type"] in _SERVED}
+    started = {block.get("id") for block in said if block["type"] in SERVED}
     ended = {block.get("tool_use_id") for block in said if _is_served_result(block)}
-    settled: list[tuple[str, str | Blocks]] = []
+    ordered: list[tuple[str, str | Blocks]] = []
     for index, (role, content) in enumerate(groups):
         if isinstance(content, str):
-            settled.append((role, content))
+            ordered.append((role, content))
             continue
         if role != "assistant":
             # What was moved out of one result must not stand before the next one.
-            settled.append((role, sorted(content, key=lambda block: block["type"] != "tool_result")))
+            ordered.append((role, sorted(content, key=lambda block: block["type"] != "tool_result")))
             continue
         if index == len(groups) - 1:
             ended = started
         kept = [
             block
             for block in content
-            if not (block["type"] in _SERVED and block.get("id") not in ended)
+            if not (block["type"] in SERVED and block.get("id") not in ended)
             and not (_is_served_result(block) and block.get("tool_use_id") not in started)
         ]
-        while kept and kept[-1]["type"] in _THOUGHTS:
+        while kept and kept[-1]["type"] in THOUGHTS:
             kept.pop()
-        settled.append((role, kept))
-    return _merged(settled)
+        ordered.append((role, kept))
+    return _merged(ordered)
 
 
 def _is_served_result(block: dict[str, Any]) -> bool:
@@ -311,7 +430,7 @@ def _limit_breakpoints(contents: Sequence[str | Blocks | None]) -> None:
             marked.extend(item for item in (inner if isinstance(inner, list) else ()) if item.get("cache_control") is not None)
             if block.get("cache_control") is not None:
                 marked.append(block)
-    for block in marked[:-_BREAKPOINTS]:
+    for block in marked[:-BREAKPOINTS]:
         del block["cache_control"]
 
 

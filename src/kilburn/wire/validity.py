@@ -10,16 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kilburn.errors import DuplicateCall, InvalidMessage, OrphanResult
+from kilburn.wire.chat import ROLES, UNVOICED
+from kilburn.wire.messages import BREAKPOINTS, SERVED, THOUGHTS, as_blocks
+from kilburn.wire.parts import role_at
 
 __all__ = ["validate_chat", "validate_messages"]
 
-_CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
-_UNVOICED = ("refusal", "function_call", "audio")
-_THOUGHTS = ("thinking", "redacted_thinking")
-_SERVED = ("server_tool_use", "mcp_tool_use")
-_BREAKPOINTS = 4
 _AFTER = "put each result right behind the message that called"
 
 
@@ -37,9 +35,8 @@ def validate_chat(transcript: Sequence[dict[str, Any]]) -> None:
     waiting: set[str] = set()
     for index, message in enumerate(transcript):
         where = f"messages[{index}]"
-        role = message.get("role")
-        if role not in _CHAT_ROLES:
-            raise InvalidMessage(f"{where}.role: {str(role)[:40]!r} is no role of the chat form")
+        role_at(message, ROLES, "chat", where)
+        role = message["role"]
         if role == "tool":
             call = message.get("tool_call_id")
             if call not in waiting:
@@ -77,7 +74,7 @@ def _chat_content(content: Any, where: str, *, texts_only: bool, may_be_empty: b
 def _chat_assistant(message: dict[str, Any], where: str) -> None:
     content = message.get("content")
     if content is None:
-        if not message.get("tool_calls") and all(message.get(key) is None for key in _UNVOICED):
+        if not message.get("tool_calls") and all(message.get(key) is None for key in UNVOICED):
             raise InvalidMessage(f"{where}: an assistant message without content and without calls")
         return
     _chat_content(content, where, texts_only=False, may_be_empty=True)
@@ -152,7 +149,7 @@ def _listed(transcript: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[st
 
 def _served_calls(transcript: Sequence[dict[str, Any]]) -> None:
     """Calls that the provider itself carries out; only the last message may wait for a result."""
-    started = {block.get("id"): index for index, block in _listed(transcript) if block["type"] in _SERVED}
+    started = {block.get("id"): index for index, block in _listed(transcript) if block["type"] in SERVED}
     ended = set()
     for index, block in _listed(transcript):
         if block["type"].endswith("_tool_result"):
@@ -170,12 +167,12 @@ def _breakpoints(transcript: Sequence[dict[str, Any]]) -> None:
         inner = block.get("content") if block["type"] == "tool_result" else None
         for item in (block, *(inner if isinstance(inner, list) else ())):
             count += item.get("cache_control") is not None
-    if count > _BREAKPOINTS:
-        raise InvalidMessage(f"{count} cache breakpoints, and the API takes {_BREAKPOINTS}")
+    if count > BREAKPOINTS:
+        raise InvalidMessage(f"{count} cache breakpoints, and the API takes {BREAKPOINTS}")
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    blocks = as_blocks(content)
     if not isinstance(blocks, list) or not blocks:
         raise InvalidMessage(f"{where}.content: neither a string nor a list with a block in it")
     for index, block in enumerate(blocks):
@@ -190,7 +187,7 @@ def _user_blocks(blocks: Sequence[dict[str, Any]], waiting: set[str], where: str
     other = False
     for index, block in enumerate(blocks):
         place = f"{where}.content[{index}]"
-        if block["type"] == "tool_use" or block["type"] in _THOUGHTS:
+        if block["type"] == "tool_use" or block["type"] in THOUGHTS:
             raise InvalidMessage(f"{place}: a {block['type']} block in a user message")
         if block["type"] != "tool_result":
             other = True
@@ -239,6 +236,6 @@ def _assistant_blocks(blocks: Sequence[dict[str, Any]], calls: set[str], where: 
             raise DuplicateCall(f"{place}: a second call with the id {call!r}")
         calls.add(call)
         waiting.add(call)
-    if blocks[-1]["type"] in _THOUGHTS:
+    if blocks[-1]["type"] in THOUGHTS:
         raise InvalidMessage(f"{where}: an assistant message ends with its thinking")
     return waiting

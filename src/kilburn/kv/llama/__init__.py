@@ -1,4 +1,4 @@
 """The same moves on llama.cpp: sequences in one context (`engine`), and slots of its server (`slots`).
 
-What llama.cpp cannot do exactly, these say; what would end the process, they refuse first.
+`exact` says where llama.cpp is not exact. Calls that would end the process raise instead.
 """

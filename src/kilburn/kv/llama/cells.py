@@ -1,8 +1,8 @@
-"""Which cells of llama.cpp's buffer are taken, by how many sequences, and where they lie.
+"""Which cells of llama.cpp's buffer are used, by how many sequences, and where they lie.
 
-llama.cpp fills its buffer from the front and does not say where a token went. As long as nothing free
-lies before what is taken, that is known all the same, and is kept here; else a cell has a number
-below zero, which stands for no place.
+llama.cpp fills its buffer from the front, and does not say where a token went. As long as no free cell lies before a
+used one, the place is known, and is tracked here. Otherwise a cell has a negative number, which means that its place
+is unknown.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Iterable
 __all__ = ["ALIGNED", "Cells"]
 
 ALIGNED = 256
-"""A run of cells that begins at a multiple of this computes what it would at the beginning of the buffer. Sums over cells run
-in vector lanes, so another remainder rounds otherwise; the lanes are 8 to 64 wide, and llama.cpp pads its buffer to 256."""
+"""A run of cells that begins at a multiple of this gives the same bits as at the beginning of the buffer. Sums over
+cells run in vector lanes, so with another remainder they are rounded differently. The lanes are 8 to 64 wide, and
+llama.cpp pads its buffer to 256."""
 
 
 class Cells:
@@ -48,12 +49,12 @@ class Cells:
         return taken
 
     def share(self, cells: Iterable[int]) -> None:
-        """One sequence more has them."""
+        """Add an owner to these cells."""
         for cell in cells:
             self._owners[cell] += 1
 
     def drop(self, cells: Iterable[int]) -> None:
-        """One sequence less has them; those that nobody has are free."""
+        """Remove an owner from these cells; those without an owner are free."""
         owners = self._owners
         for cell in cells:
             owners[cell] -= 1
@@ -62,5 +63,5 @@ class Cells:
         self._solid = not owners or (min(owners) == 0 and max(owners) == len(owners) - 1)
 
     def are_shared(self, cells: Iterable[int]) -> bool:
-        """Whether several sequences have one of them."""
+        """Whether one of them has several owners."""
         return any(self._owners[cell] > 1 for cell in cells)

@@ -1,7 +1,7 @@
 """llama.cpp as llama-cpp-python binds it: one model, its KV cells, and the calls that move them.
 
-A wrong argument to llama.cpp ends the process, so nothing but `kilburn.kv.llama.engine` may call this,
-which checks first.
+A wrong argument to llama.cpp ends the process, so only `kilburn.kv.llama.engine` may call this, which checks first.
+Nothing is printed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from kilburn.errors import MissingExtra, SpecError, Unavailable
 __all__ = ["Context"]
 
 _SPINS = "2000"
-"""Turns that a thread spins at a barrier before it sleeps: with libgomp's own millions, two cores that do other work too
-come to a standstill."""
+"""How many turns a thread spins at a barrier before it sleeps. libgomp's default of millions brings two cores with other
+work to a standstill."""
 
 _OFF = 0
 """LLAMA_FLASH_ATTN_TYPE_DISABLED, in every version that has it."""
 
 _complaints: deque[str] = deque(maxlen=8)
-"""What llama.cpp last complained about: the only place where it says why it could not load a model."""
+"""The last error message of llama.cpp: the only place where it says why it could not load a model."""
 
 _keep: list[object] = []
-"""The callback that llama.cpp logs to: collected while it is set, the next line would end the process."""
+"""The callback that llama.cpp logs to. If it were garbage-collected while it is set, the next line would end the
+process."""
 
 
 class Context:
@@ -43,7 +44,7 @@ class Context:
     Attributes:
         cells: tokens that it can hold, over all sequences.
         vocabulary: token ids lie below it.
-        version: of llama-cpp-python: another one may write its states otherwise.
+        version: of llama-cpp-python: another version may write states in another format.
     """
 
     def __init__(self, path: Path, cells: int, sequences: int, batch: int, threads: int) -> None:
@@ -67,7 +68,8 @@ class Context:
         return self._free.alive
 
     def decode(self, sequence: int, tokens: Sequence[int], position: int) -> int:
-        """Run tokens behind a sequence; `logits` are then of what follows. Returns llama.cpp's status: 0 is good, 1 no cells."""
+        """Append tokens to a sequence; afterwards `logits` are those of the next token. Returns llama.cpp's status: 0 is
+        success, 1 means no cells."""
         batch = self._batch
         count = batch.n_tokens = len(tokens)
         for index, token in enumerate(tokens):
@@ -86,15 +88,15 @@ class Context:
         return found
 
     def remove(self, sequence: int, start: int, stop: int) -> None:
-        """Take positions from a sequence; cells that nobody else has are free then."""
+        """Remove positions from a sequence; cells without another owner become free."""
         self._api.llama_memory_seq_rm(self._memory, sequence, start, stop)
 
     def copy(self, sequence: int, to: int) -> None:
-        """Give all cells of a sequence to another one too."""
+        """Make another sequence an owner of all cells of a sequence."""
         self._api.llama_memory_seq_cp(self._memory, sequence, to, -1, -1)
 
     def shift(self, sequence: int, start: int, stop: int, delta: int) -> None:
-        """Move positions, for everybody who has those cells; the keys are rotated by the next `decode`, not before."""
+        """Move positions, for all owners of those cells; the keys are rotated by the next `decode`, not before."""
         self._api.llama_memory_seq_add(self._memory, sequence, start, stop, delta)
 
     def state(self, sequence: int) -> bytearray:

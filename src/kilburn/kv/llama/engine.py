@@ -1,8 +1,8 @@
-"""Sequences in one context of llama.cpp: the moves of `kilburn.kv.engine`, on an engine that serves.
+"""Sequences in one context of llama.cpp: the moves of `kilburn.kv.engine`, on a serving engine.
 
-What llama.cpp does not do exactly, `LlamaSequence.exact` says. What it would end the process for, or would
-quietly do to another sequence too, is refused before it is asked. `prefill` gives the logits of what follows, one
-sequence at a time; sampling and scheduling are the caller's.
+`LlamaSequence.exact` says whether a result is exact. Calls for which llama.cpp would end the process, or silently
+change another sequence too, raise before llama.cpp is called. There is no sampling and no scheduling: `prefill` gives
+the logits of the next token, for one sequence at a time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kilburn.kv.prefixes import Key
 __all__ = ["Llama"]
 
 _SEQUENCES = 255
-"""One fewer than llama.cpp numbers: the last one is kept for `_settle`."""
+"""One fewer than llama.cpp's limit: the last sequence is kept for `_settle`."""
 
 
 _TOKENS = 1 << 24
-"""More than any machine's memory has room for: llama.cpp counts in 32 bits."""
+"""Larger than any machine's memory; llama.cpp counts in 32 bits."""
 
 
 class _About(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class Llama:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that can be cached besides those that are."""
+        """Tokens that can still be cached."""
         return self._cells.free
 
     @cached_property
@@ -150,7 +150,7 @@ class Llama:
             return made
 
     def free(self, sequence: LlamaSequence) -> None:
-        """Give back the cells that no fork has.
+        """Free the cells that no fork shares.
 
         Raises:
             FreedSequence: it was freed before.
@@ -163,10 +163,10 @@ class Llama:
             del self._sequences[sequence.number]
 
     def prefill(self, sequence: LlamaSequence, tokens: Sequence[int]) -> None:
-        """Take tokens at the end; `sequence.logits` is then of what follows.
+        """Append tokens; afterwards `sequence.logits` are those of the next token.
 
         Raises:
-            OutOfBlocks, SpecError, FreedSequence: nothing was taken; evict or free something for the first.
+            OutOfBlocks, SpecError, FreedSequence: nothing was appended. After OutOfBlocks, evict or free something.
         """
         with self._lock:
             self._check(sequence)
@@ -185,7 +185,8 @@ class Llama:
         Forks keep what they share. Returns how many were cached.
 
         Raises:
-            InvalidRange: no such range, or the last token would go and others stay. FreedSequence. Nothing was dropped.
+            InvalidRange: no such range, or the last token would leave and others stay. FreedSequence. Nothing was
+                dropped.
         """
         with self._lock:
             self._check(sequence)
@@ -210,9 +211,10 @@ class Llama:
             return len(part)
 
     def shift(self, sequence: LlamaSequence, start: int, stop: int, delta: int) -> int:
-        """Move cached tokens to other positions, their keys rotated anew; returns how many.
+        """Move cached tokens to other positions and rotate their keys; returns how many.
 
-        Not exact: keys are rounded to 16 bits again, and were computed where they were. Moving back does not undo it.
+        This is not exact: keys are rounded to 16 bits again, and were computed at their old positions. Moving back
+        does not undo it.
 
         Raises:
             InvalidRange: no such range; they would meet others; or a fork has some of them, whose positions would move too.
@@ -239,7 +241,8 @@ class Llama:
         """Write a sequence to the folder; `restore` takes the name. Equal histories have equal names.
 
         Raises:
-            SpillFailed: the disk refused; the sequence is as it was. InvalidRange: nothing is cached. FreedSequence.
+            SpillFailed: it could not be written; the sequence is as it was. InvalidRange: nothing is cached.
+                FreedSequence.
             SpecError: no folder was named.
         """
         with self._lock:
@@ -261,11 +264,12 @@ class Llama:
                 return states.commit(place, name, sequence.tokens, about)
 
     def restore(self, name: str) -> LlamaSequence | None:
-        """A new sequence of what `save` wrote under this name, or None: not there, not whole, not of this model or tenant.
+        """A new sequence from what `save` wrote under this name; None if it is missing, damaged, or of another model or
+        tenant.
 
-        The keys and values are those that were saved, bit for bit, and so are the next logits. What follows is computed with
-        the same bits only where the sequence was exact, and is: see `LlamaSequence.exact`. An evicted one is not, because
-        llama.cpp closes its gaps.
+        The keys and values, and the next logits, are those that were saved, bit for bit. Later logits have the same
+        bits only if the sequence was exact before and is exact now: see `LlamaSequence.exact`. A sequence that was
+        evicted from is not, because llama.cpp closes its gaps.
 
         Raises:
             OutOfBlocks: no room; nothing changed. SpecError: no folder was named.
@@ -311,7 +315,7 @@ class Llama:
         self.close()
 
     def _run(self, sequence: LlamaSequence, tokens: array[int]) -> None:
-        """Let llama.cpp take tokens, or leave it as it was."""
+        """Run tokens in llama.cpp, or leave the sequence as it was."""
         end, done = sequence.end, 0
         try:
             while done < len(tokens):
@@ -323,12 +327,12 @@ class Llama:
                     raise Unavailable(f"llama.cpp could not decode: status {status}", advice="free some memory, or open it anew")
                 done += len(piece)
         except BaseException:
-            # Of several batches the first ones are in; an interrupt comes when one is done.
+            # The first of several batches may be done; an interrupt comes between batches.
             self._context.remove(sequence.number, end, -1)
             raise
 
     def _settle(self) -> None:
-        """Rotate what was shifted now. llama.cpp does so when it next decodes, and would save keys before that as they were."""
+        """Rotate shifted keys now. llama.cpp does so only when it next decodes, and would save the old keys before that."""
         status = self._context.decode(self._most, array("i", [0]), 0)
         self._context.remove(self._most, -1, -1)
         if status:

@@ -1,7 +1,7 @@
-"""One sequence in a context of llama.cpp: what it has cached where, and how it came to be.
+"""One sequence in a context of llama.cpp: what it has cached where, and what was done to it.
 
-Pure bookkeeping, which `kilburn.kv.llama.engine` keeps in step with llama.cpp. What llama.cpp cannot do raises
-`InvalidRange`: to go on behind a gap, and to move one position over another.
+This is pure bookkeeping, which `kilburn.kv.llama.engine` keeps in step with llama.cpp. Two things that llama.cpp
+cannot do raise: continuing after a gap, and moving one position onto another.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class LlamaSequence:
     """What `Llama.open`, `fork` and `restore` return.
 
     Attributes:
-        number: its name among the sequences that live in its context; a later one may get it again.
-        logits: of the token that comes next, or None where that is not known (nothing ran, or `truncate`).
-        tokens: those that are cached, in order.
+        number: identifies it among the live sequences of its context; a later sequence may get it again.
+        logits: of the next token, or None if they are not known (nothing ran, or after `truncate`).
+        tokens: the cached tokens, in order.
         positions: the position of each of them.
         taken: all tokens that it took, those that were evicted included.
         changes: what was done to it, so that two sequences of equal `taken` and `changes` are the same one.
@@ -74,8 +74,9 @@ class LlamaSequence:
     def exact(self) -> bool:
         """Whether logits are, bit for bit, those that the same tokens give alone in a context, in the same calls.
 
-        Not after `evict` and `shift`, nor where its cells lie scattered or at an odd place, as those of a second fork: sums are
-        then rounded otherwise. After `truncate` to before the place where that began it is exact again.
+        False after `evict` and `shift`, and if its cells are scattered or at an odd place, as those of a second fork
+        are: sums are then rounded differently. After `truncate` to a position before the first change it is exact
+        again.
         """
         return self.pure == len(self)
 
@@ -88,7 +89,7 @@ class LlamaSequence:
         return made
 
     def take(self, tokens: Sequence[int], cells: array[int]) -> None:
-        """Tokens ran behind the last one, and went to these cells. For the engine."""
+        """Record that tokens were appended, in these cells. For the engine."""
         if self.exact and len(cells):
             begins = not self.end and cells[0] % ALIGNED == 0
             if cells[0] >= 0 and (cells[0] == self.cells[-1] + 1 if self.cells else begins):
@@ -99,7 +100,7 @@ class LlamaSequence:
         self.cells.extend(cells)
 
     def settle(self, tokens: Sequence[int], positions: Sequence[int], cells: array[int], *, exact: bool) -> None:
-        """What was saved is back, in these cells. For the engine."""
+        """Record that a saved state was restored, in these cells. For the engine."""
         if exact:
             self.take(tokens, cells)
             return
@@ -117,10 +118,10 @@ class LlamaSequence:
         return range(bisect_left(self.positions, start), bisect_left(self.positions, stop))
 
     def evictable(self, start: int, stop: int) -> range:
-        """As `within`, for what may be dropped without a gap before the next token.
+        """As `within`, for an eviction, which must leave no gap before the next token.
 
         Raises:
-            InvalidRange: the last cached token goes, and others stay.
+            InvalidRange: the last cached token would leave, and others stay.
         """
         part = self.within(start, stop)
         if part.start < part.stop == len(self) and part.start:
@@ -132,10 +133,10 @@ class LlamaSequence:
         return part
 
     def cuttable(self, position: int) -> range:
-        """As `within`, for what is dropped by going back to a position.
+        """As `within`, for a roll-back to a position.
 
         Raises:
-            InvalidRange: what comes before that position was evicted, and something before that was not.
+            InvalidRange: the token before that position was evicted, but earlier ones are cached.
         """
         part = self.within(position, self.end)
         if part.start and self.positions[part.start - 1] + 1 != position:
@@ -144,7 +145,7 @@ class LlamaSequence:
         return part
 
     def movable(self, start: int, stop: int, delta: int) -> range:
-        """As `within`, for what moves by `delta`.
+        """As `within`, for a move by `delta`.
 
         Raises:
             InvalidRange: it would land below zero, or on or beyond a neighbour, or would leave a gap before the next token.
@@ -160,7 +161,7 @@ class LlamaSequence:
         return part
 
     def drop(self, part: range, change: Change | None) -> None:
-        """These cached tokens went, by a change or by going back. For the engine."""
+        """Record that these cached tokens were dropped. For the engine."""
         end = self.end
         start, stop = part.start, part.stop
         del self.tokens[start:stop], self.positions[start:stop], self.cells[start:stop]
@@ -170,7 +171,7 @@ class LlamaSequence:
             self.changes.append(change)
 
     def back(self, part: range, position: int) -> None:
-        """Everything from a position on went. For the engine."""
+        """Record that everything from a position on was dropped. For the engine."""
         if self.changes:
             self.changes.append(Change(ChangeKind.TRUNCATE, len(self.taken), position, position))
         else:
@@ -181,13 +182,13 @@ class LlamaSequence:
         self._end = position
 
     def move(self, part: range, change: Change) -> None:
-        """These cached tokens have other positions now. For the engine."""
+        """Record that these cached tokens have other positions now. For the engine."""
         for index in part:
             self.positions[index] += change.by
         self.pure = min(self.pure, part.start)
         self.changes.append(change)
 
     def alive(self) -> None:
-        """Nothing, or FreedSequence."""
+        """Raise FreedSequence if it was freed."""
         if not self.is_live:
             raise FreedSequence(f"sequence {self.number} was freed", advice="open it anew, or restore it")

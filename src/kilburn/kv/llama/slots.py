@@ -1,8 +1,7 @@
-"""Slots of llama.cpp's own server: a prompt's keys and values go to disk, and come back without being computed.
+"""Slots of llama.cpp's own server: saves a prompt's keys and values to disk, and restores them without computing.
 
-Given a slot file that is cut short, llama.cpp ends the whole process; one whose bytes were changed it
-takes without a word. So every file has a checksum beside it here, and nothing is restored that is not
-what was saved. Prompts are given as tokens.
+llama.cpp ends the whole process when it gets a truncated slot file, and accepts changed bytes silently. So every file
+has a checksum beside it here, and only an unchanged file is restored.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ class Server(Protocol):
         """The folder whose files it saves and restores."""
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """The decoded answer of one endpoint."""
+        """The decoded response of one endpoint."""
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """How a prompt was read.
+    """How a prompt was prefilled.
 
     Args:
-        computed: tokens that ran; at least the last one always does.
-        cached: tokens whose keys and values were there.
-        seconds: that it took.
+        computed: tokens that were computed; always at least the last one.
+        cached: tokens whose keys and values were cached.
+        seconds: how long it took.
     """
 
     computed: int
@@ -58,9 +57,9 @@ class Slots:
     """The slot of a server, and its saved states.
 
     Args:
-        server: whose slot; chats that go through the same server use the same one.
-        model: which weights, as a digest of their file.
-        folder: where states lie; made where it is missing.
+        server: the server of the slot; chats through the same server use the same slot.
+        model: identifies the weights, as a digest of their file.
+        folder: for saved states; created if it is missing.
         tenant: whose states these are; another tenant's are a miss.
 
     Raises:
@@ -76,7 +75,7 @@ class Slots:
         self.states = States(Path(folder), Key(model, "f16", tenant), form)
 
     def tokenize(self, text: str) -> list[int]:
-        """The model's tokens of a text as a prompt has them: what looks like a control token is one.
+        """The model's tokens of a text, as in a prompt: text that looks like a control token becomes one.
 
         Raises:
             Unavailable: the server is gone.
@@ -86,7 +85,7 @@ class Slots:
         return found
 
     def prefill(self, tokens: Sequence[int]) -> Prefilled:
-        """Let the slot hold exactly these tokens; what it has of them already is not computed again.
+        """Make the slot hold exactly these tokens; those that it already has are not computed again.
 
         Raises:
             InvalidRange: no tokens. Overlong: more than its window. Refused, Unavailable: llama.cpp will not, or is gone.
@@ -98,11 +97,11 @@ class Slots:
         return Prefilled(times["prompt_n"], times["cache_n"], times["prompt_ms"] / 1000)
 
     def save(self, tokens: Sequence[int]) -> SavedState:
-        """Write the slot to disk, holding exactly these tokens: what it has not computed of them it does now.
+        """Write the slot with exactly these tokens to disk; missing ones are computed first.
 
         Raises:
-            SpillFailed: the disk refused; the slot is as usable as before. KVError: another request took the slot meanwhile.
-            What `prefill` raises.
+            SpillFailed: it could not be written; the slot is still usable. KVError: another request used the slot in
+                the meantime. Also what `prefill` raises.
         """
         self.prefill(tokens)
         name = self.states.name(tokens)
@@ -123,15 +122,16 @@ class Slots:
             return self.states.commit(place, name, tokens)
 
     def restore(self, name: str) -> int | None:
-        """Bring back what `save` wrote under this name; its tokens, or None: not there, not whole, not of this model or tenant.
+        """Restore what `save` wrote under this name; returns its tokens, or None if it is missing, damaged, or of
+        another model or tenant.
 
-        A prompt that begins with these tokens is then not read again. What was in the slot is gone from it, also where
-        llama.cpp, for whatever reason, does not take the state, which is None too.
+        A prompt that begins with these tokens is then not prefilled again. The old content of the slot is lost, even
+        if llama.cpp does not accept the state (also None).
         """
         with self.states.reading(name) as found:
             if found is None or len(found[0].tokens) > self._server.context:
                 return None
-            # The file that was checked, whatever is under its name by now.
+            # The file that was checked, even if another one has its name by now.
             with self._link(Path(f"/proc/self/fd/{found[1]}")) as link:
                 try:
                     told = self._server.ask("POST", "/slots/0?action=restore", {"filename": link})
@@ -142,7 +142,7 @@ class Slots:
 
     @contextmanager
     def _link(self, place: Path) -> Iterator[str]:
-        """llama.cpp takes a bare file name in its own folder: that of a link to the place."""
+        """A link to the file: llama.cpp only accepts a bare file name in its own folder."""
         link = self._server.slots / secrets.token_hex(8)
         link.symlink_to(place.absolute())
         try:

@@ -1,9 +1,9 @@
-"""Saved keys and values in a folder: the engine's own bytes, and beside them a record of what they are.
+"""Saved keys and values in a folder: the engine's own bytes, and a record of what they are.
 
-Both files are named after the model, the tenant and the tokens. What is not whole, not of this version,
-or of another model or tenant is a miss, never an error, and never reaches the engine: it can all be
-computed again. The record is put in place last, and no file is ever half there under its name. Nothing is synced:
-after a loss of power the checksum tells what is whole.
+Both files are named after the model, the tenant and the tokens. A state that is damaged, or of another version, model
+or tenant, is a miss, not an error: it can be computed again. It is never passed to the engine. The record is written
+last, and a file has its name only when it is complete. Files are not synced to the disk, so they may be damaged after
+a power cut; the checksum detects this.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a saved state is.
 
     Args:
-        form: which program's bytes, and of which version of it: another one may read them otherwise.
+        form: the program that wrote the bytes, and its version: another one may have another format.
         key: whose they are.
-        name: what both files are called.
-        tokens: those whose keys and values they are.
-        bytes: of the state.
+        name: the name of both files.
+        tokens: the tokens whose keys and values they are.
+        bytes: size of the state.
         sha256: of the state, hex.
-        about: what else the engine has to know, as JSON.
+        about: further data for the engine, as JSON.
         version: of this record.
     """
 
@@ -56,9 +56,9 @@ class SavedState:
     """A state that is on disk.
 
     Args:
-        name: what brings it back.
-        tokens: how many are in it.
-        bytes: that it takes on disk, its record left out.
+        name: for `restore`.
+        tokens: how many it has.
+        bytes: its size on disk, without the record.
     """
 
     name: str
@@ -70,25 +70,25 @@ class States:
     """The saved states of one model and one tenant.
 
     Args:
-        folder: made where it is missing, for this user alone. Several models and tenants may share it.
-        key: whose states.
-        form: which program writes them, and its version.
+        folder: created if it is missing, readable by this user only. Several models and tenants may share it.
+        key: whose states they are.
+        form: the program that writes them, and its version.
     """
 
     def __init__(self, folder: Path, key: Key, form: str) -> None:
         self.folder, self.key, self.form = folder, key, form
 
     def name(self, tokens: Sequence[int], moves: Sequence[tuple[str, int, int, int, int]] = ()) -> str:
-        """What the state of these tokens, changed by these moves, is called: the same in every process."""
+        """The name of the state of these tokens after these moves: the same in every process."""
         told = msgspec.json.encode(("kilburn.kv.llama", _VERSION, self.form, self.key, list(tokens), list(moves)))
         return hashlib.sha256(told).hexdigest()[:40]
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """A path to write a state to, for `commit`; whatever is left there is removed.
+        """A path to write a state to, for `commit`. If `commit` was not called, the file is removed.
 
         Raises:
-            SpillFailed: the disk refused; nothing is under the name that was not there before.
+            SpillFailed: it could not be written; the name is as before.
         """
         place = self.folder / f".{name}.{secrets.token_hex(4)}"
         try:
@@ -100,12 +100,12 @@ class States:
             ) from error
         finally:
             for left in (place, place.with_name(place.name + _RECORD)):
-                # Mostly it is not there any more, or the folder never was.
+                # Usually the file is gone already, or the folder was never created.
                 with suppress(OSError):
                     left.unlink()
 
     def commit(self, place: Path, name: str, tokens: Sequence[int], about: object = None) -> SavedState:
-        """Put what was written into place, under its name."""
+        """Rename what was written to its name."""
         os.chmod(place, 0o600)
         with place.open("rb") as file:
             size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
@@ -127,7 +127,7 @@ class States:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[tuple[StateRecord, int] | None]:
-        """The record of a state, and its open file, whose bytes are those that were written; None is a miss."""
+        """The record of a state, and its open file, whose bytes have been checked; None for a miss."""
         record = self._record(name)
         if record is None:
             yield None
@@ -147,7 +147,7 @@ class States:
                 (self.folder / (name + end)).unlink(missing_ok=True)
 
     def _record(self, name: str) -> StateRecord | None:
-        # A name is hexadecimal, so that none leads out of the folder.
+        # A name is hexadecimal, so it cannot lead out of the folder.
         if not name.isalnum():
             return None
         try:

@@ -1,8 +1,7 @@
-"""Presses, a file each: which cached tokens of a sequence stay where a budget of tokens is smaller than it.
+"""Presses, one file each: which cached tokens of a sequence stay if the budget is smaller than the sequence.
 
-`press("snapkv(window=32)")` finds them by name. They are frozen dataclasses over an `Observation`: the
-same observation and budget give the same selection. They own no tensor and change none; an engine does
-what they say.
+`press("snapkv(window=32)")` finds one by name. They are frozen dataclasses: the same observation and budget give the
+same selection. They own no tensor and change none; the engine carries out their choice.
 """
 
 from __future__ import annotations

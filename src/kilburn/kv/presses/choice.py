@@ -1,6 +1,7 @@
-"""How every press chooses: all of it where all fits, the earlier of equals, never more than the budget.
+"""What all presses share: everything stays if it fits, the earlier of equal scores wins, never more than the budget
+stays.
 
-Parameters that make no sense, an observation without what was needed and scores that are no numbers are typed errors.
+Bad parameters, an observation without what is needed, and scores that are not numbers are typed errors.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ class BudgetPress(ABC):
 
 
 def afford(press: str, budget: int, **must: int) -> int:
-    """What a budget leaves beside what must stay.
+    """Tokens of a budget that are left after what must stay.
 
     Args:
-        press: whose name the error carries.
+        press: its name, for the error.
         budget: in tokens.
-        must: what must stay, in tokens, under the word that the error says.
+        must: tokens that must stay, each number under its name for the error.
 
     Raises:
-        BudgetTooSmall: it is no positive number, or less than that together.
+        BudgetTooSmall: it is not a positive number, or smaller than the sum of `must`.
     """
     total = sum(must.values())
     if budget < max(1, total):
@@ -100,8 +101,8 @@ def require(seen: Observation, name: str, press: str) -> Tensor:
 def top_indices(scores: Tensor, count: int) -> Tensor:
     """Indices of the `count` highest along the last dimension, ascending; of equal scores the earlier ones.
 
-    torch.topk leaves open which of equal scores it takes, and a stable sort takes three times as long; so
-    topk only finds the least score that stays.
+    torch.topk may take any of equal scores, and a stable sort takes three times as long. So topk only finds the
+    lowest score that stays.
 
     Raises:
         KVError: a score is not a number.
@@ -117,7 +118,7 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
 
 
 def check_scores(scores: Tensor) -> Tensor:
-    """The scores, if all of them are numbers.
+    """The scores, checked: all of them are numbers.
 
     Raises:
         KVError: one is not.
@@ -128,7 +129,7 @@ def check_scores(scores: Tensor) -> Tensor:
 
 
 def with_window(chosen: Tensor, start: int, stop: int) -> Tensor:
-    """The chosen indices, and behind them for each head those from `start` to `stop`."""
+    """The chosen indices of each head, followed by those from `start` to `stop`."""
     window = torch.arange(start, stop, device=chosen.device)
     return torch.cat((chosen, window.expand(*chosen.shape[:-1], stop - start)), dim=-1)
 

@@ -1,7 +1,4 @@
-"""Everything stays: what the other presses are measured against.
-
-It is the one press that a budget does not bind.
-"""
+"""Keeps everything, as an upper bound for the other presses. It is the only press that ignores its budget."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ __all__ = ["Full"]
 
 @dataclass(frozen=True)
 class Full(BudgetPress):
-    """Keep every token, **however small the budget is**: an upper bound to compare with, not a way to save room."""
+    """Keep every token, **however small the budget is**: for comparison, not to save room."""
 
     def choose(self, seen: Observation, budget: int) -> Selection:
         """All tokens, unshifted."""

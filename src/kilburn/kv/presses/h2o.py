@@ -1,7 +1,7 @@
 """H2O (Zhang et al., arXiv 2306.14048): the tokens that drew the most attention so far, and the last ones, for each head.
 
-A prompt's length plays no part: the released code derives both shares from the first prompt and keeps
-them however long the sequence grows; here they are shares of the budget that each call names.
+The released code derives both shares from the first prompt's length, and keeps them however long the sequence grows.
+Here they are shares of the budget of each call.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class H2o(BudgetPress):
 
     Args:
         heavy: share of the budget for heavy hitters, rounded down to tokens; the rest is the last tokens.
-        normalise: divide what a token received by how many queries could see it, as kvpress does. The paper
-            does not, and so prefers early tokens, which had more time to gather.
+        normalise: divide the attention that a token received by the number of queries that could see it, as kvpress
+            does. The paper does not, and so prefers early tokens, which more queries could see.
     """
 
     heavy: float = 0.5

@@ -1,7 +1,7 @@
 """Key norms (Devoto et al., arXiv 2406.11430): keys of a low L2 norm tend to be attended to, so they stay; a baseline.
 
-It needs no attention at all, which fused kernels do not give. It skips no layers, as the released code does with the
-first two: the budget is the same for each.
+It needs no attention, which fused kernels do not return. The released code skips the first two layers; here the
+budget is the same for every layer.
 """
 
 from __future__ import annotations

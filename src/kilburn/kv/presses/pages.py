@@ -1,7 +1,8 @@
-"""Ours: what the last queries ask for beyond the usual, pooled to spans and pages, corrected by what the hierarchy knows.
+"""Our own press: keeps the spans and pages that get more attention from the last queries than usual.
 
-All heads keep the same tokens, because a block of the cache holds a slot of all layers and heads: what
-one head lets go is free only when all do. Pins, tokens of no page, the sinks and the window always stay.
+It also uses what the hierarchy knows of pages. All heads keep the same tokens, because a slot of the cache holds a
+token in all layers and heads: its room is free only when all heads let it go. Pins, tokens of no page, the sinks and
+the window always stay.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ __all__ = ["Pages"]
 
 
 Ranged = tuple[CachedPage, int, int]
-"""A page that may go, and the range of it that may."""
+"""A page that may leave, and the part of it that may."""
 
 
 class _Span(NamedTuple):
-    """Neighbouring tokens of one page. Compares by what goes first: the lowest is kept first."""
+    """Neighbouring tokens of one page. Spans are ordered by which is kept first: the lowest one."""
 
     worth: float
     votes: float
@@ -48,8 +49,8 @@ class _Span(NamedTuple):
 class Pages(BudgetPress):
     """Keep the spans of the pages that the last queries look at, whole pages where those are best.
 
-    The worth of a span is what the hierarchy says of its page, times `(1 - weight)` its own score plus
-    `weight` its page's. The best spans stay, until one fits only in part: of that one the best stretch.
+    The worth of a span is a factor from the hierarchy times (`1 - weight` of its own score plus `weight` of its
+    page's). The best spans stay. If the last one fits only in part, its best stretch stays.
 
     Args:
         window: how many of the last queries vote, and how many of the last tokens stay.
@@ -60,16 +61,16 @@ class Pages(BudgetPress):
         pool: how: "avg" or "max".
         heads: how layers and heads make one score of theirs: "mean", "max", or "rms", which lies between.
         page: how tokens make the score of their span, and spans that of their page: "max" or "mean".
-        contrast: how much of what all queries so far gave a token on average is taken off what the last
-            ones gave it, head by head, so that tokens that everybody looks at do not count as asked for.
-            What is left is 0 for most pages; among those, attention as it is decides.
-        stale: factor for pages that a later one superseded; 0 lets them go first.
+        contrast: how much of the average attention from all queries is subtracted from the attention of the last
+            ones, for each head, so that tokens that every query attends to do not count. The result is 0 for most
+            pages; among these, plain attention decides.
+        stale: factor for pages that a later one superseded; with 0 they leave first.
         folded: factor for pages of which a memento or an excerpt is cached too.
         halflife: turns of expected distance until the next use that halve the worth of a page.
-        unasked: share of the room, once all that must stay is there, that goes to what nobody asked for yet: to tokens with
-            short keys (see `kilburn.kv.presses.keynorm`), each with its neighbours.
+        unasked: share of the room left by what must stay that is used for tokens that the last queries did not attend
+            to: those with short keys (see `kilburn.kv.presses.keynorm`), each with its neighbours.
         around: how many neighbours on each side of such a token.
-        unit: tokens that stand for a page where the observation has no pages at all.
+        unit: length of the stretches that take the place of pages if the observation has no pages.
     """
 
     window: int = 32
@@ -101,7 +102,7 @@ class Pages(BudgetPress):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Attention of the last queries; for a contrast also what was accumulated, for what was not asked for the keys."""
+        """Attention of the last queries; for `contrast` also accumulated attention, for `unasked` the keys."""
         wanted = {"recent": True, "attention": self.contrast > 0, "keys": self.unasked > 0}
         return frozenset(name for name, is_wanted in wanted.items() if is_wanted)
 
@@ -111,7 +112,7 @@ class Pages(BudgetPress):
         return self.window
 
     def choose(self, seen: Observation, budget: int) -> Selection:
-        """What must stay and the best of the rest, for all heads; exactly `budget` tokens where there are more.
+        """What must stay and the best of the rest, for all heads; exactly `budget` tokens if there are more.
 
         Raises:
             BudgetTooSmall: it does not hold the pins, the tokens of no page, the sinks and the window.
@@ -136,7 +137,7 @@ class Pages(BudgetPress):
         return Selection(torch.tensor([index for index, stays in enumerate(kept) if stays], dtype=torch.int64, device=device))
 
     def _keep_asked(self, kept: list[bool], free: list[Ranged], scores: tuple[list[float], list[float]], room: int) -> None:
-        """Mark the best spans as kept, of the last one as much as has room."""
+        """Mark the best spans as kept, and the part of the last one that fits."""
         for span in sorted(self._spans(free, *scores)):
             if not room:
                 return
@@ -165,7 +166,7 @@ class Pages(BudgetPress):
                 return
 
     def _units(self, count: int) -> tuple[CachedPage, ...]:
-        """Stretches that stand for pages where nobody says what the pages are."""
+        """Stretches that take the place of pages if the pages are not known."""
         return tuple(
             CachedPage(number, start, min(count, start + self.unit)) for number, start in enumerate(range(0, count, self.unit), 1)
         )
@@ -185,7 +186,7 @@ class Pages(BudgetPress):
                 yield page, start, stop
 
     def _scores(self, seen: Observation, free: list[Ranged]) -> tuple[list[float], list[float]]:
-        """What was asked for of each token, with the contrast and without; 0 for those that stay anyway."""
+        """The score of each token, with contrast and without; 0 for those that stay anyway."""
         votes = require(seen, "recent", self.name)[:, :, -self.window :].mean(dim=2)
         # Sinks draw so much that their neighbours would look asked for once scores are pooled.
         stays = torch.ones(seen.count, dtype=torch.bool)
@@ -241,7 +242,7 @@ class Pages(BudgetPress):
         return (1 - self.weight) * own + self.weight * page
 
     def _likely(self, page: CachedPage) -> float:
-        """What the hierarchy says of a page: 1 where it knows nothing against it."""
+        """The hierarchy's factor for a page: 1 if it knows nothing against it."""
         likely = 1.0
         if page.folded:
             likely *= self.folded
@@ -253,7 +254,8 @@ class Pages(BudgetPress):
 
 
 def _best(scores: list[float], plain: list[float], start: int, stop: int, length: int) -> int:
-    """Where the stretch of this length with the highest sum begins; by the plain scores, then the earlier, of equals."""
+    """The beginning of the stretch of this length with the highest sum; of equal ones by the plain scores, then the
+    earlier."""
     return max(
         range(start, stop - length + 1),
         key=lambda at: (sum(scores[at : at + length]), sum(plain[at : at + length]), -at),

@@ -1,7 +1,7 @@
 """SnapKV (Li et al., arXiv 2404.14469): what the last queries look at, with its neighbours, for each key-value head.
 
-It does not choose for query heads: the released code repeats keys and values for the query heads of a
-group first, and then stores a choice for each, which takes back what grouping had saved.
+The released code repeats keys and values for the query heads of a group, and stores a choice for each. This loses
+what grouping saves, so here each key-value head chooses once.
 """
 
 from __future__ import annotations

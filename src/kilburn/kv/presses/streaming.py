@@ -1,8 +1,8 @@
 """StreamingLLM (Xiao et al., arXiv 2309.17453): the first tokens and the last, as if nothing had been between them.
 
-The released code caches keys unrotated and rotates all of them by their index in the cache at each step.
-Ours are cached rotated, and attention depends on distances alone; so it is enough to rotate what stands
-before the gap on, to just before the window. What was rotated on before is read from the observation.
+The released code caches keys unrotated, and rotates all of them by their index in the cache at each step. Here keys
+are cached rotated, and attention depends only on distances. So it is enough to rotate the tokens before the gap to
+the positions just before the window. Earlier rotations are read from the observation.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ class Streaming(BudgetPress):
 
     Args:
         sinks: how many of the first cached tokens stay.
-        rotate: whether kept keys are rotated on so that all gaps close: those before the window for the
-            tokens that are dropped now, and where pages were evicted from the window, those before them too.
-            Without it they keep their distance, which grows beyond what the model was trained on.
+        rotate: whether kept keys are rotated so that all gaps close: the gap before the window, and gaps inside the
+            window that evicted pages left. Without it the distances grow beyond what the model was trained on.
     """
 
     sinks: int = 4
@@ -38,7 +37,7 @@ class Streaming(BudgetPress):
         """The first `sinks` tokens and the last `budget - sinks`, for all heads.
 
         Raises:
-            BudgetTooSmall: it leaves not one token beside the sinks.
+            BudgetTooSmall: it leaves no token besides the sinks.
         """
         count, device = seen.count, seen.positions.device
         window = 1 + afford(self.name, budget, sinks=self.sinks, recent_token=1)

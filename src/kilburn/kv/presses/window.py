@@ -1,6 +1,6 @@
 """The last tokens stay, and nothing else: the plain sliding window.
 
-It keeps no sinks; a model that was not trained for it then loses its thread, which `streaming` heals.
+Without sinks, a model that was not trained for it produces bad text; `streaming` keeps the sinks.
 """
 
 from __future__ import annotations

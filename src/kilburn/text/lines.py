@@ -11,7 +11,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kilburn.page import OMITTED, Span
 
-__all__ = ["OMISSION", "Mark", "join", "merge", "omission", "outline", "plain", "sample", "skeleton", "units"]
+__all__ = [
+    "OMISSION",
+    "Mark",
+    "complement",
+    "join",
+    "merge",
+    "omission",
+    "outline",
+    "plain",
+    "sample",
+    "skeleton",
+    "units",
+    "whole_sentences",
+]
 
 OMISSION = f"{OMITTED}\n"
 
@@ -100,6 +113,22 @@ def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
+def complement(spans: Sequence[Span], cuts: Sequence[Span]) -> tuple[Span, ...]:
+    """What is left of sorted `spans` without the sorted `cuts`."""
+    left: list[Span] = []
+    for start, stop in spans:
+        at = start
+        for low, high in cuts:
+            if high <= at or low >= stop:
+                continue
+            if low > at:
+                left.append((at, low))
+            at = max(at, high)
+        if at < stop:
+            left.append((at, stop))
+    return tuple(left)
+
+
 def join(text: str, spans: Sequence[Span], mark: Mark = omission) -> str:
     """The kept spans with a mark for each gap, the outer ones included; every piece ends its line."""
     parts: list[str] = []
@@ -145,3 +174,8 @@ def _aligned(text: str, region: Span) -> Span:
     before = text.rfind("\n", max(0, start - 2000), start)
     after = text.find("\n", end, end + 2000)
     return (before + 1 if before >= 0 else start), (after + 1 if after >= 0 else end)
+
+
+def whole_sentences(text: str) -> str:
+    """A reply that was cut at its cap, without the sentence or line that it was cut in."""
+    return text[: max(text.rfind("\n"), text.rfind(". ")) + 1].rstrip()

@@ -14,7 +14,7 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn.policy import Cause, View
 
-__all__ = ["beginnings", "fresh_messages", "last_original", "latest_reply", "words_of"]
+__all__ = ["arrived", "beginnings", "last_original", "latest_reply", "latest_step", "words_of"]
 
 
 def last_original(view: View) -> int:
@@ -41,13 +41,35 @@ def latest_reply(view: View, last: int) -> list[Page]:
     return found[::-1]
 
 
-def fresh_messages(view: View) -> set[int]:
-    """The messages that a policy could not see at any earlier admission: the new ones, and those whose
-    calls they answer, since no policy is asked to plan an admission while a call waits."""
-    if view.cause is not Cause.ADMIT:
-        return set()
-    wanted = [view.page(number) for number in view.wanted]
-    return {page.message for page in wanted} | {view.page(page.answers).message for page in wanted if page.answers}
+def arrived(view: View) -> range:
+    """Ids of the originals that are new at this admission, calls that had to wait for their results included; empty for
+    any other cause. While a call waits no policy is asked."""
+    if view.cause is not Cause.ADMIT or not view.wanted:
+        return range(0)
+    at = min(view.wanted)
+    low = min(_opening(view, page) for page in view.wanted)
+    while at > low:
+        at -= 1
+        low = min(low, _opening(view, at))
+    return range(low, max(view.wanted) + 1)
+
+
+def latest_step(view: View) -> int:
+    """The first original of the step that the newest message is part of: results go with their calls' message."""
+    last = max(view.wanted)
+    first = last
+    while first > 1 and view.page(first - 1).message == view.page(last).message:
+        first -= 1
+    return min(_opening(view, page) for page in range(first, last + 1))
+
+
+def _opening(view: View, page: int) -> int:
+    """The first page of the message that a page's call was made in, or of its own."""
+    first = view.page(page).answers or page
+    message = view.page(first).message
+    while first > 1 and view.page(first - 1).message == message:
+        first -= 1
+    return first
 
 
 def words_of(view: View, pages: Iterable[Page]) -> Sequence[str]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kilburn.page import Span
-from kilburn.policies.text.anchors import Exact, Scanned, complement
-from kilburn.policies.text.lines import merge, skeleton
+from kilburn.text.anchors import Exact, Scanned
+from kilburn.text.lines import complement, merge, skeleton
 
 __all__ = ["redundant"]
 

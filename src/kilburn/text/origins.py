@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from itertools import accumulate
 
 from kilburn.page import Span
-from kilburn.policies.text.identifiers import identifiers
-from kilburn.policies.text.lines import OMISSION, merge
+from kilburn.text.identifiers import identifiers
+from kilburn.text.lines import OMISSION, merge
 
-__all__ = ["held", "joined", "words_at"]
+__all__ = ["all_origins", "origins_of", "words_at"]
 
 LOOKED = 100_000
 """Characters of the sources in which the names of a model's summary are looked for, the oldest first: what is
@@ -33,7 +33,7 @@ _QUOTE = re.compile(r"p([1-9]\d{0,17}): (.+)")
 _MARK = OMISSION.strip()
 
 
-def held(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
+def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
     """Where in its sources the lines of a summary stand: spans by page, sorted and apart.
 
     An extract's lines stand under the address of their page, verbatim. Where a summary quotes nothing, a model
@@ -122,8 +122,8 @@ def _line(text: str, at: int) -> Span:
     return max(start, at - LONGEST // 2), min(end, at + LONGEST // 2)
 
 
-def joined(many: Iterable[Mapping[int, tuple[Span, ...]]]) -> dict[int, tuple[Span, ...]]:
-    """What several summaries hold, together."""
+def all_origins(many: Iterable[Mapping[int, tuple[Span, ...]]]) -> dict[int, tuple[Span, ...]]:
+    """The origins of several summaries, together."""
     spans: dict[int, list[Span]] = {}
     for one in many:
         for page, kept in one.items():

@@ -9,9 +9,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.policies.text.condense import condense
-from kilburn.policies.text.extract import Piece, extract
-from kilburn.policies.text.lines import join
+from kilburn.text.condense import condense
+from kilburn.text.extract import Piece, extract
+from kilburn.text.lines import join
 
 LINES = st.sampled_from(
     [

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from kilburn.page import Page, Span
-from kilburn.policies.text.extract import weighed
-from kilburn.policies.text.lines import merge
+from kilburn.text.extract import weighed
+from kilburn.text.lines import merge
 
 __all__ = ["best", "digest"]
 

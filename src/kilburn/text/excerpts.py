@@ -11,9 +11,9 @@ from itertools import islice
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts, Span
-from kilburn.policies.text.coverage import BASE, Line, choose, lines_of
-from kilburn.policies.text.lines import merge
 from kilburn.policy import Stretch, View
+from kilburn.text.lines import merge
+from kilburn.text.selection import BASE, Line, lines_of, select
 
 __all__ = ["far_of", "flow_of", "focus_of", "older", "parts_of", "put", "reach", "shortened"]
 
@@ -83,7 +83,7 @@ def shortened(view: View, whole: int) -> tuple[list[Move], int]:
         # Of a user's words head and tail stay: what is asked for usually stands there.
         ends = _ends(text, whole // 4) if page.role is Role.USER else ()
         room = whole - view.handle - sum(view.count(text[start:end]) for start, end in ends)
-        parts = choose(lines_of(text, page.id, page.message, str(page.role)), [], focus_of(view), room, view.count)
+        parts = select(lines_of(text, page.id, page.message, str(page.role)), [], focus_of(view), room, view.count)
         if parts:
             keep = merge([*ends, *parts[0][1]])
             folds.append(Fold(pages=(page.id,), keep=keep, why=f"{page.tokens} tokens, too long to stay whole"))
@@ -106,7 +106,7 @@ def parts_of(
     Args:
         far: tokens of the room that are kept for the far past.
         least: the gain under which a line is not worth its tokens once `floor` tokens are taken; `base`: the weight of a
-            line as such (see `choose`).
+            line as such (see `select`).
     """
     if room <= view.handle:
         return ()
@@ -121,7 +121,7 @@ def parts_of(
     lines = [line for page in near for line in _lines(view, page) if line.page in sources]
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
     texts = _shown(view, {page.id for page in stretch.pages})
-    return choose(lines, texts, focus_of(view), room, view.count, far=far, least=least, floor=floor, base=base, life=life)
+    return select(lines, texts, focus_of(view), room, view.count, far=far, least=least, floor=floor, base=base, life=life)
 
 
 def flow_of(view: View) -> float:

@@ -18,10 +18,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kilburn.page import Parts, Span, address_of
-from kilburn.policies.text.lines import OMISSION
-from kilburn.policies.text.signs import Sign, sign_of_prose
+from kilburn.text.lines import OMISSION
+from kilburn.text.signs import Sign, sign_of_prose
 
-__all__ = ["BASE", "Line", "choose", "lines_of"]
+__all__ = ["BASE", "Line", "lines_of", "select"]
 
 BASE, NEAR, BLOCK = 0.3, 1.0, 0.3
 """Weights of a line as such, of its nearness to the focus, and of its page's nearest line."""
@@ -88,7 +88,7 @@ def pieces_of(line: str) -> frozenset[str]:
     return frozenset(piece.lower() for piece in _PIECE.findall(line))
 
 
-def choose(
+def select(
     lines: Sequence[Line],
     shown: Sequence[str],
     focus: str,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
-from kilburn.policies.text.lines import plain
+from kilburn.text.lines import plain
 
 __all__ = ["Sign", "case_of", "sign_of", "sign_of_prose"]
 

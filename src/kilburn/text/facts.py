@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kilburn.page import Span
-from kilburn.policies.text.identifiers import Identifier, identifiers
-from kilburn.policies.text.lines import plain, sample, units
-from kilburn.policies.text.signs import Sign, sign_of, sign_of_prose
+from kilburn.text.identifiers import Identifier, identifiers
+from kilburn.text.lines import plain, sample, units
+from kilburn.text.signs import Sign, sign_of, sign_of_prose
 
 __all__ = ["Fact", "Facts", "facts"]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.policies.text.facts import facts
-from kilburn.policies.text.identifiers import identifiers, names, rare_words
-from kilburn.policies.text.signs import Sign, case_of, sign_of, sign_of_prose
+from kilburn.text.facts import facts
+from kilburn.text.identifiers import identifiers, names, rare_words
+from kilburn.text.signs import Sign, case_of, sign_of, sign_of_prose
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kilburn.page import Span
-from kilburn.policies.text.lines import merge
+from kilburn.text.lines import merge
 
-__all__ = ["Anchors", "Exact", "Resolved", "Scanned", "complement", "parse_anchors", "resolve_anchors"]
+__all__ = ["Anchors", "Exact", "Resolved", "Scanned", "parse_anchors", "resolve_anchors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,22 +166,6 @@ def _take(spans: list[Span], span: Span) -> bool:
         return False
     spans.insert(at, span)
     return True
-
-
-def complement(spans: Sequence[Span], cuts: Sequence[Span]) -> tuple[Span, ...]:
-    """What is left of sorted `spans` without the sorted `cuts`."""
-    left: list[Span] = []
-    for start, stop in spans:
-        at = start
-        for low, high in cuts:
-            if high <= at or low >= stop:
-                continue
-            if low > at:
-                left.append((at, low))
-            at = max(at, high)
-        if at < stop:
-            left.append((at, stop))
-    return tuple(left)
 
 
 def parse_anchors(reply: str, most: int = 64) -> list[Anchors] | None:

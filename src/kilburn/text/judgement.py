@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kilburn.message import Kind, Role
-from kilburn.policies.text.extract import Piece
-from kilburn.policies.text.facts import Fact, Facts, facts
-from kilburn.policies.text.identifiers import identifiers
-from kilburn.policies.text.lines import OMISSION, sample
+from kilburn.text.extract import Piece
+from kilburn.text.facts import Fact, Facts, facts
+from kilburn.text.identifiers import identifiers
+from kilburn.text.lines import OMISSION, sample
 
-__all__ = ["Judgement", "KeyFact", "complete", "garbage", "judge", "key_facts"]
+__all__ = ["Judgement", "KeyFact", "complete", "garbage", "judge", "key_facts", "mended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,14 @@ def judge(
     if kept < keep:
         return Judgement("drops", kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
     return Judgement("done", kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+
+
+def mended(said: str, verdict: Judgement, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
+    """What may stand of a summary that was judged: all of it, with the facts that it lost, or "" where it is not to be
+    trusted."""
+    if verdict.acceptable:
+        return said
+    return complete(said, verdict.missing, pieces, tokens, count) if verdict.reparable else ""
 
 
 def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> str:

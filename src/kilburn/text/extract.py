@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from kilburn.message import Kind, Role
 from kilburn.page import Page, Span, address_of
-from kilburn.policies.text.identifiers import rare_words
-from kilburn.policies.text.lines import OMISSION, merge, sample, skeleton, units
-from kilburn.policies.text.signs import Sign, sign_of, sign_of_prose
+from kilburn.text.identifiers import rare_words
+from kilburn.text.lines import OMISSION, merge, sample, skeleton, units
+from kilburn.text.signs import Sign, sign_of, sign_of_prose
 from kilburn.wire.quotation import headed
 
 __all__ = ["Extract", "Piece", "extract", "piece_of", "read_ahead", "weighed"]

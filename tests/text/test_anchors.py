@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilburn.policies.text.anchors import Anchors, Exact, Resolved, Scanned, complement, parse_anchors, resolve_anchors
+from kilburn.text.anchors import Anchors, Exact, Resolved, Scanned, parse_anchors, resolve_anchors
+from kilburn.text.lines import complement
 
 
 def page(number: int, text: str, *spans: tuple[int, int]) -> Scanned:
