@@ -1,4 +1,4 @@
-"""Policies, a file each. They decide and do nothing else: no store, no model, no clock in here.
+"""Policies, one file each. They decide and do nothing else: there is no store, no model and no clock here.
 
 `kilburn.kernel.resolve` finds them by name: "lru" is class `Lru` of `kilburn.policies.lru`.
 """

@@ -1,10 +1,10 @@
-"""The offline optimum: it knows what will be needed and when, and is the bound for all that cannot know.
+"""The offline optimum: it knows what will be needed and when, and is the bound for policies that do not.
 
-After Belady's MIN (IBM Systems Journal 5:2, 1966): what is needed furthest in the future leaves first. Here
-the unit is a span of a page: of what leaves, the spans that will be needed stay, those needed soonest
-first. Where each span is needed once and all are of one size, no choice shows more of them (the greedy
-rule for intervals on k machines); for spans of mixed sizes it is a close bound. Excerpts that are there are left
-alone while they fit, so it edits little. It is for measuring: nobody has a future.
+From Belady's MIN (IBM Systems Journal 5:2, 1966): what is needed furthest in the future leaves first. Here the unit
+is a span of a page: of what leaves, the spans that will be needed stay, those needed soonest first. If each span is
+needed once and all have one size, no choice shows more of them (the greedy rule for intervals on k machines). For
+spans of mixed sizes it is a close bound. Existing excerpts are left alone while they fit, so it edits little. It is
+only for measurements on recorded runs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Belady:
     """Keep exactly what a recorded run will need.
 
     Args:
-        future: what is needed when. A turn counts while it is not over: spans of the turn that was just
-            admitted are still needed.
+        future: what is needed when. Spans of the turn that was just admitted are still needed.
     """
 
     future: Future = field(default_factory=dict)
@@ -43,7 +42,7 @@ class Belady:
             raise ValueError(f"future={self.future!r} is no mapping of pages to their uses")
 
     def plan(self, view: View) -> Sequence[Move]:
-        """An excerpt of what will be needed in place of all that is older than the latest message."""
+        """An excerpt of what will be needed, in place of everything older than the latest message."""
         mended = self._mended(view)
         if not view.excess:
             return mended
@@ -88,7 +87,7 @@ class Belady:
         return tuple((source, merge(spans)) for source, spans in sorted(chosen.items()))
 
     def _latest(self, view: View) -> tuple[int, list[Move]]:
-        """What just came and takes more than half of the window is cut to its first part and what will be needed."""
+        """A new message that takes more than half of the window is cut to its first part and what will be needed."""
         half = view.budget.capacity // 2
         moves: list[Move] = []
         saved = 0
@@ -115,7 +114,7 @@ class Belady:
 
 
 def _standing(leaving: Sequence[Page]) -> list[Page]:
-    """The excerpts in front: they stay as they are while there is room."""
+    """The excerpts at the front: they stay as they are while there is room."""
     front = 0
     while front < len(leaving) and leaving[front].kind is Kind.EXCERPT and leaving[front].parts:
         front += 1

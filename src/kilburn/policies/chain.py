@@ -1,7 +1,7 @@
 """Several policies at one boundary, in order: `chain(preprocess, mask(keep=3), fifo)`.
 
-Each is asked with the same view. A later one's move is left out where it touches a page, or a group,
-that an earlier one has moved already; if the window is still over capacity, all are asked again.
+Each gets the same view. A move of a later policy is left out if it touches a page, or a group, that an earlier policy
+moves. If the window is still over its capacity, all are asked again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Chain:
         return f"Chain({', '.join(map(repr, self.policies))})"
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
-        """The moves of all, without those that would touch a page twice."""
+        """The moves of all policies, without those that would touch a page twice."""
         joined: list[Move] = []
         touched: set[int] = set()
         derived = [page for page in view.pages if page.depth]
@@ -52,8 +52,9 @@ class Chain:
             moves: Sequence[Move] = (yield from plan) if isinstance(plan, Generator) else plan
             own: set[int] = set()
             for move in moves:
-                # Two moves share a group where one names a page of a group that the other touches. The moves of one
-                # policy may: they follow from each other, so what needs one that is left out is left out with it.
+                # Two moves share a group if one names a page of a group that the other touches. Moves of the same
+                # policy may share one. They depend on each other, so if one is left out, those that need it are left
+                # out too.
                 standing = _standing_for(derived, move)
                 together = chain.from_iterable(map(view.group, chain(move.pages, standing)))
                 if not touched or touched.isdisjoint(together):

@@ -1,7 +1,7 @@
 """Old thinking leaves: Anthropic's `clear_thinking_20251015`, done here.
 
-It has no trigger: thinking of all but the last assistant turns goes as soon as a new turn has some. In a
-chain it stands first, as the provider wants it. What goes stays below, by address.
+It has no trigger: thinking of all but the last assistant turns leaves as soon as a new turn has some. In a chain it
+must be first, as the provider requires. What leaves stays in the store, under its address.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["ClearThinking"]
 class ClearThinking:
     """Keep the thinking of the last assistant turns only.
 
-    A turn is all that the assistant says and does between two messages of the user, tool calls
-    included, so thinking within one long run of tools stays until the user speaks again.
+    A turn is everything that the assistant says and does between two messages of the user, including tool calls. So
+    thinking within one long sequence of tool calls stays until the user speaks again.
 
     Args:
-        keep: so many of the last turns that have thinking keep it, or "all". The provider's objects
-            (`{"type": "thinking_turns", "value": 2}`) are taken too.
+        keep: how many of the last turns with thinking keep it, or "all". The provider's objects (`{"type":
+            "thinking_turns", "value": 2}`) are accepted too.
     """
 
     keep: int | str | Mapping[str, object] = 1
@@ -47,7 +47,7 @@ class ClearThinking:
         return ClearThinkingEdit(keep=Amount(type="thinking_turns", value=keep) if isinstance(keep, int) else "all")
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
-        """Evict old thinking, all of a message's or none; what was said and called with it stays."""
+        """Evict old thinking, all of a message's or none; the text and calls of the message stay."""
         turns = self._old_turns(view) if isinstance(self.keep, int) else []
         leaving: list[int] = []
         figures = {"cleared_thinking_turns": 0, "cleared_input_tokens": 0}
@@ -67,7 +67,7 @@ class ClearThinking:
         return [Evict(pages=tuple(leaving), why="old thinking")]
 
     def _old_turns(self, view: View) -> list[list[Page]]:
-        """The thinking of each turn that is to lose it, newest turn first."""
+        """The thinking of each turn that loses it, newest turn first."""
         turns: list[list[Page]] = []
         started = False
         for page in reversed(view.pages):
@@ -83,5 +83,5 @@ class ClearThinking:
 
 
 def _is_bound(view: View, page: Page) -> bool:
-    """Whether the provider may want it back: its tool loop is not over, or a part of it is pinned."""
+    """Whether the provider may need it: its tool loop is not finished, or a part of it is pinned."""
     return page.id > view.task_page or any(member in view.open or member in view.pins for member in view.group(page.id))

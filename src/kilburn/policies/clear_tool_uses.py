@@ -1,9 +1,8 @@
 """Old tool results become handles: Anthropic's `clear_tool_uses_20250919`, done here.
 
-The provider's placeholder is our handle in place, with the address under which the result can be
-recalled. What was cleared stays cleared, so one clearing breaks the cached prefix once; the provider is
-sent the whole history each time and clears it again. Clearing every result at a moment that costs much
-and frees little is what `clear_at_least` is for.
+In place of the provider's placeholder there is a handle, with the address under which the result can be recalled.
+What was cleared stays cleared, so one clearing breaks the cached prefix once; the provider is sent the whole history
+each time and clears it again. `clear_at_least` avoids a clearing that costs much and frees little.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kilburn.wire.editing import Amount, ClearToolUsesEdit, number_of
 __all__ = ["ClearToolUses"]
 
 HEAD = 40
-"""Letters that stay of a call whose inputs are cleared."""
+"""Characters that stay of a call whose inputs are cleared."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,10 @@ class ClearToolUses:
 
     Args:
         trigger: tokens in the window; or `{"type": "tool_uses", "value": n}`: whole tool results in it.
-        keep: the last so many tool uses stay whole.
+        keep: how many of the last tool uses stay whole.
         clear_at_least: tokens that one clearing must free, else it waits; None for any.
         exclude_tools: names of tools that are never cleared.
-        clear_tool_inputs: also cut the calls to their first letters; a list names the tools for which.
+        clear_tool_inputs: also cut the calls to their first characters; a list names the tools for which.
     """
 
     trigger: int | Mapping[str, object] = 100_000
@@ -88,7 +87,7 @@ class ClearToolUses:
         return self.keep if isinstance(self.keep, int) else 0
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
-        """Evict the results of old tool uses, whose calls stay; nothing where it would free too little."""
+        """Evict the results of old tool uses, whose calls stay; nothing if that would free too little."""
         unit, most = self._trigger
         if not view.excess and unit == "input_tokens" and view.use <= most:
             return []
@@ -119,7 +118,8 @@ class ClearToolUses:
             known = view.page(call)
             if known.name in excluded or call in pinned or pages[-1].message > said:
                 continue
-            # What its handle will say, at two letters a token: counting thousands of handles takes longer than they cost.
+            # The cost of its handle is estimated at two characters a token, because counting thousands of handles takes
+            # too long.
             handle = view.handle + (len(known.label) + len(known.call or "")) // 2
             saved = pages[0].tokens - handle
             for page in pages[1:]:

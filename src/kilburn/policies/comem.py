@@ -1,9 +1,9 @@
 """CoMem: a second, smaller model keeps the memory, from all raw steps, while the agent works on.
 
-After CoMem (arXiv 2605.30842). Every few steps a snapshot of the whole transcript is summarised in the
-background; when the words are there, exactly the pages of the snapshot are swapped for them, and what came
-meanwhile stays raw. The memory is always remade from the originals, never from a memory. This module
-refuses to let a failure cost anything: without an acceptable summary the window stays as it was.
+From CoMem (arXiv 2605.30842). Every few steps a snapshot of the whole transcript is summarised in the background.
+When the summary is ready, it replaces exactly the pages of the snapshot; steps that came in the meantime stay raw.
+The memory is always made from the originals, never from a memory. Without an acceptable summary the window stays as
+it was.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ SYSTEM = (
     "Use only what is there. No preamble."
 )
 SLACK = 12
-"""Tokens for the line on top of a memory and its heading, beside a handle."""
+"""Tokens for the line on top of a memory and its heading, besides a handle."""
 
 
 @dataclass(frozen=True)
 class Comem:
     """Replace all but the newest steps by a memory that another model writes in the background.
 
-    The model is that of the hierarchy (`kilburn.open(..., model=...)`); the agent has its own. Without one
-    nothing is folded. What does not fit before a memory is there leaves oldest first, with its address.
+    The model is that of the hierarchy (`kilburn.open(..., model=...)`); the agent has its own. Without a model
+    nothing is folded. If the window fills before a memory is ready, the oldest pages are evicted.
 
     Args:
         every: steps (an assistant's message and its results) from one snapshot to the next.
         to: tokens of a memory; None for a quarter of the capacity, 2,048 at most.
-        show: tokens of raw log that the memory model reads; of a longer log it reads an extract.
+        show: tokens of raw log that the memory model reads; of a longer log it reads an excerpt.
         timeout: seconds for its reply.
     """
 
@@ -61,7 +61,7 @@ class Comem:
             raise ValueError(f"every={self.every}, show={self.show}, to={self.to} and timeout={self.timeout} must be above 0")
 
     def plan(self, view: View) -> Sequence[Move] | Generator[Effect, Answer, Sequence[Move]]:
-        """A swap where the words are there, a question where a snapshot is due, room where it is needed."""
+        """If a memory is ready, swap it in. If a snapshot is due, ask. If room is needed, evict."""
         deferred = view.deferred
         if deferred is not None and deferred.key == repr(self) and deferred.answer is not None:
             return self._swap(view, deferred.pages, deferred.answer)
@@ -70,9 +70,9 @@ class Comem:
         return _room(view)
 
     def _is_due(self, view: View) -> bool:
-        """Whether the steps since the last memory, the latest left out, came to a multiple of `every` just now.
+        """Whether the number of steps since the last memory, without the latest one, just reached a multiple of `every`.
 
-        So a snapshot that failed is tried again `every` steps later, not at once.
+        So after a failure the next snapshot is `every` steps later, not at once.
         """
         new = arrived(view)
         if not new:
@@ -100,7 +100,7 @@ class Comem:
         return max(16, min(2048, view.budget.capacity // 4) if self.to is None else self.to)
 
     def _swap(self, view: View, snapshot: tuple[int, ...], answer: Answer) -> Generator[Effect, Answer, Sequence[Move]]:
-        """The memory in the place of exactly these pages, but for those that must stay by now."""
+        """The memory in place of exactly these pages, except those that must stay now."""
         if not answer.ok:
             yield Note(outcome=answer.outcome, why="the memory stays as it was")
             return _room(view)
@@ -122,16 +122,16 @@ def _is_memory(page: Page) -> bool:
 
 
 def _snapshot(view: View) -> tuple[int, ...]:
-    """All originals but the task, the latest step, and what is pinned or open, with its groups."""
+    """All originals, except the task, the latest step, and what is pinned or open, with its groups."""
     stays = view.held() | {view.task_page}
     return tuple(filterfalse(view.gone, filterfalse(stays.__contains__, range(1, latest_step(view)))))
 
 
 class _Log(Sequence[Piece]):
-    """The pieces of a log, each read when it is looked at.
+    """The pieces of a log, each read on first use.
 
-    Reading waits while a call of the agent is at work. So a thread that goes through thousands of
-    pieces stands aside within one piece, where it would else take its turns from the agent's.
+    Reading waits while a call of the agent is running. So a thread that goes through thousands of pieces pauses
+    within one piece, and does not slow the agent down.
     """
 
     def __init__(self, pages: Sequence[Page], read: Callable[[int], str]) -> None:
@@ -171,7 +171,7 @@ def _compose(pages: Sequence[Page], most: int, policy: Comem, read: Callable[[in
 
 
 def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer: Answer) -> Answer:
-    """The answer, if its words may stand for the originals: as they are, or with the facts that they lost."""
+    """The answer, if its text may stand for the originals: unchanged, or completed with the facts that it lost."""
     if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
         return answer
     said = answer.text if answer.ok else whole_sentences(answer.text)
@@ -184,12 +184,12 @@ def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer:
 
 
 def _rough(text: str) -> int:
-    """Tokens of a text, on the high side, by what a thread beside the agent may use."""
+    """An over-estimate of a text's tokens that is safe to compute in a background thread."""
     return -(-len(text) // 3)
 
 
 def _room(view: View) -> Sequence[Move]:
-    """Where the window is over its capacity, the oldest raw pages leave: a memory is worth more than they are."""
+    """If the window is over its capacity, evict the oldest raw pages: a memory is worth more."""
     if not view.excess:
         return []
     raw = (page for page in view.pages if not _is_memory(page) and not view.is_latest(page))

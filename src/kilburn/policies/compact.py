@@ -1,12 +1,12 @@
 """The whole window becomes one summary: Anthropic's `compact_20260112`, done here.
 
-One question to the model, one summary in place of all that may leave. It is made from originals, the
-earlier summary's included, and replaces the earlier summary: there is one at a time. Until it is there
-nothing changes, and where the model fails nothing has. Pins, the newest messages and the user's last
-words stay as they are; all else stays below, by address.
+One question to the model gives one summary in place of everything that may leave. It is made from originals,
+including those of the earlier summary, and replaces that summary: there is one at a time. Nothing changes until it is
+ready, or if the model fails. Pins, the newest messages and the user's last words stay as they are. Everything else
+stays in the store, under its address.
 
-The provider does not judge a summary. Here one that is empty, refuses, runs in a loop, repeats the
-question or is no shorter than what it replaces counts as failed; whether it is true nobody checks.
+The provider does not check a summary. Here a summary that is empty, refuses, runs in a loop, repeats the question, or
+is not shorter than what it replaces counts as failed. Whether it is true is not checked.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ INSTRUCTIONS = (
     "(p12) where the exact text matters: it can be read again there. Only what is in the log; no preamble."
 )
 SPACING = 4
-"""After a failure the model is asked again once a quarter of the border has come in anew."""
+"""After a failure the model is asked again once new tokens, a quarter of the border, have been appended."""
 
 READ = 120_000
-"""Characters that are weighed for one summary. Of a longer history half of that are its newest texts; the rest
-is what the summary before still holds, and the most telling lines of what no summary stands for yet."""
+"""Characters that are read for one summary. Of a longer history, half of them are its newest texts. The rest is what the
+previous summary still contains, and the most informative lines of what no summary stands for yet."""
 
 MARK = 8
-"""Tokens of the line above a text that says whose it is."""
+"""Tokens of the line above a text that names its speaker."""
 
 _OUTCOMES = {"empty": Outcome.EMPTY, "refusal": Outcome.REFUSED, "toolong": Outcome.NO_PROGRESS}
 _GARBAGE = ("empty", "refusal", "repeats", "toolong", "echo")
@@ -60,8 +60,8 @@ class Compact:
     The first three arguments are the provider's, the others shape what happens here only.
 
     Args:
-        trigger: tokens in the window, at least 50,000; None for `share` of the capacity. What is over
-            the capacity is compacted whatever the trigger is.
+        trigger: tokens in the window, at least 50,000; None for `share` of the capacity. If the window is over its
+            capacity, it is compacted whatever the trigger is.
         pause_after_compaction: for the provider (see `kilburn.models.editing`); here the swap is
             complete when `append` returns, and the ledger says so.
         instructions: replace the whole question; empty ones count as none.
@@ -131,7 +131,7 @@ class Compact:
         return stretch.fold(f"summary of {span_of(sources[0], sources[-1])}", text=text, torn="in the new summary")
 
     def _is_due(self, view: View) -> bool:
-        """Whether the border was crossed by what just came; after a failure, again now and then."""
+        """Whether the newest message crossed the border; after a failure, again from time to time."""
         border = self._border(view)
         if view.cause is Cause.IDLE and self.idle:
             return True
@@ -150,7 +150,7 @@ class Compact:
         return int(capacity * self.share) if not isinstance(self.trigger, int) else min(self.trigger, capacity)
 
     def _summary(self, view: View, stretch: Stretch, to: int) -> Generator[Effect, Answer, str]:
-        """The summary's text, or "" where there is none to be used."""
+        """The summary's text, or "" if there is no usable one."""
         sources = stretch.sources
         asked = self.instructions or f"{INSTRUCTIONS} At most {to // 2} words."
         room = max(500, view.budget.capacity - to - view.count(SYSTEM + asked) - 2 * view.handle)
@@ -172,7 +172,7 @@ class Compact:
 
 
 def _prepare(view: View, border: int) -> None:
-    """Read what just came, where the window is too large to be read all at once. The plan does not depend on it."""
+    """Read the new pages ahead, if the window is too large to be read all at once. The plan does not depend on it."""
     if view.cause is Cause.ADMIT and 4 * view.budget.capacity > READ:
         for number in view.wanted:
             page = view.page(number)
@@ -194,7 +194,7 @@ def _fresh(view: View) -> int:
 
 
 def _young(view: View, keep: int) -> set[int]:
-    """The newest messages, and the user's last words where they are not long."""
+    """The newest messages, and the user's last words if they are not long."""
     young = {page.id for page in view.pages if page.message > view.turn - keep}
     young.update(stub for stub in view.stubs if view.page(stub).message > view.turn - keep)
     last = next((page for page in reversed(view.pages) if _is_said(page)), None)
@@ -215,7 +215,7 @@ def _roots(view: View, page: int) -> Sequence[int]:
 
 
 def _pieces(view: View, stretch: Stretch) -> list[Piece]:
-    """The texts that the summary is weighed from: all, or of a long history what `READ` says."""
+    """The texts that the summary is made from: all, or of a long history the part that `READ` describes."""
     pages = [view.page(page) for page in stretch.sources]
     if 4 * sum(page.tokens for page in pages) <= READ:
         return [piece_of(page, view.text(page.id)) for page in pages]
@@ -238,10 +238,10 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
 
 
 def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:
-    """The log: whole where it fits; else its most telling lines, each under its address, or in a room that is larger
-    than what can be weighed the newest texts whole behind those lines."""
+    """The log, whole if it fits; else its most informative lines, each under its address. If the room is larger than
+    what is read, the newest texts follow whole."""
     if sum(view.page(page).tokens for page in sources) <= room:
-        # Tokens of the pages, not of the pieces: texts of which only a part was read never pass for whole ones.
+        # Tokens of the pages, not of the pieces: a text of which only a part was read must not count as whole.
         return headed(_told(view, sources))
     if 4 * room <= READ:
         return extract(pieces, room, view.count, query=view.task, reach=READ).text
@@ -260,7 +260,7 @@ def _told(view: View, pages: Sequence[int]) -> list[tuple[str, str]]:
 
 
 def _unwrapped(text: str) -> str:
-    """What stands between summary tags, where the reply is one such pair, as instructions often ask for."""
+    """The text between summary tags, if the reply is one such pair, as instructions often ask for."""
     clean = text.strip()
     if clean.startswith("<summary>") and clean.endswith("</summary>"):
         return clean[len("<summary>") : -len("</summary>")].strip()
@@ -268,7 +268,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _behind_block(view: View) -> Sequence[Move]:
-    """Let go of what the provider's last compaction block stands for; a block without content stands for nothing."""
+    """Evict what the provider's last compaction block stands for; a block without content stands for nothing."""
     leaving = behind(view, view.turn - 1)
     return [Evict(pages=leaving, why="the provider's summary stands for it")] if leaving else []
 

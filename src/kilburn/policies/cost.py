@@ -1,14 +1,13 @@
 """Cache-aware excerpts: an edit throws away the cached prefix behind it, so it must pay.
 
-What leaves the window leaves the lines that are worth their tokens, as an excerpt in its place. Excerpts
-are left alone: the next one is put behind them, so that all before it is read from the cache, until they
-hold so much of the window that they are remade as one. How much a line must tell to be kept follows from
-the prices: writing it to the cache once and reading it at each prompt until the next edit, against the
-chance that it is needed meanwhile and what a miss costs. A large window is filled to some two thirds
-whatever the price, and a share is kept for how the session began. Where pages were recalled lately, it keeps more.
-It acts when the window is full and not before, since each edit is paid for; it acts on all that is older
-than the latest message at once, since what is behind an edit is read again anyway. It needs no model. Ours; the
-figures are in docs/mechanisms/cost.md.
+When pages leave the window, the lines that are worth their tokens stay, as an excerpt in their place. Excerpts are
+left alone. The next one is put after them, so everything before it is read from the cache. When they take too much of
+the window, they are remade as one. How informative a line must be follows from the prices: writing it to the cache
+once and reading it with each prompt until the next edit, against the chance that it is needed and the price of a
+miss. A large window is filled to some two thirds whatever the price, and a share is kept for how the session began.
+If pages were recalled recently, more is kept. It acts only when the window is full, because each edit costs money,
+and then on everything older than the latest message, because whatever follows an edit is re-prefilled anyway. It
+needs no model. This policy is ours; the figures are in docs/mechanisms/cost.md.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from kilburn.text.excerpts import flow_of, older, parts_of, put, reach, shortene
 __all__ = ["Cost"]
 
 CHANCE = 100.0
-"""Gain that a line must bring for each token of fresh input that keeping it costs, when a miss costs one:
-fitted on recorded runs, where one of 20 prompts needs a line that is older than the last output."""
+"""Gain that a line must bring for each token of fresh input that keeping it costs, if a miss costs one token. Fitted on
+recorded runs, where one of 20 prompts needs a line that is older than the last output."""
 
 BASE = 0.6
 """Weight of a line as such: the choice stands for several prompts, whose thoughts are not known yet."""
 
 LATELY = 20
-"""Messages within which a recall of a page says that too little was kept."""
+"""A recall of a page within this many messages means that too little was kept."""
 
 ADDED, HELD, REMADE = 0.3, 0.7, 0.5
 """Shares of the window: of one excerpt at most, of all excerpts before they are remade, and of the remade one."""
@@ -48,9 +47,10 @@ class Cost:
 
     Args:
         prices: the name of a table of `kilburn.prices`, or a table.
-        miss: tokens of fresh input that it costs when a line is missing, beside one more reading of the prompt
-            from the cache: the words of a recall, or a wrong step. More keeps more.
-        trigger: tokens in the window from which on it acts, and of which its shares are; None for the capacity.
+        miss: tokens of fresh input that a missing line costs, besides one more reading of the prompt from the cache:
+            the words of a recall, or a wrong step. A larger number keeps more.
+        trigger: tokens in the window from which on it acts, and from which its shares are taken; None for the
+            capacity.
         tail: tokens of newest pages that stay whole, and are read again at each edit; None for none but
             the latest message.
         core: tokens of marked pages ("remember this") that stay whole; None for a quarter of the capacity.
@@ -76,7 +76,7 @@ class Cost:
                 raise ValueError(f"{name}={value} is not a number of tokens")
 
     def plan(self, view: View) -> Sequence[Move]:
-        """An excerpt behind those that are there, or one in place of them all, or nothing while there is room."""
+        """An excerpt after the existing ones, or one in place of all of them, or nothing while there is room."""
         capacity = view.budget.capacity if self.trigger is None else min(view.budget.capacity, self.trigger)
         if view.use <= capacity:
             return []
@@ -102,7 +102,7 @@ class Cost:
         return [*latest, *_excerpt(view, leaving, min(max(int(REMADE * capacity), floor), room), far, least, floor)]
 
     def _least(self, view: View, leaving: Sequence[Page], capacity: int) -> float:
-        """The gain that is worth a line's tokens: its price until the next edit over what a miss costs."""
+        """The gain that is worth a line's tokens: its price until the next edit, divided by the price of a miss."""
         table = self._table()
         stay = max(1.0, capacity / 2 / flow_of(view))
         price = (table.written / stay + table.cached) / table.input
@@ -115,7 +115,7 @@ class Cost:
 
 
 def _apart(leaving: Sequence[Page]) -> tuple[list[Page], list[Page]]:
-    """The excerpts that stand in front, and what came after them."""
+    """The excerpts at the front, and the pages after them."""
     front = 0
     while front < len(leaving) and leaving[front].kind is Kind.EXCERPT and leaving[front].parts:
         front += 1
@@ -123,7 +123,7 @@ def _apart(leaving: Sequence[Page]) -> tuple[list[Page], list[Page]]:
 
 
 def _excerpt(view: View, pages: Sequence[Page], room: int, far: int, least: float, floor: int) -> list[Move]:
-    """One excerpt in place of pages, or their eviction where nothing in them is worth its tokens."""
+    """One excerpt in place of pages, or their eviction if no line is worth its tokens."""
     stretch = reach(view, pages)
     parts = parts_of(view, stretch, room, far, least=least, floor=max(0, floor), base=BASE)
     why = f"lines of {len(parts)} pages that are worth their tokens"

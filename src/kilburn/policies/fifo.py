@@ -1,6 +1,6 @@
 """First in, first out: the oldest pages leave first, whole groups at a time.
 
-The baseline that every framework ships. It knows nothing about meaning, and says so.
+The baseline that every framework ships. It knows nothing about meaning.
 """
 
 from __future__ import annotations

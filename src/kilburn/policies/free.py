@@ -1,9 +1,8 @@
-"""Free(): every few thousand tokens a cleaning pass deletes what is useless, span by span, inside the pages.
+"""Free(): every few thousand tokens a cleaning pass deletes useless stretches of text inside the pages.
 
-After Free()LM (arXiv 2602.08030): a cleaner names stretches by their first and last words, those are
-deleted, and the text between them stays as it was. Here a deletion is an excerpt of the one page it lies
-in, so it is undone by a `Load` of that page. Who names the stretches is a `Cleaner`; this module refuses
-to carry out what its cleaner cannot name exactly.
+From Free()LM (arXiv 2602.08030): a cleaner names stretches by their first and last words. These are deleted, and the
+rest of the text stays as it was. Here a deletion makes an excerpt of the page, so a `Load` of the page undoes it. A
+`Cleaner` names the stretches; a stretch that it does not name exactly is not deleted.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a cleaner wants deleted, or why it wants nothing.
+    """What a cleaner wants to delete, or why it wants nothing.
 
     Args:
         directives: stretches, by anchors or exactly.
-        outcome: None where the directives count; else how it ended, as in `Note.outcome`.
-        why: for the ledger, no word of a page's text.
+        outcome: None if the directives are valid; else how it ended, as in `Note.outcome`.
+        why: for the ledger, without any of a page's text.
     """
 
     directives: Sequence[Anchors | Exact] = ()
@@ -69,13 +68,13 @@ class Proposal:
 class Cleaner(Protocol):
     """Names what a pass deletes. Implementations are dataclasses, pure like a policy.
 
-    A tuned cleaner (Free()LM's own is a LoRA that is merged for the pass) is a third implementation: it
-    yields an `Ask`, and the model that answers puts its adapter on for that purpose.
+    A trained cleaner (Free()LM's own is a LoRA that is merged for the pass) can be a third implementation: it yields
+    an `Ask`, and the model uses its adapter for this question.
     """
 
     def propose(self, scanned: Sequence[Scanned], task: str) -> Generator[Effect, Answer, Proposal]:
-        """The stretches to delete of these pages, in the order of the window; those that are `fixed` are
-        there for comparison only."""
+        """The stretches to delete from these pages, which are in the order of the window; `fixed` pages are only for
+        comparison."""
         ...
 
 
@@ -84,7 +83,7 @@ class Heuristic:
     """Deletes by rule: superseded outputs, dead ends, exact repetition (`kilburn.text.cleaning`)."""
 
     def propose(self, scanned: Sequence[Scanned], task: str) -> Generator[Effect, Answer, Proposal]:
-        """What the rules find; asks nobody."""
+        """What the rules find; no model is asked."""
         yield from ()
         return Proposal(redundant(scanned))
 
@@ -144,15 +143,15 @@ def _shown(pages: Sequence[Scanned]) -> str:
 class Free:
     """Clean the window whenever `every` more tokens were admitted.
 
-    Cleaned are the agent's own words and tool outputs; never pins, the user's words, calls, the latest
-    message, a group with an open call, or a page that was asked back after it had left. A page of which
-    nothing is left leaves as a whole, its handle stays. It frees no room by itself: put it in a chain
-    before a policy that does, such as `chain(free, hybrid)`.
+    It cleans the agent's own words and tool outputs, but never pins, the user's words, calls, the latest message, a
+    group with an open call, or a page that was loaded again. If nothing is left of a page, the page leaves, and has a
+    handle. This policy does not react to a full window: put it in a chain before one that does, such as `chain(free,
+    hybrid)`.
 
     Args:
         every: newly admitted tokens from one pass to the next, at most half of the capacity.
-        cleaner: "auto" (the model, by rule where none is configured), "model", "heuristic", or a `Cleaner`.
-        reach: tokens of newest pages that one pass looks at.
+        cleaner: "auto" (the model, or the rules if none is configured), "model", "heuristic", or a `Cleaner`.
+        reach: tokens of newest pages that one pass reads.
         least: tokens that a page's cleaning must free, else the page stays as it is.
     """
 
@@ -217,7 +216,7 @@ class Free:
         return found[::-1]
 
     def _move(self, view: View, page: Page, scanned: Scanned, cuts: Sequence[Span]) -> Move | None:
-        """What deletes these spans of a page; None where it would free too little."""
+        """The move that deletes these spans of a page; None if it would free too little."""
         keep = complement(scanned.spans, cuts)
         why = f"{len(cuts)} spans deleted"
         if any(scanned.text[start:stop].strip() for start, stop in keep):
@@ -254,7 +253,7 @@ def _scan(view: View, page: Page, number: int) -> Scanned:
 def _may_be_cleaned(view: View, page: Page, original: Page) -> bool:
     if original.role not in (Role.ASSISTANT, Role.TOOL) or view.is_latest(page):
         return False
-    # A thought goes back whole, or not at all.
+    # Thinking is sent back whole, or not at all.
     if original.kind is Kind.REASONING:
         return False
     use = view.uses.get(original.id)

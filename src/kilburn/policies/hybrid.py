@@ -1,12 +1,11 @@
-"""The default: a tail kept whole, a core of what was marked, and of all else the lines that tell most.
+"""The default: the newest pages and important pages stay whole; of everything else, the most informative lines stay.
 
-When the window is over capacity, everything older than the tail becomes one excerpt: verbatim lines,
-each under the address of its page, chosen to cover as many names as possible (paths, identifiers,
-numbers) in few tokens, with a preference for what is near to the latest thought and for what is recent;
-a share of it is kept for how the session began and for what the user said.
-The excerpt is remade from the originals' spans, never from its own text, so nothing drifts; pages that
-no longer tell anything leave behind a handle. It needs no model. Ours; the figures are in
-docs/explanation/policies.md.
+When the window is over its capacity, everything older than the tail becomes one excerpt: verbatim lines, each under
+the address of its page. They are chosen to cover as many names as possible (paths, identifiers, numbers) in few
+tokens; lines that are similar to the latest thought, and recent lines, are preferred. A share of the excerpt is kept
+for how the session began and what the user said. The excerpt is remade from the originals' spans, never from its own
+text, so nothing drifts. Pages without any kept line leave, and have a handle. It needs no model. This policy is ours;
+the figures are in docs/explanation/policies.md.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Hybrid:
     """Keep a tail and a core whole, and excerpt the rest, when the window is over capacity.
 
     Args:
-        low: tokens in the window after it acted; None leaves a tenth of a small window free and a quarter
-            of one of 4,000 tokens or more: every action edits the prefix, and a large window can afford fewer.
+        low: tokens in the window after it acted; None leaves a tenth of a small window free, and a quarter of one of
+            4,000 tokens or more. Every action edits the prefix, and a large window can afford to act less often.
         tail: tokens of newest pages that stay whole; None for three tenths of the capacity.
         core: tokens of marked pages ("remember this") that stay whole; None for a quarter.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
@@ -46,7 +45,7 @@ class Hybrid:
                 raise ValueError(f"{name}={value} is not a number of tokens")
 
     def plan(self, view: View) -> Sequence[Move]:
-        """One excerpt in place of all that is older than the tail, or nothing while there is room."""
+        """One excerpt in place of everything older than the tail, or nothing while there is room."""
         if not view.excess:
             return []
         capacity = view.budget.capacity

@@ -1,9 +1,9 @@
 """Importance-weighted eviction: what matters least leaves first.
 
-A page's score joins what was said about it ("remember this", its speaker), how recently and how
-often it was used, and how near it is to the task. Decay is a function of age, not a factor applied
-again at every pass; the newest page is never the victim of its own arrival; the context is really
-looked at (three defects of the usual snippet, see docs/explanation/policies.md).
+A page's score combines its importance ("remember this") and speaker, how recently and how often it was used, and how
+similar it is to the user's request. Decay is a function of age, not a factor that is applied again at every pass. The
+newest page is never evicted. The request is really compared. (The usual code gets these three wrong, see
+docs/explanation/policies.md.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONG = 20_000
 """Characters of a page that are compared with the task, at most."""
 
 LOOKED = 512
-"""Pages that are weighed one by one, at most, beside those that must leave anyway."""
+"""Pages that are scored one by one, at most, besides those that must leave anyway."""
 MARGIN = 128
 """Of a window with more: pages on each side of the border between leaving and staying that are read."""
 FORGOTTEN = 50.0
@@ -37,7 +37,7 @@ _WORD = re.compile(r"[^\W\d]\w{3,}")
 
 @lru_cache(maxsize=8192)
 def words_of(text: str) -> frozenset[str]:
-    """The words of a text that can tell it from others: four letters or more, lower case."""
+    """The words of a text that distinguish it from others: four letters or more, lower case."""
     return frozenset(_WORD.findall(text[:LONG].lower()))
 
 
@@ -88,7 +88,7 @@ def _latest_words(view: View) -> frozenset[str]:
 
 
 def _overlap(page: frozenset[str], focus: frozenset[str]) -> float:
-    """Share of the focus's words that a page has, 0 to 1, its size notwithstanding."""
+    """Share of the focus's words that a page has, 0 to 1, whatever its size."""
     return len(page & focus) / len(focus) if focus else 0.0
 
 
@@ -127,8 +127,8 @@ class Importance:
     def _ranked(self, view: View, tokens: int) -> list[Page]:
         """Pages that may leave, worst first; of equal scores the older.
 
-        Of a window with more than `LOOKED` pages, the oldest compete that are enough to choose from, and
-        nearness, for which texts must be read, is asked of those only for which it may turn the scale.
+        In a window with more than `LOOKED` pages, only the oldest are compared, as many as are enough to choose from.
+        Nearness, for which texts must be read, is computed only for pages for which it may change the decision.
         """
         weights = (self.explicit, self.recency, self.frequency, self.nearness)
         pages = list(view.pages)

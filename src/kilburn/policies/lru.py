@@ -1,7 +1,6 @@
 """Least recently used: what was neither admitted nor recalled for longest leaves first.
 
-Recency is not importance: this is the classic to measure against, not the one to trust with a
-constraint that matters (pin that).
+Recency is not importance: this is the classic for comparisons. Pin a constraint that must not leave.
 """
 
 from __future__ import annotations

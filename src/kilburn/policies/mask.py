@@ -1,7 +1,7 @@
-"""Observation masking: old tool outputs become handles, the calls and the talk stay.
+"""Observation masking: old tool outputs become handles; calls and text stay.
 
-After Anthropic's `clear_tool_uses_20250919` and "The Complexity Trap" (arXiv 2508.21433), where plain
-masking matched summarising at half its cost. What was masked stays below, by address.
+From Anthropic's `clear_tool_uses_20250919` and "The Complexity Trap" (arXiv 2508.21433), in which plain masking was
+as good as summarising at half the cost. Masked outputs stay in the store, under their addresses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Mask:
     """Turn tool outputs into handles, oldest first.
 
     Args:
-        keep: the last so many outputs stay whole.
+        keep: how many of the last outputs stay whole.
         least: tokens that one masking must free, else it waits (every masking edits the prefix).
         trigger: tokens in the window from which on it acts; None for the capacity.
         exclude: names of tools whose outputs are never masked.
@@ -37,7 +37,7 @@ class Mask:
             raise ValueError(f"keep={self.keep} and least={self.least} must be 0 or more")
 
     def plan(self, view: View) -> Sequence[Move]:
-        """Evict the results whose calls stay; nothing where it would free less than `least`."""
+        """Evict the results whose calls stay; nothing if that would free less than `least`."""
         trigger = view.budget.capacity if self.trigger is None else self.trigger
         if view.use <= trigger:
             return []

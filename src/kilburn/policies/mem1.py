@@ -1,9 +1,9 @@
 """MEM1: one internal state that the agent rewrites every turn; what came before it leaves.
 
-Each reply holds `<IS>...</IS>`: what the agent has to know of all that was, and its next action. Once
-it is admitted, everything older leaves the window but the pins and the task, so that the next prompt
-is question, state, action, observation, however long the session. What left stays below, exact, by its
-address. A reply without a state takes nothing away. Source: MEM1, arXiv 2506.15841.
+Each reply contains `<IS>...</IS>`, which is everything that the agent has to remember, and its next action. When the
+reply is appended, everything older leaves the window, except pins and the task. So the next prompt consists of
+question, state, action and observation, however long the session is. What left stays in the store, exactly, under its
+address. After a reply without a state nothing leaves. From MEM1, arXiv 2506.15841.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ INSTRUCTIONS = (
     "and what you will do next. Everything before this reply leaves your view once it is sent, apart from the task and what "
     "is pinned; what the state does not say is gone, unless you fetch it by its address. Then act."
 )
-"""To be put into the system prompt of the agent, whatever its actions are."""
+"""Text for the agent's system prompt, whatever its actions are."""
 
 
 NEAR = 64
-"""Pages at the start of the window that are looked at for the last state."""
+"""Pages at the start of the window in which the last state is looked for."""
 
 
 @dataclass(frozen=True)
 class Mem1:
-    """Evict all that is older than the last reply with an internal state, but for pins and task.
+    """Evict everything older than the last reply with an internal state, except pins and the task.
 
-    The task is what stands before the agent's first words, and the latest user message. A state that is
-    not well formed, or longer than `cap`, is rejected: nothing leaves. Where the window is over its
-    capacity, the oldest pages go, the last state and the task last.
+    The task is everything before the agent's first words, and the latest user message. A state that is not well
+    formed, or longer than `cap`, is rejected: nothing leaves. If the window is over its capacity, the oldest pages
+    leave, and the last state and the task last.
 
     Args:
         cap: tokens of a state, at most; None for no bound.
@@ -52,7 +52,7 @@ class Mem1:
             raise ValueError(f"cap={self.cap!r} leaves no state; give 1 token or more, or None")
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
-        """One eviction, or nothing where the latest reply holds no state and there is room."""
+        """One eviction, or nothing if the latest reply has no state and there is room."""
         fresh = arrived(view)
         if not fresh and not view.excess:
             return []
@@ -68,7 +68,7 @@ class Mem1:
         return self._relieve(view, last) if view.excess else []
 
     def _since(self, view: View, reply: Sequence[Page]) -> tuple[int, Outcome | None, str]:
-        """The first page of the message that holds the state; or 0, and how it is with the state instead."""
+        """The first page of the message with the state; or 0, and the outcome that says what is wrong."""
         outcome, why = Outcome.EMPTY, "the reply holds no internal state"
         for page in reversed(reply):
             for words in words_of(view, [page]):
@@ -85,14 +85,14 @@ class Mem1:
         return 0, outcome, why
 
     def _older(self, view: View, since: int, last: int) -> tuple[int, ...]:
-        """What stands before a page and may leave: whole groups, nothing pinned, nothing of the task."""
+        """The pages before a page that may leave: whole groups, nothing pinned, nothing of the task."""
         is_task = _task(view, last)
         old = view.movable([page for page in view.pages if page.order[0] < since and not is_task(page)])
         return tuple(page.id for page in old)
 
     @staticmethod
     def _relieve(view: View, last: int) -> list[Move]:
-        """The oldest leave; the last reply that has a state, and behind it the task, only when nothing else is left."""
+        """Evict the oldest; the last reply with a state, and after it the task, only if nothing else is left."""
         is_task, state = _task(view, last), _last_state(view)
 
         def ranked() -> Iterator[Page]:
@@ -105,7 +105,7 @@ class Mem1:
 
 
 def _task(view: View, last: int) -> Callable[[Page], bool]:
-    """Whether a page is of the task: what stands before the agent's first words, or the latest user message."""
+    """Whether a page belongs to the task: everything before the agent's first words, or the latest user message."""
     first = 1
     while first <= last and view.page(first).role is not Role.ASSISTANT:
         first += 1
@@ -120,7 +120,7 @@ def _task(view: View, last: int) -> Callable[[Page], bool]:
 
 
 def _last_state(view: View) -> int:
-    """The message with the last state; -1 for none. All that was older has left, so it stands near to the start."""
+    """The message with the last state; -1 for none. Everything older has left, so it is near the start."""
     for page in view.pages[:NEAR]:
         if page.role is Role.ASSISTANT and page.kind is Kind.TEXT:
             state = state_of(view.text(page.id))

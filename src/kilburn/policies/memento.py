@@ -1,10 +1,9 @@
 """Memento: a finished block of reasoning leaves the window, the few lines that the model wrote about it stay.
 
-The model marks its own blocks and mementos with tags (see `kilburn.wire.mementos`); for agents
-without tags an action with its observation is a natural block. After Memento (Microsoft,
-microsoft/memento). What stays of a tagged text is byte-identical, and the block is read again by its
-page's address. Only what the assistant wrote is read for tags: in anyone else's text they are data.
-This acts on texts; what an engine does with the block's keys and values is not its business.
+The model marks its own blocks and mementos with tags (see `kilburn.wire.mementos`); for agents without tags an action
+with its observation is a block. From Memento (Microsoft, microsoft/memento). What stays of a tagged text is
+byte-identical, and the block can be recalled by its page's address. Tags count only in what the assistant wrote: in
+other texts they are data. This policy acts on texts; for keys and values see `kilburn.kv.memento`.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ MOST = 4
 """Steps that become mementos in one consultation: each may take a model's time."""
 
 LOOK = 64
-"""Newest pages among which a block may wait for its answer."""
+"""Newest pages in which a block may wait for its answer."""
 
 MARK = 4
-"""What the sign for an omission costs at most, in tokens."""
+"""What an omission costs at most, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,12 @@ class Memento:
 
     Args:
         keep_last_n_blocks: newest blocks that stay whole; 0 for none, -1 to fold nothing.
-        keep_last_block_for_answer: whether the newest block stays until something follows it: text
-            outside of blocks, or a message of somebody else.
+        keep_last_block_for_answer: whether the newest block stays until something follows it: text outside of blocks,
+            or a message of another role.
         delimiters: whether the tags stay too, as a model that was trained with them expects.
         pairs: whether an action with its observation is a block as well, once the agent has gone on.
         to: tokens of a memento of such a pair, at most; a pair of less than twice that stays whole.
-        ask: whether to ask the model for those; extracted lines stand in for what it does not give.
+        ask: whether to ask the model for those; if it gives none, lines cut from the pair take their place.
     """
 
     keep_last_n_blocks: int = 0
@@ -89,7 +88,8 @@ class Memento:
         keep = self.keep_last_n_blocks
         if self.keep_last_block_for_answer and _is_last_word(view):
             keep = max(keep, 1)
-        # What is older was dealt with when it was new; a session that came to this policy late is caught up with when idle.
+        # Older blocks were handled when they were new. If a session changed to this policy later, the older ones are
+        # handled when idle.
         enough = keep + fresh + 1 if view.cause is Cause.ADMIT else sys.maxsize
         pages = view.pages if fresh or view.cause is Cause.IDLE else view.pages[-LOOK:]
         moves: list[Move] = []
@@ -133,7 +133,7 @@ class Memento:
             if tokens <= 2 * (self.to + view.handle):
                 continue
             stretch = view.stretch(page.id for page in pair)
-            # A pair that was brought back stands beside its memento: it is left alone.
+            # A pair that was loaded again stands beside its memento: it is left alone.
             if stretch.torn:
                 continue
             pieces = [piece_of(view.page(source), view.text(source)) for source in stretch.sources]
@@ -165,7 +165,8 @@ class Memento:
 
 
 def _is_prose(page: Page) -> bool:
-    """Whether tags in a page are the assistant's own and may be edited: thinking that a provider gives apart may not."""
+    """Whether tags in a page are the assistant's own and may be edited; not in thinking that a provider returns
+    separately."""
     return page.role is Role.ASSISTANT and page.kind is Kind.TEXT
 
 
@@ -184,9 +185,9 @@ def _fresh(view: View) -> tuple[int, list[str]]:
 
 
 def _pages_with_blocks(view: View, pages: Sequence[Page], enough: int) -> Iterator[tuple[Page, str, tuple[ThoughtBlock, ...]]]:
-    """Resident pages with well-formed blocks, the newest first, until so many blocks were met.
+    """Resident pages with well-formed blocks, the newest first, until so many blocks were found.
 
-    Older ones were dealt with when they were new.
+    Older ones were handled when they were new.
     """
     for page in reversed(pages):
         if enough <= 0:
@@ -225,7 +226,7 @@ def _is_last_word(view: View) -> bool:
 
 
 def _around(block: ThoughtBlock) -> tuple[Span, Span]:
-    """All of a block but its memento's text: its tags and its content."""
+    """Everything of a block except its memento's text: its tags and its content."""
     return (block.start, block.memento[0]), (block.memento[1], block.end)
 
 

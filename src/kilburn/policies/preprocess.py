@@ -1,8 +1,7 @@
-"""Condenses a long tool output on its way in: the original goes below, the telling lines stay.
+"""Shortens a long tool output when it arrives: the most informative lines stay, and the original is in the store.
 
-What stays is cut from the original, line by line and byte-identical (head, tail, errors, test
-states, definitions, what the call asked for); the removed spans are recorded, and the handle says
-how to get the whole.
+What stays is cut from the original, line by line and byte-identical (head, tail, errors, test states, definitions,
+what the call asked for). The kept spans are recorded, and the heading has the address of the whole.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["Preprocess"]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Put an excerpt in the place of every newly admitted tool output that is too long.
+    """Put an excerpt in place of every newly admitted tool output that is too long.
 
     Args:
         limit: tokens from which on an output counts as long; None for a quarter of the capacity.

@@ -1,9 +1,9 @@
-"""The usual rolling summary, here to be measured against: each summary is made from the last one.
+"""The usual rolling summary, for comparison: each summary is made from the last one.
 
-Most agents compact like this. What one pass leaves out no later pass can bring back, and what one pass
-gets wrong the next one takes for true, so loss compounds with depth. `summarize` folds from originals
-instead; `kilburn eval drift` shows the difference. It refuses nothing that `summarize` refuses: a model's
-words are taken as they come. Nothing is lost below the window here either.
+Most agents compact like this. What one pass leaves out, no later pass can bring back, and what one pass gets wrong,
+the next one takes as true. So loss compounds with depth. `summarize` folds from originals instead; `kilburn eval
+drift` shows the difference. A model's text is not checked here. The originals stay in the store, as with every
+policy.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SYSTEM = (
 
 @dataclass(frozen=True)
 class Recursive:
-    """Fold the last summary and the older part of the window into a new summary: the usual way, to be measured.
+    """Fold the last summary and the older part of the window into a new summary.
 
     Args:
         trigger: tokens in the window from which on it acts; None for three quarters of the capacity.
         tail: tokens of newest pages that are never folded; None for a quarter of the capacity.
         to: tokens of the summary; None for an eighth of the capacity.
-        ask: whether to ask the model at all; else, and where there is none, lines are extracted verbatim.
+        ask: whether to ask the model; otherwise, or without a model, lines are extracted verbatim.
         max_depth: summaries of summaries up to which it goes on.
     """
 
@@ -78,7 +78,7 @@ class Recursive:
         return [*moves, Fold(pages=sources, text=text, why="over the last summary")]
 
     def _text(self, view: View, pieces: Sequence[Piece], to: int) -> Generator[Effect, Answer, str]:
-        """The new summary; "" where the model failed, and then the kernel evicts."""
+        """The new summary; "" if the model failed, and then the kernel evicts."""
         if self.ask:
             log = extract(pieces, max(4 * to, 1500), view.count, query=view.task).text
             prompt = f"{quoted('log', log)}\nCondense this log in at most {to // 2} words."
@@ -93,7 +93,7 @@ class Recursive:
 
 
 def _sources(view: View, pages: Sequence[Page]) -> tuple[int, ...]:
-    """What the fold cites: summaries themselves, and originals of all else, in the order of the prompt."""
+    """What the fold cites: summaries, and the originals of all other pages, in the order of the prompt."""
     summaries = {page.id for page in pages if page.kind is Kind.FOLD and not page.message}
     raw = {page.id for page in pages} - summaries
     beside = [page for page in view.pages if not page.depth or page.id in raw or page.message]

@@ -1,9 +1,9 @@
 """History compaction: when the window fills, its older part becomes one short text.
 
-The text is written by a model through `Ask`, or, where none is configured or its words are not to be
-trusted, extracted verbatim: decisions, paths, errors, numbers, test states, open tasks. A model's
-summary is judged before it counts: one that repeats itself, copies, refuses or invents is replaced
-by the extract, one that drops key facts is completed from it. Folds are always made from originals.
+A model writes the text, through `Ask`. If there is no model, or its text fails the check, lines are extracted
+verbatim: decisions, paths, errors, numbers, test states, open tasks. The check: a summary that repeats itself,
+copies, refuses or invents is replaced by the extract, and one that drops key facts is completed from it. Folds are
+always made from originals.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ FOLDS = 3
 """Summaries that stand side by side before they are remade, from the originals, as one."""
 
 READ = 48_000
-"""Characters that one summary is written from: the newest, an eighth of them the session's beginning. Of what lies
-between only the user's words and what the summaries before this one held are read again, and the new one stands for
-all of it. A session that is longer gets more room for its one remade summary: up to twice as much."""
+"""Characters that one summary is made from: the newest, and for an eighth of them the session's beginning. Between these
+two, only the user's words and what earlier summaries held are read again. The new summary stands for all of it. In a
+longer session the one remade summary gets more room: up to twice as much."""
 
 Known = Mapping[int, tuple[Span, ...]]
 """Spans of originals, by page."""
@@ -47,14 +47,14 @@ class Summarize:
     """Fold the older part of the window into a summary at a fill of 75%.
 
     Args:
-        trigger: tokens in the window from which on it acts, and under which it brings it where it can; None for three
-            quarters of the capacity.
-        tail: tokens of newest pages that are not folded, while the trigger leaves room for them; None for a third of the
-            trigger, a quarter of the capacity where that is None.
-        to: tokens of a summary, while there is room for it; None for a sixth of the trigger, an eighth of the capacity where
-            that is None, and up to twice as much for the one that is remade of a session longer than a summary reads.
-        keep: newest messages that are never folded, however large, while they leave room for a summary.
-        ask: whether to ask the model at all.
+        trigger: tokens in the window from which on it acts, and below which it brings the window if it can; None for
+            three quarters of the capacity.
+        tail: tokens of newest pages that are not folded, as far as the trigger leaves room for them; None for a third
+            of the trigger, which is a quarter of the capacity by default.
+        to: tokens of a summary, as far as there is room for it; None for a sixth of the trigger, which is an eighth
+            of the capacity by default, and up to twice as much for the remade summary of a long session.
+        keep: newest messages that are never folded, however large, as long as they leave room for a summary.
+        ask: whether to ask the model.
     """
 
     trigger: int | None = None
@@ -89,7 +89,7 @@ class Summarize:
         if stays + to > capacity:
             again = summaries
         latest, saved = shortened(view, capacity // 2) if stays - _tokens(again) + to > capacity else ([], 0)
-        # The kernel lets the oldest go where a window stays over its capacity, and that would be the new summary.
+        # If the window stays over its capacity, the kernel evicts the oldest page, which would be the new summary.
         room = max(16, capacity - (stays - _tokens(again) - saved) - 2 * view.handle)
         to = min(to, room)
         gone = {*stale, *side}
@@ -116,8 +116,8 @@ class Summarize:
         return [*drop, Fold(pages=sources, text=text, why=how)]
 
     def _leaving(self, view: View, tail: int, most: int, side: Set[int]) -> list[Page]:
-        """What is older than the tail; than less of it where else more than `most` tokens stayed, the summaries (`side`)
-        among them; and where the newest messages alone are more than the capacity, than the last."""
+        """The pages that are older than the tail. If more than `most` tokens would stay, with the summaries (`side`),
+        the tail is made shorter. If the newest messages alone are over the capacity, only the last one stays."""
         old: list[Page] = []
         for length, keep, limit in ((tail, self.keep, most), (tail // 2, self.keep, most), (0, self.keep, view.budget.capacity)):
             old = self._older(view, length, keep)
@@ -131,14 +131,14 @@ class Summarize:
         return view.movable([page for page in view.front(tail) if page.message <= max(0, view.turn - keep)])
 
     def _text(self, view: View, pieces: Sequence[Piece], to: int, known: Known) -> Generator[Effect, Answer, tuple[str, str]]:
-        """The summary's text, and how it came about."""
+        """The summary's text, and how it was made."""
         said, how = (yield from self._written(view, pieces, to, known)) if self.ask else ("", "")
         if said:
             return said, how
         return extract(pieces, to, view.count, query=view.task, reach=READ, held=known).text, f"extract{how}"
 
     def _written(self, view: View, pieces: Sequence[Piece], to: int, known: Known) -> Generator[Effect, Answer, tuple[str, str]]:
-        """The model's summary, and how it came about; or "" and what was wrong with it."""
+        """The model's summary, and how it was made; or "" and what was wrong with it."""
         log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=known).text
         prompt = f"{quoted('log', log)}\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
@@ -160,8 +160,8 @@ def _tokens(pages: Sequence[Page]) -> int:
 
 
 def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Known) -> tuple[list[Piece], Known]:
-    """What the summary is written from, in order: the newest texts whole, and of older ones how it began, what the
-    user said, and what the summaries that it replaces still hold; and what is held already, as spans of these."""
+    """What the summary is made from, in order: the newest texts whole; of older ones the session's beginning, what the
+    user said, and what the replaced summaries held. Also the spans of these that the replaced summaries held."""
     first, texts = _newest(view, sources)
     older = sources[:first]
     texts |= _while_room(view, older, READ // 8)
@@ -176,7 +176,7 @@ def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Kn
 
 
 def _newest(view: View, sources: Sequence[int]) -> tuple[int, dict[int, str]]:
-    """Where the newest sources begin that are read whole, and their texts: all, or those that leave room for the
+    """The first of the newest sources that are read whole, and their texts: all, or those that leave room for the
     beginning."""
     texts: dict[int, str] = {}
     first, left = len(sources), READ
@@ -204,13 +204,13 @@ def _while_room(view: View, pages: Sequence[int], left: int) -> dict[int, str]:
 
 
 def _known(view: View, again: Sequence[Page], sources: Sequence[int]) -> dict[int, tuple[Span, ...]]:
-    """What the summaries that are replaced hold, where it stands in the originals."""
+    """The places in the originals of what the replaced summaries hold."""
     return all_origins(origins_of(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in again)
 
 
 def _prepare(view: View, border: int) -> None:
-    """Read what just came where it is what a fold will read once the window is full, so that the turn that
-    folds need not read all at once. The plan does not depend on it."""
+    """Read new pages ahead, if a fold will read them once the window is full, so that the turn that folds need not read
+    everything at once. The plan does not depend on it."""
     begins = 4 * view.seen < READ // 6 and 4 * border > READ
     if view.cause is Cause.ADMIT and (begins or border - READ // 2 < view.use <= border):
         for number in view.wanted:

@@ -1,8 +1,8 @@
 """Three tiers in the window's budget: core, recent, archive.
 
-Core holds what was marked or said by the user, recent the newest pages, and all else is archive: out
-of the window, behind handles, found by address or search. After MemGPT's main context (arXiv
-2310.08560); unlike it, nothing is rewritten on the way down.
+The core has important pages and the user's words; recent has the newest pages. Everything else is archive: out of the
+window, found by address or search. From MemGPT's main context (arXiv 2310.08560); unlike there, no page is rewritten
+when it leaves.
 """
 
 from __future__ import annotations
