@@ -129,7 +129,7 @@ class Tables:
         return self._opened(lineage.number, lineage.key, lineage.tokens[:exact])
 
     def adopt(self, lineage: Lineage, positions: array[int]) -> Table:
-        """A sequence whose KV comes from elsewhere, under the number of its lineage, or a new one where that is 0.
+        """A sequence whose KV comes from elsewhere, under the number of its lineage, or a new number if that is 0.
 
         `positions` are the cached logical positions, ascending. The sequence gets new blocks, shares nothing, and its
         slots are in order: write all of them before anything else.
