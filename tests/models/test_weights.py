@@ -104,8 +104,8 @@ def child(script: str, *arguments: str, python: tuple[str, ...] = (), **more: st
 
 PULL = """
 import sys, msgspec
-from kilburn.models.weights import Weights, pull
-print(pull(msgspec.json.decode(sys.argv[1], type=Weights)))
+from kilburn.models.weights import WeightsFile, pull
+print(pull(msgspec.json.decode(sys.argv[1], type=WeightsFile)))
 """
 
 
@@ -188,11 +188,11 @@ def test_a_killed_pull_leaves_no_whole_file_and_the_next_one_completes(home: Pat
     weights = tiny(data, 1_000_000, 2_000_000, shelf=shelf)
     script = """
 import os, signal, sys, msgspec
-from kilburn.models.weights import Weights, pull
+from kilburn.models.weights import WeightsFile, pull
 def stop(name, done, total):
     if done:
         os.kill(os.getpid(), signal.SIGKILL)
-pull(msgspec.json.decode(sys.argv[1], type=Weights), progress=stop)
+pull(msgspec.json.decode(sys.argv[1], type=WeightsFile), progress=stop)
 """
     assert child(script, msgspec.json.encode(weights).decode()).returncode == -signal.SIGKILL
     assert (home / "tiny.gguf.partial").exists()
