@@ -339,7 +339,7 @@ def test_what_was_compacted_comes_back_into_as_few_blocks(tiny: Weights) -> None
     sequence = engine.open(range(1, 17))
     for start in (0, 4, 8, 12):
         engine.evict(sequence, start, start + 3)
-    sequence.table.compact()
+    sequence.table.defragment()
     engine.prefill(sequence, range(20, 32))
     assert sequence.logits is not None
     before = sequence.logits

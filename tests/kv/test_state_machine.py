@@ -190,7 +190,7 @@ class Engine(RuleBasedStateMachine):
             lambda: table.insert(0, []),
             lambda: table.squeeze(0),
             table.slots,
-            table.compact,
+            table.defragment,
             table.publish,
             lambda: self.tables.fork(table),
             lambda: self.tables.free(table),
@@ -333,11 +333,11 @@ class Engine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.plain)
     @rule(choice=CHOICE)
-    def compact(self, choice: int) -> None:
+    def defragment(self, choice: int) -> None:
         table, plain = self.pick(choice)
         before, blocks = state_of(self.tables), len(table.blocks)
         try:
-            saved = table.compact()
+            saved = table.defragment()
         except OutOfBlocks:
             assert state_of(self.tables) == before
             return

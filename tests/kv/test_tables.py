@@ -55,10 +55,10 @@ def test_compact_moves_only_what_stands_behind_a_gap() -> None:
     table.append(range(16))
     table.evict(5, 9)
     table.evict(10, 12)
-    assert table.compact() == 1
+    assert table.defragment() == 1
     assert tables.copies.take() == (array("q", [9, 12, 13, 14, 15]), array("q", [5, 6, 7, 8, 9]))
     assert list(table.slots().logical) == [0, 1, 2, 3, 4, 9, 12, 13, 14, 15]
-    assert table.compact() == 0
+    assert table.defragment() == 0
 
 
 def test_compact_leaves_what_others_share_and_forgets_what_it_overwrites() -> None:
@@ -70,7 +70,7 @@ def test_compact_leaves_what_others_share_and_forgets_what_it_overwrites() -> No
     before = table.slots()
     fork.evict(5, 7)
     fork.evict(9, 11)
-    assert fork.compact() == 1
+    assert fork.defragment() == 1
     assert table.slots() == before
     assert not {slot // 4 for slot in tables.copies.take()[1]} & set(table.blocks)
     assert len(tables.open(KEY, range(17))) == 16
@@ -78,7 +78,7 @@ def test_compact_leaves_what_others_share_and_forgets_what_it_overwrites() -> No
     tables.free(list(tables)[-1])
     table.evict(5, 7)
     table.evict(9, 11)
-    assert table.compact() == 1
+    assert table.defragment() == 1
     assert len(tables.open(KEY, range(17))) == 4
 
 
@@ -87,7 +87,7 @@ def test_after_compact_the_next_eviction_finds_its_blocks() -> None:
     table = tables.open()
     table.append(range(24))
     table.evict(2, 10)
-    assert table.compact() == 1
+    assert table.defragment() == 1
     assert list(table.slots().logical) == [0, 1, *range(10, 24)]
     table.evict(12, 16)
     assert (len(table.blocks), len(table)) == (3, 12)
@@ -105,7 +105,7 @@ def test_compact_without_a_block_to_spare_changes_nothing() -> None:
     fork.evict(5, 7)
     before = (fork.blocks, fork.slots(), list(tables.pool.references))
     with pytest.raises(OutOfBlocks):
-        fork.compact()
+        fork.defragment()
     assert (fork.blocks, fork.slots(), tables.pool.references) == before
     assert len(tables.copies) == 0
 

@@ -140,7 +140,7 @@ def _drop(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: S
         sequence.shifts = {place: by for place, by in sequence.shifts.items() if by}
         sequence.first = {place: key for place, key in sequence.first.items() if place in sequence.shifts}
     try:
-        sequence.table.compact()
+        sequence.table.defragment()
     except OutOfBlocks:
         # So much is shared that closing the gaps would need new blocks: the gaps stay open until the others leave.
         return

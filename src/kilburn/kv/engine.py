@@ -137,7 +137,7 @@ class Engine:
         self._check_own(sequence)
         if sequence.lineage is None:
             self.tables.free(sequence.table)
-        sequence.leave()
+        sequence.detach()
         self.sequences.pop(sequence.number, None)
 
     def prefill(self, sequence: CachedSequence, tokens: Sequence[int]) -> None:
@@ -289,7 +289,7 @@ class Engine:
             raise KVError(f"sequence {sequence.number} cannot be computed again from its tokens", advice="spill it, or keep it")
         lineage = sequence.table.lineage()
         self.tables.free(sequence.table)
-        sequence.leave(lineage)
+        sequence.detach(lineage)
 
     def resume(self, sequence: CachedSequence) -> None:
         """Compute a preempted sequence again: its tokens in order, and each eviction at its time.
@@ -306,7 +306,7 @@ class Engine:
             raise KVError(f"tokens do not bring sequence {sequence.number} back", advice="kilburn.kv.spill.resume does")
         logits = sequence.logits
         table = self.tables.resume(lineage)
-        sequence.settle(table)
+        sequence.attach(table)
         try:
             for eviction in lineage.evictions:
                 if eviction.at > table.end:
@@ -314,13 +314,13 @@ class Engine:
                 self.evict(sequence, eviction.start, eviction.stop)
                 # Its gaps may have been closed before; then it has to fit into as few blocks again.
                 with suppress(OutOfBlocks):
-                    table.compact()
+                    table.defragment()
             if table.end < len(lineage.tokens):
                 self.prefill(sequence, lineage.tokens[table.end :])
             table.relabel(lineage)
         except BaseException:
             self.tables.free(table)
-            sequence.leave(lineage)
+            sequence.detach(lineage)
             raise
         finally:
             sequence.logits = logits  # also None: what was evicted since changes what `refresh` would find
@@ -366,7 +366,7 @@ class Engine:
         safe = {sequence.number for sequence in keep} | self._kept
         safe |= {number for number, sequence in self.sequences.items() if sequence.is_live and not sequence.recomputable}
         for lineage in self.tables.reserve(blocks, safe):
-            self.sequences[lineage.number].leave(lineage)
+            self.sequences[lineage.number].detach(lineage)
 
     @contextmanager
     def keeping(self, sequences: Sequence[CachedSequence]) -> Iterator[None]:

@@ -330,7 +330,7 @@ class Residence:
                 self._record(relief.pages, relief.policy, relief.why or relief.refused, refused=bool(relief.refused))
         if table.need(need) > self.engine.pool.free:
             with suppress(OutOfBlocks):
-                table.compact()
+                table.defragment()
 
     def _record(self, pages: Any, policy: str, why: str, **data: Any) -> None:
         self.process.record(Act.CACHE, pages, policy=policy, cause=Cause.PRESSURE, why=why, cached=len(self.sequence), **data)

@@ -1,6 +1,6 @@
 """One sequence of an engine: what it has cached, and what comes next.
 
-This is only a handle: the engine does everything. After `free` it cannot be used.
+The engine does everything; this only names the sequence. After `free` it cannot be used.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CachedSequence:
     def __repr__(self) -> str:
         return f"<Sequence of {self._table!r}>" if self._table is not None else f"<Sequence {self.number}: gone>"
 
-    def leave(self, lineage: Lineage | None = None) -> None:
+    def detach(self, lineage: Lineage | None = None) -> None:
         """Its table was freed; with a lineage, to be resumed. For the engine."""
         self._table, self.lineage = None, lineage
 
@@ -92,7 +92,7 @@ class CachedSequence:
             )
         return self.table
 
-    def settle(self, table: Table) -> None:
+    def attach(self, table: Table) -> None:
         """It has a table again. For the engine."""
         self._table, self.lineage = table, None
 

@@ -290,13 +290,13 @@ def preempt(engine: Engine, sequence: CachedSequence, spill: Spill) -> Spilled |
     spilled = spill.save(engine, sequence, pin=True)
     lineage = table.lineage()
     engine.tables.free(table)
-    # The watch stays on the handle: that it has one is why it may not be computed again.
-    sequence.leave(lineage)
+    # The watch stays on the sequence: that it has one is why it may not be computed again.
+    sequence.detach(lineage)
     return spilled
 
 
 def resume(engine: Engine, sequence: CachedSequence, spill: Spill, spilled: Spilled | None) -> Miss | None:
-    """Restore what `preempt` took, under the same handle. The file is removed if it has no other pin.
+    """Restore what `preempt` took, as the same object. The file is removed if it has no other pin.
 
     Returns a miss if the file is damaged or gone: the sequence then stays preempted, and can only be freed.
 
@@ -317,7 +317,7 @@ def resume(engine: Engine, sequence: CachedSequence, spill: Spill, spilled: Spil
         or tuple(header.evictions) != lineage.evictions
     ):
         raise KVError(f"{spilled.address} is not of sequence {sequence.number}", advice="give what preempt returned for it")
-    sequence.settle(_adopt(engine, header, tensors, lineage.number))
+    sequence.attach(_adopt(engine, header, tensors, lineage.number))
     _equip(engine, sequence, header, tensors)
     if not spill.shelf.unpin(spilled.address):
         spill.shelf.drop(spilled.address)

@@ -1,7 +1,7 @@
 """One sequence: its tokens by logical position, and the physical slot of each that is still cached.
 
 Logical positions count from 0 and never shift: an eviction leaves a gap, which `insert` can fill. Evicting only drops
-this sequence's view of slots, so it copies nothing and needs no block. Whole blocks are freed at once, and `compact`
+this sequence's view of slots, so it copies nothing and needs no block. Whole blocks are freed at once, and `defragment`
 closes the gaps in the others. A shared block is copied before it is written. The table says where to write, and what
 to copy first; the engine does it.
 """
@@ -378,7 +378,7 @@ class Table:
         self.alter(Alteration.FOLDED, min(places))
         return array("q", (slots[index] for index in at))
 
-    def compact(self) -> int:
+    def defragment(self) -> int:
         """Close the gaps that evictions left; returns how many blocks that frees.
 
         If it would free no block, nothing changes. What moves is added to the copies.

@@ -81,7 +81,7 @@ def fetch(download: Download, file: HubFile, name: str, progress: Progress | Non
         with partial:
             target = _Target(download, partial, stated.size, name, progress)
             if line and not target.start:
-                download.note(line)
+                download.vouch(line)
             download.room(stated.size - target.start)
             bar = hub.utils.silent_tqdm
             hub.file_download.http_get(

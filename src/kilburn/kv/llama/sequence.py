@@ -99,7 +99,7 @@ class LlamaSequence:
         self.taken.extend(tokens)
         self.cells.extend(cells)
 
-    def settle(self, tokens: Sequence[int], positions: Sequence[int], cells: array[int], *, exact: bool) -> None:
+    def load(self, tokens: Sequence[int], positions: Sequence[int], cells: array[int], *, exact: bool) -> None:
         """Record that a saved state was restored, in these cells. For the engine."""
         if exact:
             self.take(tokens, cells)
