@@ -12,17 +12,17 @@ from itertools import islice
 
 import kilburn
 from figures import Row, emit, parser, quantile
-from kilburn.evals.trajectories import Run, Step, read, synthetic
+from kilburn.evals.trajectories import Step, Trajectory, read, synthetic
 
 WINDOW = 1_000_000
 
 
-def steps_of(path: str | None, turns: int) -> tuple[list[Step], list[Run]]:
+def steps_of(path: str | None, turns: int) -> tuple[list[Step], list[Trajectory]]:
     """The steps to play, and the runs that they are of."""
     runs = list(read(path)) if path else list(synthetic(max(4, turns // 8), 0))
     runs.sort(key=lambda run: (-len(run.steps), run.id))
     steps: list[Step] = []
-    used: list[Run] = []
+    used: list[Trajectory] = []
     for run in runs:
         if len(steps) >= turns:
             break

@@ -28,14 +28,14 @@ from figures import Row, emit, parser
 from kilburn.errors import KilburnError
 from kilburn.evals.baselines import BASELINES
 from kilburn.evals.roster import BELADY, entries, everybody
-from kilburn.evals.trajectories import Run, read, synthetic
+from kilburn.evals.trajectories import Trajectory, read, synthetic
 
 WINDOWS = (1000, 3000)
 EVERY = 7
 """Steps between two requests for something older."""
 
 
-def messages_of(run: Run) -> Iterator[list[dict[str, Any]]]:
+def messages_of(run: Trajectory) -> Iterator[list[dict[str, Any]]]:
     """The head, and then each step in two appends: thought and call, and the result."""
     yield [{"role": turn.role, "content": turn.content} for turn in run.head]
     for number, step in enumerate(run.steps):
@@ -47,7 +47,7 @@ def messages_of(run: Run) -> Iterator[list[dict[str, Any]]]:
             yield [{"role": "user", "content": f"Go on, and mind {step.action[:40]!r}."}]
 
 
-def ledger_of(run: Run, spec: str, window: int, model: str | None) -> list[str]:
+def ledger_of(run: Trajectory, spec: str, window: int, model: str | None) -> list[str]:
     """The events of one run, as one line each."""
     with kilburn.open(":memory:", window=window, policy=spec, tokenizer="chars/4", model=model) as store:
         process = store.process("run")
@@ -80,7 +80,7 @@ def _line(event: Any) -> str:
     return json.dumps(fields, sort_keys=True, ensure_ascii=True)
 
 
-def measured(runs: list[Run], policies: list[str]) -> Iterator[dict[str, Any]]:
+def measured(runs: list[Trajectory], policies: list[str]) -> Iterator[dict[str, Any]]:
     """Each policy at each window over each run."""
     for window in WINDOWS:
         for entry in entries(policies, "echo", window):

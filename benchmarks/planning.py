@@ -22,7 +22,7 @@ from kilburn.errors import SpecError
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.tier import Tier
+from kilburn.kernel.window import Window
 from kilburn.move import Move
 from kilburn.policy import Cause, Policy, View
 
@@ -60,8 +60,8 @@ def measure(pages: int, policies: Sequence[str], repeat: int) -> list[Row]:
     with open_store(":memory:", ROOM, "fifo", "chars/4") as store:
         process, source = store.process("s"), turns(SIZE)
         fill(process, source, pages, batch=500)
-        tier = process.window
-        base = quantile([_adding(tier) for _ in range(repeat)], 0.5)
+        window = process.window
+        base = quantile([_adding(window) for _ in range(repeat)], 0.5)
         rows.append({"policy": "(adding up tokens)", "pages": pages, "acts p50 ms": base * 1e3, "x": 1.0})
         for spec in policies:
             try:
@@ -74,9 +74,9 @@ def measure(pages: int, policies: Sequence[str], repeat: int) -> list[Row]:
     return rows
 
 
-def _adding(tier: Tier) -> float:
+def _adding(window: Window) -> float:
     start = time.thread_time()
-    sum(page.tokens for page in tier.resident())
+    sum(page.tokens for page in window.resident())
     return time.thread_time() - start
 
 

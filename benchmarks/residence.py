@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import kilburn
 from figures import Row, emit, parser
-from kilburn.evals.trajectories import Run, read, synthetic
+from kilburn.evals.trajectories import Trajectory, read, synthetic
 from kilburn.kv.engine import Engine
 from kilburn.kv.residence import Residence
 from kilburn.kv.timing import measure_prices
@@ -41,7 +41,7 @@ def speaker(model: str) -> Weights:
     return weights_of(LlamaForCausalLM(config), real.tokenizer)
 
 
-def followed(engine: Engine, runs: list[Run], window: int, policy: object, how: str) -> Row:
+def followed(engine: Engine, runs: list[Trajectory], window: int, policy: object, how: str) -> Row:
     """All runs, one after the other, each in a window of its own."""
     total: Row = {"policy": policy if isinstance(policy, str) else "cost, measured prices", "how": how}
     seen = prefilled = edits = anew = peak = 0

@@ -29,6 +29,7 @@ TINY = {
     "residence": ["--runs", "1", "--window", "600", "--policy", "fifo"],
     "memento": ["--tokens", "40", "--block", "8", "--memento", "4"],
     "spill": ["--quick"],
+    "recalls": ["--runs", "2", "--window", "500", "--policy", "lru"],
     "objectives": ["--objectives", "2", "--objectives", "3", "--seeds", "1"],
 }
 

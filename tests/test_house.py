@@ -61,6 +61,18 @@ def test_no_own_import_hides_in_a_function() -> None:
     assert not found, lines_of(found)
 
 
+def test_the_package_imports_no_recipe_and_no_benchmark() -> None:
+    beside = {path.stem for folder in ("recipes", "benchmarks") for path in (ROOT / folder).iterdir()}
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.split(".")[0] in beside]
+    assert {"channel", "traces", "ledgers"} <= beside
+    assert not found, lines_of(found)
+
+
 def test_no_comment_is_a_banner() -> None:
     found = []
     for path in SOURCES:

@@ -19,7 +19,7 @@ import msgspec
 from implicit_channel.slices import Slices, additive
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.evals.intervals import wilson
-from kilburn.evals.report import Report, grid
+from kilburn.evals.report import EvalReport, grid
 
 try:
     import torch
@@ -70,7 +70,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     margin: float
 
 
-class Evicted(Report, frozen=True, kw_only=True):
+class Evicted(EvalReport, frozen=True, kw_only=True):
     """All answers. `gap` is the largest difference of a logit between eviction and masking, at the questions' ends."""
 
     model: str

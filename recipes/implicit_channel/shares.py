@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kilburn.evals.intervals import wilson
-from kilburn.evals.report import Report, grid, row_of
+from kilburn.evals.report import EvalReport, grid, row_of
 
 __all__ = ["Channel", "Gap", "Probe", "Share"]
 
@@ -76,7 +76,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     restart: float
 
 
-class Channel(Report, frozen=True, kw_only=True):
+class Channel(EvalReport, frozen=True, kw_only=True):
     """All figures of one measurement.
 
     Args:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kilburn.errors import SpecError
-from kilburn.evals.trajectories import Run
+from kilburn.evals.trajectories import Trajectory
 from kilburn.kv.observation import CachedPage
 from kilburn.message import Kind
 from kilburn.page import address_of
@@ -185,7 +185,7 @@ def library() -> list[list[Passage]]:
     return documents
 
 
-def passages_of(run: Run) -> list[Passage]:
+def passages_of(run: Trajectory) -> list[Passage]:
     """A recorded run as passages: what the agent said and did, and what came back."""
     found = []
     for step in run.steps:

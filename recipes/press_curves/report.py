@@ -14,7 +14,7 @@ import msgspec
 
 from kilburn.evals.intervals import interval, wilson
 from kilburn.evals.picture import picture, plain_axes
-from kilburn.evals.report import Report, grid, row_of
+from kilburn.evals.report import EvalReport, grid, row_of
 
 __all__ = ["FULL", "OURS", "TEXTS", "WHENS", "Cell", "Outcome", "Pressed", "draw"]
 
@@ -84,7 +84,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     ours_high: float | None
 
 
-class Pressed(Report, frozen=True, kw_only=True):
+class Pressed(EvalReport, frozen=True, kw_only=True):
     """All of it."""
 
     model: str

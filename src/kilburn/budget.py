@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import InvalidBudget
 
-__all__ = ["Budget", "Counter"]
+__all__ = ["Budget", "Counter", "text_cost"]
 
 
 @runtime_checkable
@@ -62,3 +62,8 @@ class Budget(msgspec.Struct, frozen=True):
     def capacity(self) -> int:
         """Tokens that the pages of a prompt may take."""
         return self.window - self.reserve - self.overhead
+
+
+def text_cost(counter: Counter, text: str) -> int:
+    """What a text costs as a message of its own, in tokens."""
+    return counter.count(text) + counter.envelope

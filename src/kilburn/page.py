@@ -92,10 +92,20 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         """`p17` for an original, `f3` for a derived page."""
         return address_of(self.id)
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether it is a text without a visible character; also of a forgotten page."""
+        return self.kind is Kind.TEXT and (self.label == BLANK if not self.digest else not self.label)
+
+
+BLANK = " "
+"""Label of a blank text that is forgotten; any other forgotten page has none."""
+
 
 def tombstone_of(page: Page) -> Page:
-    """What stays of a forgotten page: its number, place and cost, and nothing of its text."""
-    return msgspec.structs.replace(page, digest="", extra="", call=None, name=None, label="", spans=(), parts=())
+    """What stays of a forgotten page: its number, place and cost, and whether it was blank; no word of it."""
+    label = BLANK if page.is_blank else ""
+    return msgspec.structs.replace(page, digest="", extra="", call=None, name=None, label=label, spans=(), parts=())
 
 
 def digest_of(text: str) -> str:

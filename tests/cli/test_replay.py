@@ -14,7 +14,7 @@ import kilburn as package
 from cli.terminal import TALK, kilburn, program, write_jsonl
 from kilburn.budget import Budget
 from kilburn.cli.measurement import lost_bytes, recount, stream
-from kilburn.cli.sawtooth import thinned, ticks
+from kilburn.cli.sawtooth import thin, ticks
 from kilburn.errors import InvalidMessage
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.stores.memory import Memory
@@ -165,13 +165,13 @@ def test_the_sawtooth_as_png(runs: Path, tmp_path: Path) -> None:
 
 def test_a_long_curve_keeps_its_teeth() -> None:
     curve = [(number * 10, number % 500) for number in range(100_000)]
-    found = thinned(curve)
+    found = thin(curve)
     assert len(found) <= 4001
     assert found == sorted(found)
     assert {point[1] for point in found} >= {0, 499}
     assert set(found) <= set(curve)
     assert (found[0], found[-1]) == (curve[0], curve[-1])
-    assert thinned(curve[:10]) == curve[:10]
+    assert thin(curve[:10]) == curve[:10]
 
 
 def test_ticks_are_round_and_few() -> None:

@@ -7,7 +7,7 @@ import pytest
 from kilburn.errors import SpecError
 from kilburn.evals.candidate import KilburnCandidate
 from kilburn.evals.paging import evaluate
-from kilburn.evals.roster import Entry, entries, everybody
+from kilburn.evals.roster import Entrant, entries, everybody
 from kilburn.evals.sample import sample_of
 from kilburn.kernel.resolve import names, resolve
 from kilburn.policies.fifo import Fifo
@@ -19,7 +19,7 @@ def test_a_policy_may_be_given_as_an_object() -> None:
         with closing(KilburnCandidate(50, policy)) as candidate:
             for number in range(20):
                 candidate.thought(f"thought {number} " + "x" * 30)
-            shown.append(candidate.shown())
+            shown.append(candidate.prompt_text())
     assert shown[0] == shown[1]
     assert "thought 19" in shown[0]
     assert "thought 2 " not in shown[0]
@@ -32,7 +32,7 @@ def test_each_event_is_a_message_and_all_of_it_is_shown(tools: bool) -> None:
             candidate.thought(f"thought {text}")
             candidate.action(f'say "{text}"\nin two lines')
             candidate.observation(f"output {text}")
-        shown = candidate.shown()
+        shown = candidate.prompt_text()
         for text in ("one", "two"):
             assert f"thought {text}" in shown
             assert f'say "{text}"\nin two lines' in shown
@@ -53,7 +53,7 @@ def test_a_model_makes_a_second_row_of_policies_that_can_ask() -> None:
 
 
 def test_a_share_of_the_window_may_stand_in_a_spec() -> None:
-    assert Entry("x", "mask(keep=1, trigger={75%})").at(2000) == "mask(keep=1, trigger=1500)"
+    assert Entrant("x", "mask(keep=1, trigger={75%})").at(2000) == "mask(keep=1, trigger=1500)"
     row = evaluate(sample_of(None, 2), [400], ["summarize(trigger={50%})"]).row("summarize(trigger={50%})", 400)
     assert row.spec == "summarize(trigger=200)"
 

@@ -17,7 +17,7 @@ from kilburn.errors import SpecError
 from kilburn.evals.drift import evaluate, measure
 from kilburn.evals.drift_report import DriftReport, Probe, Trial
 from kilburn.evals.plants import ARMS, FACTS, RULES, garden, work
-from kilburn.evals.trajectories import Run, Step
+from kilburn.evals.trajectories import Step, Trajectory
 from kilburn.model import Request
 from kilburn.testing import Scripted
 
@@ -146,10 +146,10 @@ def test_a_garden_holds_its_plants_and_the_work_none_of_them(seed: int) -> None:
 def test_recorded_runs_serve_as_work_and_begin_anew_at_their_end(tmp_path: Path) -> None:
     steps = tuple(Step(f"thought {number}", f"cat part-{number}", "recorded line\n" * 40) for number in range(5))
     file = tmp_path / "runs.jsonl"
-    file.write_bytes(msgspec.json.encode(Run("r", (), steps)))
+    file.write_bytes(msgspec.json.encode(Trajectory("r", (), steps)))
     report = evaluate(["fifo"], arms=["plain"], replicates=2, passes=[1, 9], data=file)
     assert report.share("fifo", "fact", 9).trials == 2
-    served = list(islice(work(0, ["part"], [Run("r", (), steps)]), 7))
+    served = list(islice(work(0, ["part"], [Trajectory("r", (), steps)]), 7))
     assert ["part-0" in message["tool_calls"][0]["function"]["arguments"] for message, _ in served] == [
         True,
         *[False] * 4,

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import kilburn
 from kilburn.evals.future import future_of
-from kilburn.evals.references import Reference, references, shuffled
+from kilburn.evals.references import Reference, references, shuffle_names
 from kilburn.evals.sample import sample_of
-from kilburn.evals.trajectories import Run, Step
+from kilburn.evals.trajectories import Step, Trajectory
 
 QUIET = Step("hm", "pwd", "nothing")
 
 
 def test_a_use_is_the_line_that_the_name_stands_in() -> None:
-    run = Run("r", (), (Step("look", "ls", "alpha_file.py\nthe beta_file.py\n"), QUIET, Step("so", "open beta_file.py", "")))
+    run = Trajectory(
+        "r", (), (Step("look", "ls", "alpha_file.py\nthe beta_file.py\n"), QUIET, Step("so", "open beta_file.py", ""))
+    )
     [(page, [(turn, [span])])] = [(page, list(uses)) for page, uses in future_of(run, references(run)).items()]
     assert (page, turn) == (3, 7)
     assert run.steps[0].observation[slice(*span)] == "the beta_file.py"
@@ -46,7 +48,7 @@ def test_the_newest_output_serves_and_lines_are_shared() -> None:
         QUIET,
         Step("", "use first_name", ""),
     )
-    run = Run("r", (), steps)
+    run = Trajectory("r", (), steps)
     wanted = [Reference("r", 3, "other_name", (0, 1)), Reference("r", 5, "first_name", (0, 1))]
     text = steps[1].observation
     used = {turn: [text[slice(*span)] for span in spans] for turn, spans in future_of(run, wanted)[6]}
@@ -57,6 +59,6 @@ def test_the_newest_output_serves_and_lines_are_shared() -> None:
 
 def test_foreign_names_are_no_future() -> None:
     runs = sample_of(None, 6).runs
-    mixed = shuffled([reference for run in runs for reference in references(run)], seed=1)
+    mixed = shuffle_names([reference for run in runs for reference in references(run)], seed=1)
     for run in runs:
         assert future_of(run, [reference for reference in mixed if reference.run == run.id]) == {}

@@ -17,7 +17,7 @@ from cli.terminal import kilburn
 from kilburn.errors import InvalidMessage, SpecError
 from kilburn.evals.kv import ONLINE, TTLS, Optimum, evaluate, expire, replay, sample
 from kilburn.evals.kv_report import MIN, OURS, draw
-from kilburn.evals.kv_traces import Moment, Prompt, Trace, read, synthetic, weave
+from kilburn.evals.kv_traces import Moment, RecordedPrompt, Trace, read, synthetic, weave
 from kilburn.kv.eviction import FifoOrder, GreedyDual, LfuOrder, LruOrder, PromptUse, S3Fifo
 from kilburn.kv.return_odds import ReturnOdds
 
@@ -271,7 +271,7 @@ def test_a_trace_is_read_in_whole_units_with_sub_agents_at_their_own_times(tmp_p
     path.write_bytes(gzip.compress(f"{line()}\n\n".encode()))
     (trace,) = read(path)
     # 40 blocks are two whole units of 16; the second ends in the second stretch.
-    assert trace.prompts == (Prompt(5.0, 0, (16, 101), 2.0, "tool_use"), Prompt(10.0, 1, (515,), 0.0, ""))
+    assert trace.prompts == (RecordedPrompt(5.0, 0, (16, 101), 2.0, "tool_use"), RecordedPrompt(10.0, 1, (515,), 0.0, ""))
     events = weave([trace], 0, 0.0)
     assert [(event.time, event.units is None, event.use.sub) for event in events] == [
         (5.0, False, False),

@@ -8,13 +8,13 @@ import pytest
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES, bm25
 from kilburn.evals.intervals import interval
-from kilburn.evals.outcomes import Cell, joined
+from kilburn.evals.outcomes import Cell, join_cells
 from kilburn.evals.paging import evaluate
 from kilburn.evals.paging_report import PagingReport
 from kilburn.evals.rows import Row
 from kilburn.evals.sample import Sample, sample_of
-from kilburn.evals.saved import Saved
-from kilburn.evals.trajectories import Run, Step
+from kilburn.evals.saved import SavedCells
+from kilburn.evals.trajectories import Step, Trajectory
 
 
 def made(runs: int, shuffle: int | None = None) -> Sample:
@@ -69,7 +69,7 @@ def test_a_line_counts_only_where_it_is_whole(tmp_path: Path) -> None:
     long = "first_name " + "x" * 100
     steps = (Step("", "", f"{long}\nsecond_name"), Step("", "", "."), Step("", "use first_name second_name", ""))
     file = tmp_path / "runs.jsonl"
-    file.write_bytes(msgspec.json.encode(Run("r", (), steps)))
+    file.write_bytes(msgspec.json.encode(Trajectory("r", (), steps)))
     whole = evaluate(sample_of(file), [100], ["tail"])
     assert [(o.name, o.shown, o.line) for o in whole.outcomes] == [("first_name", True, True), ("second_name", True, True)]
     cut = evaluate(sample_of(file), [5], ["tail"])
@@ -107,19 +107,19 @@ def test_two_workers_find_what_one_finds() -> None:
 
 def test_parts_of_a_cell_join_to_the_whole() -> None:
     one, two = Cell(policy="p", window=10, calls=2, shipped=5), Cell(policy="p", window=10, calls=1, shipped=4, asks=3)
-    whole = joined([one, two])
+    whole = join_cells([one, two])
     assert (whole.calls, whole.shipped, whole.asks, one.calls) == (3, 9, 3, 2)
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     file, runs = tmp_path / "cells.jsonl", made(3)
-    first = evaluate(runs, [200], ["fifo"], saved=Saved(file, runs.digest, resume=False))
+    first = evaluate(runs, [200], ["fifo"], saved=SavedCells(file, runs.digest, resume=False))
     seen: list[tuple[int, int]] = []
     again = evaluate(
         runs,
         [200],
         ["fifo", "last3"],
-        saved=Saved(file, runs.digest, resume=True),
+        saved=SavedCells(file, runs.digest, resume=True),
         progress=lambda done, all_: seen.append((done, all_)),
     )
     assert seen[0][0] > 6
@@ -130,24 +130,24 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_a_line_that_was_broken_off_is_measured_again(tmp_path: Path) -> None:
     file, runs = tmp_path / "cells.jsonl", made(2)
-    evaluate(runs, [200], ["last3"], saved=Saved(file, runs.digest, resume=False))
+    evaluate(runs, [200], ["last3"], saved=SavedCells(file, runs.digest, resume=False))
     file.write_bytes(file.read_bytes()[:-20])
-    saved = Saved(file, runs.digest, resume=True)
+    saved = SavedCells(file, runs.digest, resume=True)
     assert (saved.find("tail", "tail", "", 200) is None) != (saved.find("last3", "last3", "", 200) is None)
     whole = timeless(evaluate(runs, [200], ["last3"], saved=saved))
-    reopened = Saved(file, runs.digest, resume=True)
+    reopened = SavedCells(file, runs.digest, resume=True)
     assert whole == timeless(evaluate(runs, [200], ["last3"], saved=reopened))
     assert reopened.find("last3", "last3", "", 200) is not None
 
 
 def test_cells_of_other_runs_or_other_names_do_not_count(tmp_path: Path) -> None:
     file, runs = tmp_path / "cells.jsonl", made(2)
-    evaluate(runs, [200], [], saved=Saved(file, runs.digest, resume=False))
+    evaluate(runs, [200], [], saved=SavedCells(file, runs.digest, resume=False))
     for other in (made(3), made(2, shuffle=1), sample_of(None, 2, seed=1), sample_of(None, 2, tools=True)):
-        assert Saved(file, other.digest, resume=True).find("tail", "tail", "", 200) is None
-    assert Saved(file, runs.digest, resume=True).find("tail", "tail", "", 200) is not None
+        assert SavedCells(file, other.digest, resume=True).find("tail", "tail", "", 200) is None
+    assert SavedCells(file, runs.digest, resume=True).find("tail", "tail", "", 200) is not None
     with pytest.raises(SpecError, match="is no file"):
-        Saved(tmp_path, runs.digest, resume=False)
+        SavedCells(tmp_path, runs.digest, resume=False)
 
 
 def test_outputs_of_tool_calls_are_measured_like_messages() -> None:

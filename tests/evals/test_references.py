@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from kilburn.evals.references import names, references, shuffled
-from kilburn.evals.trajectories import Run, Step, Turn, synthetic
+from kilburn.evals.references import names, references, shuffle_names
+from kilburn.evals.trajectories import HeadMessage, Step, Trajectory, synthetic
 
 
-def run_of(*steps: tuple[str, str, str], head: str = "") -> Run:
-    return Run("r", (Turn("user", head),), tuple(Step(*step) for step in steps))
+def run_of(*steps: tuple[str, str, str], head: str = "") -> Trajectory:
+    return Trajectory("r", (HeadMessage("user", head),), tuple(Step(*step) for step in steps))
 
 
 OLD = ("look", "ls", "alpha_file.py\nbeta_file.py")
@@ -44,7 +44,7 @@ def test_names_are_whole_and_long_enough() -> None:
 def test_shuffled_names_come_from_other_runs() -> None:
     listed = [reference for run in synthetic(6, seed=2) for reference in references(run)]
     own = {(reference.run, reference.name) for reference in listed}
-    mixed = shuffled(listed, seed=1)
+    mixed = shuffle_names(listed, seed=1)
     assert len(mixed) == len(listed)
     assert not own & {(reference.run, reference.name) for reference in mixed}
-    assert mixed == shuffled(listed, seed=1)
+    assert mixed == shuffle_names(listed, seed=1)

@@ -4,15 +4,15 @@ import msgspec
 import pytest
 
 from kilburn.evals.cost import rates_of
-from kilburn.evals.outcomes import Cell, Outcome
+from kilburn.evals.outcomes import Cell, ReferenceOutcome
 from kilburn.evals.pareto import front
-from kilburn.evals.rows import ENVELOPE, Row, losses_of, rows_of, verdicts_of
+from kilburn.evals.rows import ENVELOPE, Row, model_differences_of, rows_of, verdicts_of
 
 
 def cell(policy: str, shown: str, window: int = 100, *, refilled: int = 0, **more: str) -> Cell:
     """`shown` has a letter a reference: + where it was shown, . where not."""
     outcomes = [
-        Outcome(run=str(at), step=0, name="n", policy=policy, window=window, shown=mark == "+", line=mark == "+")
+        ReferenceOutcome(run=str(at), step=0, name="n", policy=policy, window=window, shown=mark == "+", line=mark == "+")
         for at, mark in enumerate(shown)
     ]
     made = Cell(policy=policy, window=window, spec=more.get("spec", policy), model=more.get("model", ""), outcomes=outcomes)
@@ -65,7 +65,7 @@ def test_without_all_baselines_there_is_no_verdict() -> None:
 
 def test_what_a_model_lost_is_paired_with_what_there_was_without_it() -> None:
     plain, asked = cell("summarize", "++.."), cell("summarize +model", "+...", spec="summarize", model="local")
-    [loss] = losses_of([cell("tail", "...."), plain, asked], seed=0)
+    [loss] = model_differences_of([cell("tail", "...."), plain, asked], seed=0)
     assert (loss.policy, loss.survival, loss.line) == ("summarize", -0.25, -0.25)
     assert loss.low <= loss.survival <= loss.high
 

@@ -9,7 +9,7 @@ import pytest
 
 from kilburn.errors import InvalidMessage
 from kilburn.evals.references import references
-from kilburn.evals.trajectories import Run, read, synthetic
+from kilburn.evals.trajectories import Trajectory, read, synthetic
 
 
 def written(folder: Path, lines: list[bytes], *, packed: bool = False) -> Path:
@@ -29,7 +29,7 @@ def test_what_was_written_is_read(tmp_path: Path, packed: bool) -> None:
     "bad", [b"{", b"[]", b'{"id": 1, "head": [], "steps": []}', b'{"id": "a", "head": []}', b"\xff", b"[" * 5000]
 )
 def test_a_bad_line_is_named(tmp_path: Path, bad: bytes) -> None:
-    good = msgspec.json.encode(Run("a", (), ()))
+    good = msgspec.json.encode(Trajectory("a", (), ()))
     with pytest.raises(InvalidMessage, match=":3: "):
         list(read(written(tmp_path, [good, b"", bad])))
 

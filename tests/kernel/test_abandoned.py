@@ -11,9 +11,9 @@ import pytest
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.errors import LawBroken, OrphanResult
-from kilburn.kernel.layout import PATIENCE
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import names
+from kilburn.kernel.window import PATIENCE
 from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.policy import Cause, View
 from kilburn.testing import check_laws

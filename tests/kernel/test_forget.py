@@ -12,12 +12,14 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
+from kilburn.budget import Budget
 from kilburn.errors import Forgotten, OrphanResult
-from kilburn.kernel import syscall
+from kilburn.kernel import memory_tools
+from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict, Fold, Retire
-from kilburn.testing import check_laws
+from kilburn.testing import Memory, check_laws
 
 CANARY = "zanzibar-canary-7731"
 
@@ -44,7 +46,7 @@ def test_every_derived_place_is_reached(tmp_path: Path) -> None:
     process.append(assistant("more words " * 40))
     (fold,) = process.apply(Fold((2, 5), text=f"In short: {CANARY}"))
     process.append(assistant(None, call_of("r", "recall", address="p2")))
-    process.append(syscall.call(process, "recall", '{"address": "p2"}', "r").message("r"))
+    process.append(memory_tools.call(process, "recall", '{"address": "p2"}', "r").message("r"))
     assert CANARY in process.recall("p7")
     assert store.search(CANARY)
     process.pin("p7")
@@ -264,3 +266,15 @@ def test_a_retired_result_leaves_a_call_of_the_same_thought_that_still_waits() -
         assert "one" in shown
         assert "two" not in shown
         assert process.recall("p5") == "two"
+
+
+def test_a_forgotten_blank_message_is_no_request() -> None:
+    """Live, and when the ledger is replayed."""
+    store = Memory()
+    process = Hierarchy(store, Budget(200), "fifo", tokenizer="chars/4").process("a")
+    process.append(user("what I want"), assistant("yes"), user(" "))
+    assert process.window.request == (1,)
+    process.forget("p3")
+    assert process.window.request == (1,)
+    check_laws(process)
+    assert Hierarchy(store, Budget(200), "fifo", tokenizer="chars/4").process("a").window.request == (1,)

@@ -17,7 +17,7 @@ from kernel.talk import user
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.space import GATHERED
+from kilburn.kernel.kernel import GATHERED
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict
 from kilburn.stores.memory import Memory

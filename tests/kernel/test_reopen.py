@@ -14,7 +14,7 @@ import pytest
 import kilburn
 from kernel.talk import FORMS, assistant, call_of, tool, user
 from kilburn.errors import PinsExceedWindow, StoreFull, StoreReadOnly, StoreStale
-from kilburn.kernel import syscall
+from kilburn.kernel import memory_tools
 from kilburn.kernel.resolve import names
 from kilburn.testing import check_laws
 
@@ -242,7 +242,7 @@ def test_a_full_store_leaves_every_operation_undone() -> None:
             verb()
         assert (process.render(), process.pages(), process.use) == before
         assert process.budget == Budget(400)
-    said = syscall.call(process, "pin", '{"address": "p2"}')
+    said = memory_tools.call(process, "pin", '{"address": "p2"}')
     assert said.text.startswith("error: store:")
     store.full = False
     process.append(user("room again"))

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, KilburnError, PinsExceedWindow, StoreFull
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.layout import GONE
+from kilburn.kernel.window import GONE
 from kilburn.models.scripted import Scripted
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.policy import View

@@ -14,7 +14,7 @@ import pytest
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
 from kilburn.errors import Refused
-from kilburn.evals.roster import SPECS, Entry
+from kilburn.evals.roster import SPECS, Entrant
 from kilburn.event import Act, Event
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -47,7 +47,7 @@ def specs() -> Iterator[str]:
     """Every policy by name; those that act late only are given a share of the window, those that cannot be made
     from a name alone are left out."""
     for name in names("policies"):
-        spec = Entry(name, SPECS.get(name, name)).at(WINDOW)
+        spec = Entrant(name, SPECS.get(name, name)).at(WINDOW)
         required = [
             parameter
             for parameter in inspect.signature(locate("policies", name)).parameters.values()

@@ -56,7 +56,7 @@ def test_whatever_pages_are_named_the_laws_allow_the_stretch(seed: int) -> None:
         process = store.process("s")
         for message in trace(seed, 30):
             process.append(message)
-            page = rng.randint(1, process.kernel.tier.last)
+            page = rng.randint(1, process.window.last)
             try:
                 match rng.randint(0, 4):
                     case 0 | 1:
@@ -64,7 +64,7 @@ def test_whatever_pages_are_named_the_laws_allow_the_stretch(seed: int) -> None:
                     case 2:
                         process.pin(f"p{page}")
                     case 3:
-                        for pin in sorted(process.kernel.tier.pins - {1}):
+                        for pin in sorted(process.window.pins - {1}):
                             process.unpin(f"p{pin}")
             except KilburnError:
                 continue  # too much is pinned, or a call is open

@@ -77,30 +77,30 @@ def quarter(text: str) -> int:
     ],
 )
 def test_outcomes(summary: str, outcome: str) -> None:
-    assert judge(summary, PIECES, prompt=PROMPT, tokens=500, count=quarter).outcome == outcome
+    assert judge(summary, PIECES, prompt=PROMPT, tokens=500, count=quarter).verdict == outcome
 
 
 def test_a_short_loop_is_garbage_where_there_is_no_fact_to_miss() -> None:
     plain = [Piece(1, "assistant", "text", "hello there, on we go with nothing in particular")]
-    assert judge("It goes on and on. It goes on and on. It goes on and on.", plain).outcome == "repeats"
+    assert judge("It goes on and on. It goes on and on. It goes on and on.", plain).verdict == "repeats"
     assert judge("Nothing of note so far; the agent goes on.", plain).acceptable
-    assert garbage("0 0 0 0 0 0 0 0", plain) == "", "a row of numbers may be all that there is to say"
+    assert garbage("0 0 0 0 0 0 0 0", plain) is None, "a row of numbers may be all that there is to say"
 
 
 def test_a_summary_over_its_budget_is_too_long() -> None:
-    assert judge(GOOD, PIECES, tokens=20, count=quarter).outcome == "toolong"
+    assert judge(GOOD, PIECES, tokens=20, count=quarter).verdict == "toolong"
 
 
 def test_missing_facts_are_named_and_invented_ones_too() -> None:
-    verdict = judge("evict_page in src/store/cache.py ignores pin_count; see lib/unknown_file.py.", PIECES, keep=0.0)
-    assert verdict.acceptable
-    assert verdict.invented == ("lib/unknown_file.py",)
-    assert "1 failed" in {fact.value for fact in verdict.missing}
+    judged = judge("evict_page in src/store/cache.py ignores pin_count; see lib/unknown_file.py.", PIECES, keep=0.0)
+    assert judged.acceptable
+    assert judged.invented == ("lib/unknown_file.py",)
+    assert "1 failed" in {fact.value for fact in judged.missing}
 
 
 def test_a_count_may_be_said_in_other_words() -> None:
-    verdict = judge("Running the suite, 1 test failed while 41 of them passed.", PIECES, keep=0.0)
-    assert not {"1 failed", "41 passed"} & {fact.value for fact in verdict.missing}
+    judged = judge("Running the suite, 1 test failed while 41 of them passed.", PIECES, keep=0.0)
+    assert not {"1 failed", "41 passed"} & {fact.value for fact in judged.missing}
 
 
 def test_key_facts_stand_in_their_pages() -> None:
@@ -112,24 +112,24 @@ def test_key_facts_stand_in_their_pages() -> None:
 
 def test_a_thin_summary_is_completed_with_verbatim_lines() -> None:
     thin = "The user asked for a fix of evict_page in cache.py. The assistant looked at the code and ran the tests."
-    verdict = judge(thin, PIECES)
-    assert verdict.reparable
-    full = complete(thin, verdict.missing, PIECES, 300, quarter)
+    judged = judge(thin, PIECES)
+    assert judged.reparable
+    full = complete(thin, judged.missing, PIECES, 300, quarter)
     assert full.startswith(thin)
     assert "p5: === 1 failed, 41 passed in 2.10s ===" in full
-    assert judge(full, PIECES, prompt=PROMPT, tokens=300, count=quarter).outcome == "done"
+    assert judge(full, PIECES, prompt=PROMPT, tokens=300, count=quarter).verdict == "done"
 
 
 def test_the_extract_of_a_span_is_an_acceptable_summary_of_it() -> None:
     filler = [Piece(page, "tool", "result", f"captured output of step {page}\n" * 80, "run(step)") for page in range(7, 12)]
     pieces = (*PIECES, *filler)
     text = extract(pieces, 260, quarter).text
-    assert judge(text, pieces, prompt=PROMPT, tokens=260, count=quarter).outcome == "done"
+    assert judge(text, pieces, prompt=PROMPT, tokens=260, count=quarter).verdict == "done"
 
 
 @given(st.text(max_size=300), st.integers(0, 200))
 def test_any_text_is_judged_and_completed_within_the_budget(summary: str, tokens: int) -> None:
-    verdict = judge(summary, PIECES, prompt=PROMPT, tokens=tokens, count=quarter)
-    assert 0.0 <= verdict.kept <= 1.0
-    assert verdict == judge(summary, PIECES, prompt=PROMPT, tokens=tokens, count=quarter)
+    judged = judge(summary, PIECES, prompt=PROMPT, tokens=tokens, count=quarter)
+    assert 0.0 <= judged.kept <= 1.0
+    assert judged == judge(summary, PIECES, prompt=PROMPT, tokens=tokens, count=quarter)
     assert quarter(complete(summary, key_facts(PIECES), PIECES, tokens, quarter)) <= tokens

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.evals.roster import SPECS, Entry
-from kilburn.kernel.reader import HitRateWarning
+from kilburn.evals.roster import SPECS, Entrant
+from kilburn.kernel.process import HitRateWarning
 from torture.mishaps import MISHAPS
 from torture.onlooker import Onlooker
 from torture.session import Session, Violation
@@ -31,7 +31,7 @@ __all__ = ["POLICIES", "Report", "torture"]
 POLICIES = (
     *("summarize", "recursive", "compact(trigger=None)", "comem(every=2)", "mem1", "free(every=300)", "memento(pairs=True)"),
     *("agentfold", "hybrid", "cost", "chain(mask(keep=2), summarize)", "fifo", "lru", "importance", "tiered", "preprocess"),
-    *("clear_thinking", Entry("clear_tool_uses", SPECS["clear_tool_uses"]).at(1500)),
+    *("clear_thinking", Entrant("clear_tool_uses", SPECS["clear_tool_uses"]).at(1500)),
 )
 """Every policy of the product that can act in a small window; those that ask a model come first."""
 

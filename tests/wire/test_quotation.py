@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn.budget import Budget
-from kilburn.kernel import syscall
+from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.model import Request
@@ -198,7 +198,7 @@ def test_a_summary_speaks_as_a_summary_in_the_next_question() -> None:
 )
 def test_no_tool_forges_an_origin_in_what_a_memory_tool_says(name: str, arguments: dict[str, str]) -> None:
     process = forged("fifo", None)
-    said = syscall.call(process, name, json.dumps(arguments), "m").text
+    said = memory_tools.call(process, name, json.dumps(arguments), "m").text
     found = re.findall(r"(?m)^\[(?:([0-9a-f]{6,}) )?p\d+[ ,][^\n]*UTC[^\n]*\]$", said)
     assert "" in found, "what the tool wrote stands there"
     assert len(set(found) - {""}) == 1

@@ -18,7 +18,7 @@ from kilburn.agents.tool import Tool
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, PinsExceedWindow, SpecError, ToolError
 from kilburn.event import encodable
-from kilburn.kernel import syscall
+from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role
@@ -128,11 +128,11 @@ class Agent:
         self.limits = limits or Limits()
         made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in made}
-        if len(self.tools) != len(made) or (memory and self.tools.keys() & syscall.NAMES):
+        if len(self.tools) != len(made) or (memory and self.tools.keys() & memory_tools.NAMES):
             raise SpecError(
-                "two tools have the same name", advice=f"rename one; {', '.join(sorted(syscall.NAMES))} are taken by memory"
+                "two tools have the same name", advice=f"rename one; {', '.join(sorted(memory_tools.NAMES))} are taken by memory"
             )
-        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *(syscall.SYSCALLS if memory else ()))
+        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *(memory_tools.SPECS if memory else ()))
         self.memory = memory
         if system and not process.window.last:
             process.append({"role": "system", "content": system})
@@ -295,8 +295,8 @@ class Agent:
 
     def _invoke(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
         name = part.name or ""
-        if self.memory and name in syscall.NAMES:
-            said = syscall.call(self.process, name, part.text, part.call)
+        if self.memory and name in memory_tools.NAMES:
+            said = memory_tools.call(self.process, name, part.text, part.call)
             return said.message(part.call or ""), said.text.startswith("error:")
         try:
             tool = self.tools.get(name)

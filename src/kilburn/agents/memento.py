@@ -27,7 +27,7 @@ from kilburn.message import Kind, Role
 from kilburn.model import Delta, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
 from kilburn.text.extract import Piece, extract
-from kilburn.text.judgement import judge
+from kilburn.text.judgement import Verdict, judge
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
 from kilburn.wire.quotation import quoted
 
@@ -285,7 +285,7 @@ class MementoLoop:
         timeout = 120.0 if self.limits.seconds is None else self.limits.seconds
         answer = self._answer(Ask(prompt=prompt, system=SYSTEM, max_tokens=most, purpose="memento", timeout=timeout))
         said = TAG.sub("", clip(_text_of(answer), most, self._count)).strip()
-        if said and judge(said, [piece], prompt=prompt).outcome in ("done", "drops"):
+        if said and judge(said, [piece], prompt=prompt).verdict in (Verdict.DONE, Verdict.DROPS):
             return said
         spans = extract([piece], most, self._count).spans
         lines = "".join(content[start:end] for _, kept in spans for start, end in kept)

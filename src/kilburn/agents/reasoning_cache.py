@@ -328,7 +328,9 @@ class ReasoningCache:
             except KernelError:
                 # The policy of the process has acted before, or the summary is longer than what it stands for.
                 kernel.undo(point)
-            kernel.note(Act.COMPACT, policy=NAME, cause="idle", why=why, outcome=outcome, freed=before - kernel.use, moves=moves)
+            kernel.record(
+                Act.COMPACT, policy=NAME, cause="idle", why=why, outcome=outcome, freed=before - kernel.use, moves=moves
+            )
 
 
 def _check(prompts: Prompts) -> None:

@@ -345,11 +345,11 @@ def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
 def _settle(kernel: Kernel, saved: Saved) -> None:
     """Retire, pin and mark what was."""
     if saved.pinned is not None:
-        kernel.mark(sorted(kernel.tier.pins), pinned=False)
+        kernel.unpin(sorted(kernel.window.pins))
     retired = [page for address in saved.retired for page in kernel.resolve(address)]
     if retired:
         kernel.carry(Retire(pages=tuple(retired)))
     for address in saved.pinned or ():
-        kernel.mark(kernel.resolve(address), pinned=True)
+        kernel.pin(kernel.resolve(address))
     for address, mark in saved.marks.items():
-        kernel.mark(kernel.resolve(address), importance=mark)
+        kernel.remember(kernel.resolve(address), mark)

@@ -16,7 +16,7 @@ from kilburn.evals.pareto import REFILLED, draw
 from kilburn.evals.picture import check_picture
 from kilburn.evals.roster import everybody
 from kilburn.evals.sample import sample_of
-from kilburn.evals.saved import Saved
+from kilburn.evals.saved import SavedCells
 from kilburn.terminal import say, show
 
 __all__ = ["evals", "paging"]
@@ -91,7 +91,7 @@ def paging(
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, seed=seed)
-    saved = Saved(out, runs.digest, resume=resume, force=force) if out is not None else None
+    saved = SavedCells(out, runs.digest, resume=resume, force=force) if out is not None else None
     with progress("evaluating") as done:
         report = evaluate(
             runs,

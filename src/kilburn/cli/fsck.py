@@ -6,20 +6,19 @@ reader opens it, and every derived page is held against its sources. It refuses 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
 
-from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, existing
+from kilburn.cli.access import existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import KernelError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 from kilburn.event import Act
 from kilburn.kernel.folding import keeps_its_spans
-from kilburn.kernel.space import AddressSpace
+from kilburn.kernel.replay import rebuild
+from kilburn.kernel.window import Window
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 from kilburn.store import Batch, ProcessInfo, State
@@ -133,8 +132,8 @@ def _check_once(store: Sqlite, infos: dict[int, ProcessInfo]) -> list[Finding]:
     return found
 
 
-def _opened(store: Sqlite, info: ProcessInfo) -> AddressSpace:
-    """A session as its reader opens it, under its own counter's name.
+def _opened(store: Sqlite, info: ProcessInfo) -> Window:
+    """The window of a session as its reader opens it, under its own counter's name.
 
     Raises:
         StoreCorrupt: it cannot be read.
@@ -143,7 +142,7 @@ def _opened(store: Sqlite, info: ProcessInfo) -> AddressSpace:
     for event in store.events(info.number):
         if event.act is Act.NOTE:
             ruler = str(event.data.get("tokenizer", ruler))
-    return AddressSpace(store, info, Ruler(ruler), Budget(WIDE), time.time)
+    return rebuild(store, info, Ruler(ruler)).window
 
 
 def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Iterator[Finding]:
@@ -151,7 +150,7 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
         return {"kind": kind, "session": info.name, "page": address_of(page) if page else None, "what": what, "derived": derived}
 
     try:
-        tier = _opened(store, info).tier
+        window = _opened(store, info)
         rows = list(store.pages(info.number))
     except StoreCorrupt as error:
         if not mendable:
@@ -159,13 +158,13 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
         return
     pages = {page.id: page for page, _ in rows}
     for page, state in rows:
-        again = tier.states.get(page.id)
+        again = window.states.get(page.id)
         if again is None:
             yield finding("ledger", page.id, "the ledger does not know this page")
         elif again != state:
             yield finding("state", page.id, f"stored as {_said(state)}, the ledger says {_said(again)}", derived=True)
         if page.id < 0 and state.at != Place.DROPPED:
-            for what in _wrong_with(store, page, pages, lambda number: tier.states[number].at):
+            for what in _wrong_with(store, page, pages, lambda number: window.states[number].at):
                 yield finding("fold", page.id, what)
 
 
@@ -208,12 +207,12 @@ def _repair(store: Sqlite, found: list[Finding]) -> list[Finding]:
         try:
             if info.damaged:
                 raise StoreCorrupt(info.damaged)
-            tier, rows = _opened(store, info).tier, list(store.pages(info.number))
+            window, rows = _opened(store, info), list(store.pages(info.number))
         except StoreCorrupt as error:
             name = store.quarantine(info.number)
             say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))
             continue
-        known = {page.id: (state, tier.states[page.id]) for page, state in rows if page.id in tier.states}
+        known = {page.id: (state, window.states[page.id]) for page, state in rows if page.id in window.states}
         states = {number: again for number, (state, again) in known.items() if again != state}
         if states:
             store.commit(info.number, Batch(head=info.head, states=states))

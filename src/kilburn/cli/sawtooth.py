@@ -14,7 +14,7 @@ from typing import Any
 from kilburn.evals.picture import check_picture, picture, plain_axes
 from kilburn.file import written
 
-__all__ = ["FORMATS", "draw", "page", "thinned", "ticks"]
+__all__ = ["FORMATS", "draw", "page", "thin", "ticks"]
 
 FORMATS = (".png", ".html")
 
@@ -31,7 +31,7 @@ def draw(path: Path, curve: Sequence[tuple[int, int]], *, window: int, title: st
         SpecError, MissingExtra: see `check_picture`. OSError: the file cannot be written.
     """
     check_picture(path, force=force, formats=FORMATS)
-    points = thinned(curve)
+    points = thin(curve)
     if path.suffix == ".png":
         with picture(path, 10, 4.6, force=force) as figure:
             _draw(figure, points, window, title)
@@ -40,7 +40,7 @@ def draw(path: Path, curve: Sequence[tuple[int, int]], *, window: int, title: st
             file.write(page(points, window, title).encode("utf-8"))
 
 
-def thinned(curve: Sequence[tuple[int, int]], most: int = POINTS) -> list[tuple[int, int]]:
+def thin(curve: Sequence[tuple[int, int]], most: int = POINTS) -> list[tuple[int, int]]:
     """At most about `most` points of a curve: of each stretch its lowest and its highest, so that every tooth stays."""
     if len(curve) <= most:
         return list(curve)

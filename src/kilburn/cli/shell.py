@@ -24,8 +24,8 @@ import typer.main
 
 from kilburn import __version__
 from kilburn.errors import Forgotten, KernelError, KilburnError, SpecError, WireError
+from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.process import HitRateWarning
-from kilburn.kernel.search import DamageWarning
 from kilburn.terminal import say, tell
 
 __all__ = ["Db", "Force", "Json", "Tenant", "app", "main"]

@@ -101,7 +101,7 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
             for name in names:
                 process = session(store, name)
                 with process.batch() as kernel:
-                    kernel.note(Act.NOTE, policy="user", cause="user", export=where, last=process.window.last)
+                    kernel.record(Act.NOTE, policy="user", cause="user", export=where, last=process.window.last)
     except (StoreReadOnly, StoreBusy) as error:
         say(f"kilburn: the export is complete, but its note could not be written: {error.what}")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from kilburn.demo.explorer import READ
-from kilburn.kernel.search import Found
+from kilburn.kernel.found import Found
 
 __all__ = ["Answered", "Memory", "answer"]
 

@@ -40,7 +40,7 @@ class Candidate(Protocol):
         """The world answers."""
         ...
 
-    def shown(self) -> str:
+    def prompt_text(self) -> str:
         """The window's text."""
         ...
 
@@ -66,7 +66,7 @@ class Tail:
         self.outputs.append(len(self.events))
         self.events.append(text)
 
-    def shown(self) -> str:
+    def prompt_text(self) -> str:
         """The last characters of the events."""
         return "\n".join(self.events)[-self.room :]
 
@@ -93,7 +93,7 @@ class LastOutputs(Tail):
 class Paged(Tail):
     """One half the tail, the other half whole chunks of 800 characters of the outputs, ranked by the last thought."""
 
-    def shown(self) -> str:
+    def prompt_text(self) -> str:
         """Chunks in their own order, then the tail; everything, while it fits. A chunk may stand in the tail too."""
         text = "\n".join(self.events)
         if len(text) <= self.room:
@@ -117,7 +117,7 @@ class PagedOlder(Tail):
     The stronger form of the same idea: nothing is shown twice.
     """
 
-    def shown(self) -> str:
+    def prompt_text(self) -> str:
         """Chunks in their own order, then the tail; everything, while it fits."""
         text = "\n".join(self.events)
         if len(text) <= self.room:

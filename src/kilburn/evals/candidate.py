@@ -14,7 +14,7 @@ from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.future import future_of
 from kilburn.evals.references import Reference, names
 from kilburn.evals.roster import BELADY
-from kilburn.evals.trajectories import Run, shell_call
+from kilburn.evals.trajectories import Trajectory, shell_call
 from kilburn.event import Act
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
@@ -62,17 +62,17 @@ class KilburnCandidate:
             said = {"role": "user", "content": text}
         self._outputs.append(append_and_wait(self._process, said))
 
-    def shown(self) -> str:
+    def prompt_text(self) -> str:
         """The text of the rendered prompt, a line break between messages."""
         texts = list(_texts(self._process.render(format="chat")))
         self.seams = max(0, len(texts) - 1)
         return "\n".join(texts)
 
-    def searched(self, reference: Reference) -> bool:
+    def finds(self, reference: Reference) -> bool:
         """Whether one search for the name, 1,000 tokens of hits, brings it back."""
         return any(reference.name in names(hit.text) for hit in self._process.search(reference.name, tokens=1000))
 
-    def recalled(self, reference: Reference) -> bool:
+    def recalls(self, reference: Reference) -> bool:
         """Whether one fault by the address of an output that had it brings it back. It counts as a use of that
         page, which a policy sees: ask when the run is over."""
         return reference.name in names(self._process.recall(self._outputs[reference.origins[-1]]))
@@ -81,7 +81,7 @@ class KilburnCandidate:
         """The ledger's figures."""
         return self._process.stats()
 
-    def acts(self) -> int:
+    def count_acts(self) -> int:
         """Times that the policy's moves were carried out."""
         return sum(event.act is Act.COMPACT and event.data.get("outcome") == Outcome.DONE for event in self._process.events())
 
@@ -111,7 +111,7 @@ def append_and_wait(process: Process, message: dict[str, Any]) -> str:
     return address
 
 
-def policy_for(run: Run, wanted: list[Reference], spec: str) -> str | Policy:
+def policy_for(run: Trajectory, wanted: list[Reference], spec: str) -> str | Policy:
     """What sits at the window for one run: the spec, or the optimum that knows this run's future."""
     return Belady(future_of(run, wanted)) if spec == BELADY else spec
 

@@ -25,7 +25,7 @@ from kilburn.evals.candidate import append_and_wait
 from kilburn.evals.drift_report import DriftReport, Probe, Trial
 from kilburn.evals.plants import ARMS, Garden, garden, work
 from kilburn.evals.roster import MODEL, can_ask
-from kilburn.evals.trajectories import Run, read
+from kilburn.evals.trajectories import Trajectory, read
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kernel.receipts import ranges
@@ -113,7 +113,7 @@ def measure(
     *,
     window: int = 2000,
     passes: Sequence[int] = PASSES,
-    runs: Sequence[Run] = (),
+    runs: Sequence[Trajectory] = (),
     model: Any = None,
 ) -> Trial:
     """One stream through one window, up to the last of the `passes`."""
@@ -145,7 +145,7 @@ class _Stream:
                 process.pin(addresses[-1])
         # A message's last page is its text or its result: a call stands in front of neither here.
         self.homes = [(plant, parse_address(addresses[at])[1]) for plant, at in planted.plants]
-        self._compacted()
+        self._something_left()
 
     def add(self, messages: Sequence[dict[str, Any]]) -> bool:
         """Append a step of work; whether something left the window meanwhile."""
@@ -155,7 +155,7 @@ class _Stream:
         trial.prompts += 1
         trial.shipped += process.use
         trial.pinned += sum(window.cost(page) for page in window.pins)
-        if not self._compacted():
+        if not self._something_left():
             return False
         prompt = process.render()
         shown = "\n".join(_texts(list(prompt)))
@@ -169,7 +169,7 @@ class _Stream:
         self.appended.append(message)
         return append_and_wait(self.process, message)
 
-    def _compacted(self) -> bool:
+    def _something_left(self) -> bool:
         left = False
         for event in self.process.events(self._last):
             self._last = event.number

@@ -11,9 +11,9 @@ import msgspec
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.intervals import interval
 from kilburn.evals.picture import picture, plain_axes
-from kilburn.evals.report import Report, grid, row_of
+from kilburn.evals.report import EvalReport, grid, row_of
 
-__all__ = ["Decline", "DriftReport", "Health", "Kept", "Probe", "Trial", "draw"]
+__all__ = ["Decline", "DriftReport", "Health", "KeptShare", "Probe", "Trial", "draw"]
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Trial(msgspec.Struct, kw_only=True):
     asked: dict[str, int] = {}
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class KeptShare(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of the plants of one kind after so many compactions; `low` and `high` bound 95%, resampled by
     replicate. `arm` is "" where all are taken together. `recalls` is how many a plant that is not shown takes at most,
     `cost` the mean tokens of the last, `seen` the mean tokens of the stream by then; `trials` those that came so far."""
@@ -130,13 +130,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     asked: dict[str, int]
 
 
-class DriftReport(Report, frozen=True, kw_only=True):
+class DriftReport(EvalReport, frozen=True, kw_only=True):
     """All rows. One token is four characters."""
 
     window: int
     passes: list[int]
     replicates: int
-    shares: list[Kept]
+    shares: list[KeptShare]
     losses: list[Decline]
     health: list[Health]
 
@@ -145,21 +145,21 @@ class DriftReport(Report, frozen=True, kw_only=True):
         """Add up the trials."""
         policies = dict.fromkeys(trial.policy for trial in trials)
         arms = dict.fromkeys(trial.arm for trial in trials)
-        shares: list[Kept] = []
+        shares: list[KeptShare] = []
         losses: list[Decline] = []
         health: list[Health] = []
         for policy in policies:
             own = [trial for trial in trials if trial.policy == policy]
-            shares += [made for number in passes if (made := _kept(own, "", "fact", number, seed)) is not None]
+            shares += [made for number in passes if (made := _kept_share(own, "", "fact", number, seed)) is not None]
             losses.append(_decline(own, seed))
             for arm in arms:
                 here = [trial for trial in own if trial.arm == arm]
-                shares += [made for number in passes if (made := _kept(here, arm, "rule", number, seed)) is not None]
+                shares += [made for number in passes if (made := _kept_share(here, arm, "rule", number, seed)) is not None]
                 health.append(_health(here, policy, arm))
         many = len({trial.replicate for trial in trials})
         return cls(window=window, passes=list(passes), replicates=many, shares=shares, losses=losses, health=health)
 
-    def share(self, policy: str, kind: str, passes: int, arm: str = "") -> Kept:
+    def share(self, policy: str, kind: str, passes: int, arm: str = "") -> KeptShare:
         """One row; KeyError where it was not measured. Rules have an arm, facts have none."""
         return row_of(self.shares, policy=policy, kind=kind, passes=passes, arm=arm)
 
@@ -175,18 +175,18 @@ class DriftReport(Report, frozen=True, kw_only=True):
             f"A window of {self.window} tokens, up to {self.replicates} replicates, compactions at which it was looked: "
             f"{', '.join(map(str, self.passes))}; one token is {CHARACTERS} characters",
             "Facts, verbatim: in the window, after one search, after one recall (recalls needed, tokens of the last)",
-            _grid(_SHARES, [_of_share(row) for row in facts]),
+            _grid(_SHARES, [_cells_of_share(row) for row in facts]),
             "Rules, verbatim, by where they stand",
-            _grid(_SHARES, [_of_share(row) for row in rules]),
+            _grid(_SHARES, [_cells_of_share(row) for row in rules]),
             f"Facts lost and regained from one compaction to the next, over {max(self.passes)}",
-            _grid(_LOSSES, [_of_loss(row) for row in self.losses]),
+            _grid(_LOSSES, [_cells_of_decline(row) for row in self.losses]),
             "What must hold: summaries that resolve to originals 1.000, pinned bytes changed 0, over 0, lost 0",
-            _grid(_HEALTH, [_of_health(row) for row in self.health]),
+            _grid(_HEALTH, [_cells_of_health(row) for row in self.health]),
         ]
         return "\n\n".join(parts)
 
 
-def _kept(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed: int) -> Kept | None:
+def _kept_share(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed: int) -> KeptShare | None:
     """The share of one row; None where no stream came so far."""
     came = [trial for trial in trials if len(trial.curve) >= passes]
     probes = [[probe for probe in trial.probes if (probe.kind, probe.passes) == (kind, passes)] for trial in came]
@@ -203,7 +203,7 @@ def _kept(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed: int) 
     shown_low, shown_high = bounds(lambda probe: probe.shown)
     searched_low, searched_high = bounds(lambda probe: probe.searched)
     costs = [probe.cost for probe in flat if probe.cost]
-    return Kept(
+    return KeptShare(
         policy=came[0].policy,
         arm=arm,
         kind=kind,
@@ -279,7 +279,7 @@ _LOSSES = ("policy", "lost a pass", "95%", "back a pass", "left after 1", "5", "
 _HEALTH = ("policy", "rules in", "depth", "summaries", "resolve", "changed", "over", "lost", "pins", "of prompts", "outcomes")
 
 
-def _of_share(row: Kept) -> tuple[str, ...]:
+def _cells_of_share(row: KeptShare) -> tuple[str, ...]:
     return (
         row.policy,
         row.arm or "all",
@@ -295,7 +295,7 @@ def _of_share(row: Kept) -> tuple[str, ...]:
     )
 
 
-def _of_loss(row: Decline) -> tuple[str, ...]:
+def _cells_of_decline(row: Decline) -> tuple[str, ...]:
     left = [f"{row.curve[number - 1]:.3f}" if len(row.curve) >= number else "" for number in (1, 5, 20)]
     return (
         row.policy,
@@ -308,7 +308,7 @@ def _of_loss(row: Decline) -> tuple[str, ...]:
     )
 
 
-def _of_health(row: Health) -> tuple[str, ...]:
+def _cells_of_health(row: Health) -> tuple[str, ...]:
     outcomes = ", ".join(f"{name} {count}" for name, count in row.outcomes.items())
     asked = ", ".join(f"{name} {count}" for name, count in row.asked.items())
     return (

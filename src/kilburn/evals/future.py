@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kilburn.evals.references import Reference, names
-from kilburn.evals.trajectories import Run
+from kilburn.evals.trajectories import Trajectory
 from kilburn.page import Span
 from kilburn.policies.belady import Future
 
 __all__ = ["future_of"]
 
 
-def future_of(run: Run, references: Sequence[Reference]) -> Future:
+def future_of(run: Trajectory, references: Sequence[Reference]) -> Future:
     """The uses of each older output's page: the turn of the thought before the action that uses it, and the lines.
 
     Thought, action and output of a step are a page and a message each, so event k is page k and turn k.

@@ -9,7 +9,7 @@ import msgspec
 
 from kilburn.evals.intervals import resampled
 from kilburn.evals.picture import picture, plain_axes
-from kilburn.evals.report import Report, grid, row_of
+from kilburn.evals.report import EvalReport, grid, row_of
 
 __all__ = ["INFINITE", "LRU", "MIN", "OURS", "CacheReport", "Rate", "Tally", "draw"]
 
@@ -50,7 +50,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     speed: float
 
 
-class CacheReport(Report, frozen=True, kw_only=True):
+class CacheReport(EvalReport, frozen=True, kw_only=True):
     """All rates of one measurement.
 
     Args:

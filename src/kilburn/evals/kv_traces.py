@@ -19,7 +19,7 @@ from kilburn.errors import InvalidMessage
 from kilburn.kv.eviction import PromptUse
 from kilburn.wire.recording import read_as
 
-__all__ = ["BLOCK", "UNIT", "Moment", "Prompt", "Trace", "read", "synthetic", "weave"]
+__all__ = ["BLOCK", "UNIT", "Moment", "RecordedPrompt", "Trace", "read", "synthetic", "weave"]
 
 BLOCK = 64
 """Tokens of a block in a trace."""
@@ -31,7 +31,7 @@ _BLOCKS = UNIT // BLOCK
 _FORM = "each line is {id, block_size: 64, requests: [{t, hash_ranges: [[first, count]], api_time, stop}]}"
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class RecordedPrompt(msgspec.Struct, frozen=True):
     """One request of a trace.
 
     Args:
@@ -51,7 +51,7 @@ class Trace(msgspec.Struct, frozen=True):
     """One session with its sub-agents, in order of time."""
 
     id: str
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[RecordedPrompt, ...]
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class _Request(msgspec.Struct):
     requests: list[_Request] = []
 
 
-class _Line(msgspec.Struct):
+class _TraceLine(msgspec.Struct):
     id: str
     requests: list[_Request]
     block_size: int = BLOCK
@@ -84,15 +84,15 @@ def read(path: str | Path) -> Iterator[Trace]:
     Raises:
         InvalidMessage: no such file, it cannot be read, or a line is no trace, or has blocks of another size.
     """
-    for where, line in read_as(path, _Line, _FORM):
+    for where, line in read_as(path, _TraceLine, _FORM):
         yield _trace_of(line, where)
 
 
-def _trace_of(found: _Line, where: str) -> Trace:
+def _trace_of(found: _TraceLine, where: str) -> Trace:
     if found.block_size != BLOCK:
         raise InvalidMessage(f"{where}: blocks of {found.block_size} tokens", advice=_FORM)
     agents = count(1)
-    prompts: list[Prompt] = []
+    prompts: list[RecordedPrompt] = []
     for request in found.requests:
         agent = next(agents) if request.requests else 0
         for one in request.requests or [request]:
@@ -100,7 +100,7 @@ def _trace_of(found: _Line, where: str) -> Trace:
             stretches = one.hash_ranges
             if not math.isfinite(began) or any(first < 0 or many < 0 or many > 10**7 for first, many in stretches):
                 raise InvalidMessage(f"{where}: a request that cannot be", advice=_FORM)
-            prompts.append(Prompt(began, agent, _units(stretches), max(0.0, one.api_time or 0.0), one.stop or ""))
+            prompts.append(RecordedPrompt(began, agent, _units(stretches), max(0.0, one.api_time or 0.0), one.stop or ""))
     return Trace(found.id, tuple(sorted(prompts, key=lambda prompt: prompt.time)))
 
 
@@ -151,12 +151,12 @@ def _session(chance: random.Random, name: str) -> Trace:
     fresh = count()
     units = [next(fresh) for _ in range(chance.randint(15, 30))]
     time, pace = 0.0, chance.uniform(0.5, 2.0)
-    prompts: list[Prompt] = []
+    prompts: list[RecordedPrompt] = []
     for _ in range(min(200, int(chance.lognormvariate(3.3, 1.0)) + 2)):
         units = units + [next(fresh) for _ in range(min(40, int(chance.expovariate(0.4))))]
         ran = chance.lognormvariate(1.8, 0.6)
         asks = chance.random() < 0.9
-        prompts.append(Prompt(time, 0, tuple(units), ran, "tool_use" if asks else "end_turn"))
+        prompts.append(RecordedPrompt(time, 0, tuple(units), ran, "tool_use" if asks else "end_turn"))
         if asks and chance.random() < 0.01:
             prompts += _errand(chance, fresh, time + ran, len(prompts))
         time += ran + pace * (chance.lognormvariate(1.8, 1.0) if asks else chance.lognormvariate(5.5, 1.6))
@@ -165,12 +165,12 @@ def _session(chance: random.Random, name: str) -> Trace:
     return Trace(name, tuple(sorted(prompts, key=lambda prompt: prompt.time)))
 
 
-def _errand(chance: random.Random, fresh: Iterator[int], time: float, agent: int) -> Iterator[Prompt]:
+def _errand(chance: random.Random, fresh: Iterator[int], time: float, agent: int) -> Iterator[RecordedPrompt]:
     """A sub-agent's prompts, quick one after another, the last without a return."""
     units = [next(fresh) for _ in range(9)]
     last = chance.randint(3, 9)
     for number in range(last + 1):
         units = units + [next(fresh) for _ in range(chance.randint(0, 4))]
         ran = chance.lognormvariate(0.9, 0.4)
-        yield Prompt(time, agent, tuple(units), ran, "end_turn" if number == last else "tool_use")
+        yield RecordedPrompt(time, agent, tuple(units), ran, "end_turn" if number == last else "tool_use")
         time += ran + chance.lognormvariate(1.2, 0.5)

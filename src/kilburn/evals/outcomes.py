@@ -9,10 +9,10 @@ import msgspec
 
 from kilburn.evals.baselines import CHARACTERS
 
-__all__ = ["COUNTS", "Cell", "Outcome", "joined"]
+__all__ = ["COUNTS", "Cell", "ReferenceOutcome", "join_cells"]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one reference: shown at all, shown in a whole line of an older output, found by
     one search, found by one search or one fault by address (None where there is no store to ask)."""
 
@@ -47,7 +47,7 @@ class Cell:
     window: int
     spec: str = ""
     model: str = ""
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[ReferenceOutcome] = field(default_factory=list)
     calls: int = 0
     overflow: int = 0
     shipped: int = 0
@@ -64,20 +64,20 @@ class Cell:
         """Count one prompt: `before` is the last one, `fresh` the texts of the events since then,
         `seams` those line breaks in `shown` that only stand between messages."""
         tokens = -(-(len(shown) - seams) // CHARACTERS)
-        same = _common(before, shown)
+        same = _common_prefix(before, shown)
         self.calls += 1
         self.overflow += tokens > self.window
         self.shipped += tokens
         # The seams are taken to be spread evenly; that is wrong by a few characters.
         self.cached += (same - seams * same // max(1, len(shown))) // CHARACTERS
-        self.refilled += max(0, len(shown) - same - _first(fresh, shown[same:])) // CHARACTERS
+        self.refilled += max(0, len(shown) - same - _count_new(fresh, shown[same:])) // CHARACTERS
 
 
 COUNTS = ("calls", "overflow", "shipped", "cached", "refilled", "acts", "asks", "unanswered", "refused", "fallbacks", "seconds")
 """The fields of a cell that add up."""
 
 
-def joined(parts: Sequence[Cell]) -> Cell:
+def join_cells(parts: Sequence[Cell]) -> Cell:
     """One cell of the parts of one that were measured apart, in their order."""
     whole = replace(parts[0], outcomes=[outcome for part in parts for outcome in part.outcomes])
     for name in COUNTS:
@@ -85,7 +85,7 @@ def joined(parts: Sequence[Cell]) -> Cell:
     return whole
 
 
-def _first(fresh: Sequence[str], new: str) -> int:
+def _count_new(fresh: Sequence[str], new: str) -> int:
     """Characters of `new` that are shown for the first time: fresh texts that stand there whole, else their lines that do."""
     lines = {line.rstrip() for line in new.split("\n")}
     total = 0
@@ -95,7 +95,7 @@ def _first(fresh: Sequence[str], new: str) -> int:
     return min(total, len(new))
 
 
-def _common(one: str, other: str) -> int:
+def _common_prefix(one: str, other: str) -> int:
     """Characters that both begin with, found by halving."""
     low, high = 0, min(len(one), len(other))
     while low < high:

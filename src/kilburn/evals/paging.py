@@ -24,14 +24,14 @@ from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES, Candidate
 from kilburn.evals.candidate import KilburnCandidate, model_of, policy_for
 from kilburn.evals.cost import Rates, rates_of
-from kilburn.evals.outcomes import Cell, Outcome, joined
+from kilburn.evals.outcomes import Cell, ReferenceOutcome, join_cells
 from kilburn.evals.paging_report import PagingReport
 from kilburn.evals.references import Reference, names
-from kilburn.evals.roster import Entry, entries
-from kilburn.evals.rows import losses_of, rows_of, verdicts_of
+from kilburn.evals.roster import Entrant, entries
+from kilburn.evals.rows import model_differences_of, rows_of, verdicts_of
 from kilburn.evals.sample import Sample
-from kilburn.evals.saved import Saved
-from kilburn.evals.trajectories import Run
+from kilburn.evals.saved import SavedCells
+from kilburn.evals.trajectories import Trajectory
 
 __all__ = ["evaluate", "measure"]
 
@@ -43,7 +43,7 @@ class _Job(NamedTuple):
     """One cell to measure; `number` is its place in the report."""
 
     number: int
-    entry: Entry
+    entry: Entrant
     window: int
 
 
@@ -56,7 +56,7 @@ def evaluate(
     rates: Rates | None = None,
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
-    saved: Saved | None = None,
+    saved: SavedCells | None = None,
 ) -> PagingReport:
     """Score each policy at each window on a sample of runs.
 
@@ -76,18 +76,18 @@ def evaluate(
     jobs = _jobs(windows, policies, model)
     if any(job.entry.model for job in jobs):
         model_of(model)  # a model that cannot be had is found out here, and not in a worker
-    done: dict[int, Cell] = {} if saved is None else _known(jobs, saved)
+    done: dict[int, Cell] = {} if saved is None else _saved_cells(jobs, saved)
     total = len(jobs) * len(sample.runs)
     so_far = len(done) * len(sample.runs)
     parts: dict[int, dict[int, Cell]] = {}
     pieces = _pieces(sample)
-    for job, start, cell in _measured(sample, [job for job in jobs if job.number not in done], pieces, workers):
+    for job, start, cell in _measure_pieces(sample, [job for job in jobs if job.number not in done], pieces, workers):
         parts.setdefault(job.number, {})[start] = cell
         so_far += pieces[start]
         if progress is not None:
             progress(so_far, total)
         if len(parts[job.number]) == len(pieces):
-            done[job.number] = joined([part for _, part in sorted(parts.pop(job.number).items())])
+            done[job.number] = join_cells([part for _, part in sorted(parts.pop(job.number).items())])
             if saved is not None:
                 saved.add(done[job.number])
     return _report(sample, [done[job.number] for job in jobs], rates or rates_of())
@@ -100,7 +100,7 @@ def _jobs(windows: Sequence[int], policies: Sequence[str], model: str) -> list[_
     return [_Job(number, *pair) for number, pair in enumerate(pairs)]
 
 
-def _known(jobs: list[_Job], saved: Saved) -> dict[int, Cell]:
+def _saved_cells(jobs: list[_Job], saved: SavedCells) -> dict[int, Cell]:
     """The cells that need not be measured, by the number of their job."""
     found = {job.number: saved.find(job.entry.label, job.entry.at(job.window), job.entry.model, job.window) for job in jobs}
     return {number: cell for number, cell in found.items() if cell is not None}
@@ -115,7 +115,7 @@ def _report(sample: Sample, done: list[Cell], rates: Rates) -> PagingReport:
         rates=rates,
         rows=rows,
         verdicts=verdicts_of(rows),
-        losses=losses_of(done, sample.seed),
+        losses=model_differences_of(done, sample.seed),
         outcomes=[outcome for cell in done for outcome in cell.outcomes],
     )
 
@@ -127,7 +127,7 @@ def _pieces(sample: Sample) -> dict[int, int]:
     return {start: min(size, count - start) for start in range(0, count, size)}
 
 
-def _measured(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers: int) -> Iterator[tuple[_Job, int, Cell]]:
+def _measure_pieces(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers: int) -> Iterator[tuple[_Job, int, Cell]]:
     """Each piece of each job as it is done; those first that are likely to take longest."""
     order = sorted(jobs, key=lambda job: (not job.entry.model, job.entry.spec in BASELINES, job.window))
     if workers < 2 or not jobs:
@@ -135,7 +135,7 @@ def _measured(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers:
             for start, size in pieces.items():
                 yield job, start, measure(sample, job.entry, job.window, slice(start, start + size))
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _hold, (sample,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _keep_sample, (sample,)) as pool:
         waiting = {
             pool.submit(_piece, job.entry, job.window, start, size): (job, start)
             for job in order
@@ -148,19 +148,19 @@ def _measured(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_held: list[Sample] = []
+_samples: list[Sample] = []
 """What a worker process measures on: sent once, not with each piece."""
 
 
-def _hold(sample: Sample) -> None:
-    _held[:] = [sample]
+def _keep_sample(sample: Sample) -> None:
+    _samples[:] = [sample]
 
 
-def _piece(entry: Entry, window: int, start: int, size: int) -> Cell:
-    return measure(_held[0], entry, window, slice(start, start + size))
+def _piece(entry: Entrant, window: int, start: int, size: int) -> Cell:
+    return measure(_samples[0], entry, window, slice(start, start + size))
 
 
-def measure(sample: Sample, entry: Entry, window: int, which: slice = slice(None)) -> Cell:
+def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(None)) -> Cell:
     """Feed the runs of a sample, or some of them, to one policy at one window."""
     spec = entry.at(window)
     cell = Cell(policy=entry.label, window=window, spec=spec, model=entry.model)
@@ -177,14 +177,14 @@ def measure(sample: Sample, entry: Entry, window: int, which: slice = slice(None
     return cell
 
 
-def _feed(run: Run, wanted: Sequence[Reference], candidate: Candidate, cell: Cell) -> None:
+def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Candidate, cell: Cell) -> None:
     store = candidate if isinstance(candidate, KilburnCandidate) else None
     before = ""
     fresh: list[str] = []
-    found: list[tuple[Reference, Outcome]] = []
+    found: list[tuple[Reference, ReferenceOutcome]] = []
     for index, step in enumerate(run.steps):
         candidate.thought(step.thought)
-        shown = candidate.shown()
+        shown = candidate.prompt_text()
         fresh.append(step.thought)
         cell.ship(before, shown, fresh, store.seams if store is not None else 0)
         due = [reference for reference in wanted if reference.step == index]
@@ -197,17 +197,19 @@ def _feed(run: Run, wanted: Sequence[Reference], candidate: Candidate, cell: Cel
         cell.outcomes += [outcome for _, outcome in found]
         return
     stats = store.stats()
-    cell.acts += store.acts()
+    cell.acts += store.count_acts()
     cell.asks += stats.asks
     cell.unanswered += stats.asks_failed
     cell.refused += stats.refused_moves
     cell.fallbacks += stats.fallbacks
     for reference, outcome in found:
-        reachable = bool(outcome.searched) or store.recalled(reference)
+        reachable = bool(outcome.searched) or store.recalls(reference)
         cell.outcomes.append(msgspec.structs.replace(outcome, reachable=reachable))
 
 
-def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: Cell) -> Iterator[Outcome]:
+def _outcomes(
+    run: Trajectory, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: Cell
+) -> Iterator[ReferenceOutcome]:
     there = names(shown)
     lines = {line.rstrip() for line in shown.split("\n")}
     for reference in due:
@@ -216,7 +218,7 @@ def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnCand
         whole = any(
             line.rstrip() in lines and name in names(line) for output in outputs for line in output.split("\n") if name in line
         )
-        yield Outcome(
+        yield ReferenceOutcome(
             run=run.id,
             step=reference.step,
             name=name,
@@ -224,5 +226,5 @@ def _outcomes(run: Run, due: Sequence[Reference], shown: str, store: KilburnCand
             window=cell.window,
             shown=name in there,
             line=whole,
-            searched=(name in there or store.searched(reference)) if store is not None else None,
+            searched=(name in there or store.finds(reference)) if store is not None else None,
         )

@@ -6,14 +6,14 @@ import msgspec
 
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.cost import PER, UNITS, Rates
-from kilburn.evals.outcomes import Outcome
-from kilburn.evals.report import Report, grid, row_of
+from kilburn.evals.outcomes import ReferenceOutcome
+from kilburn.evals.report import EvalReport, grid, row_of
 from kilburn.evals.rows import ModelDifference, Row, Verdict
 
 __all__ = ["PagingReport"]
 
 
-class PagingReport(Report, frozen=True, kw_only=True):
+class PagingReport(EvalReport, frozen=True, kw_only=True):
     """All rows of one measurement, what follows from them, and each outcome behind them.
 
     Args:
@@ -30,7 +30,7 @@ class PagingReport(Report, frozen=True, kw_only=True):
     rows: list[Row]
     verdicts: list[Verdict]
     losses: list[ModelDifference]
-    outcomes: list[Outcome]
+    outcomes: list[ReferenceOutcome]
 
     def row(self, policy: str, window: int) -> Row:
         """The row of a policy at a window; KeyError where it was not measured."""
@@ -41,21 +41,21 @@ class PagingReport(Report, frozen=True, kw_only=True):
         parts = [
             f"{self.references} references in {self.runs} runs; one token is {CHARACTERS} characters\nruns: {self.sample}",
             "What the next action names and an older output had: shares of the references that the prompt showed",
-            self._shown(),
-            self._costs_words(),
-            self._paid(),
-            *self._made(),
+            self._survival_table(),
+            self._cost_heading(),
+            self._cost_table(),
+            *self._specs(),
         ]
         if self.losses:
-            parts += ["With a model's words less without, on the same references", self._lost()]
+            parts += ["With a model's words less without, on the same references", self._model_table()]
         if self.verdicts:
             parts += [
                 "Survival less the best of the four baselines (+ is above), and re-prefilled tokens over those of summarize",
-                self._judged(),
+                self._verdict_table(),
             ]
         return "\n\n".join(parts)
 
-    def _shown(self) -> str:
+    def _survival_table(self) -> str:
         regret = any(row.regret is not None for row in self.rows)
         heads = ["window", "policy", "survival", "95%", "to tail", "95%", "lines", "search", "fault", "over"]
         body = [
@@ -76,7 +76,7 @@ class PagingReport(Report, frozen=True, kw_only=True):
         ]
         return grid([*heads, *(["regret"] if regret else [])], body)
 
-    def _costs_words(self) -> str:
+    def _cost_heading(self) -> str:
         units = ", ".join(f"{name} in {UNITS.get(name, 'its unit')}" for name in self.rates.tables)
         pause = "" if self.rates.pause is None else f", {self.rates.pause:g} s between two prompts"
         regret = ", and over the optimum's" if any(row.cost_regret for row in self.rows) else ""
@@ -86,7 +86,7 @@ class PagingReport(Report, frozen=True, kw_only=True):
             "times that the policy itself acted, questions to a model, plans that broke a law, seconds of wall time"
         )
 
-    def _paid(self) -> str:
+    def _cost_table(self) -> str:
         tables = list(self.rates.tables)
         regret = any(row.cost_regret for row in self.rows)
         heads = ["window", "policy", "shipped", "again", "cached"]
@@ -108,7 +108,7 @@ class PagingReport(Report, frozen=True, kw_only=True):
             body.append([*line, str(row.acts), str(row.asks), str(row.refused), f"{row.seconds:.1f}"])
         return grid([*heads, "acted", "asked", "refused", "s"], body)
 
-    def _made(self) -> list[str]:
+    def _specs(self) -> list[str]:
         """What stands behind labels that are no specs."""
         specs: dict[str, dict[str, None]] = {}
         for row in self.rows:
@@ -118,7 +118,7 @@ class PagingReport(Report, frozen=True, kw_only=True):
         lines = [f"{label} is {' / '.join(known)}" for label, known in specs.items()]
         return ["\n".join(lines)] if lines else []
 
-    def _lost(self) -> str:
+    def _model_table(self) -> str:
         heads = ["window", "policy", "survival", "95%", "lines", "asked", "unanswered"]
         body = [
             [
@@ -134,16 +134,16 @@ class PagingReport(Report, frozen=True, kw_only=True):
         ]
         return grid(heads, body)
 
-    def _judged(self) -> str:
+    def _verdict_table(self) -> str:
         windows = sorted(self.verdicts[0].margins)
         heads = ["policy", *(f"{window}" for window in windows), "above", *(f"again {window}" for window in windows), "fewer"]
         body = [
             [
                 one.policy,
                 *(f"{one.margins[window]:+.3f}" for window in windows),
-                _said(one.above),
+                _yes_or_no(one.above),
                 *(f"{one.refills[window]:.2f}" if window in one.refills else "" for window in windows),
-                _said(one.fewer),
+                _yes_or_no(one.fewer),
             ]
             for one in sorted(self.verdicts, key=lambda one: -min(one.margins.values()))
         ]
@@ -155,5 +155,5 @@ class PagingReport(Report, frozen=True, kw_only=True):
         return msgspec.json.encode(kept).decode()
 
 
-def _said(known: bool | None) -> str:
+def _yes_or_no(known: bool | None) -> str:
     return "" if known is None else "yes" if known else "no"

@@ -114,7 +114,7 @@ def _label(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[str
     places = [(float(x), float(y)) for x, y in (axes.transData.transform(point) for point in points)]
     points_taken = [(x - 4 * scale, y - 4 * scale, x + 4 * scale, y + 4 * scale) for x, y in places]
     taken: list[Box] = [*points_taken, *lines]
-    groups = _together(places, 5 * scale)
+    groups = _group_points(places, 5 * scale)
     for group in sorted(groups, key=lambda group: (not bold & set(group), -places[group[0]][1])):
         weight = "bold" if bold & set(group) else "normal"
         text = fill(", ".join(texts[at] for at in group), 30)
@@ -129,7 +129,7 @@ def _label(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[str
             for left in [x + dx * reach * scale - (wide if dx < 0 else 0 if dx > 0 else wide / 2)]
             for low in [y + dy * reach * scale - (high / 2 if dy == 0 else high if dy < 0 else 0)]
         ]
-        free = [box for box in boxes if _inside(box, axes.bbox) and not any(_meet(box, other) for other in taken)]
+        free = [box for box in boxes if _is_inside(box, axes.bbox) and not any(_overlap(box, other) for other in taken)]
         chosen = free[0] if free else boxes[0]
         taken.append(chosen)
         left, low = axes.transData.inverted().transform((chosen[0], (chosen[1] + chosen[3]) / 2))
@@ -140,7 +140,7 @@ def _label(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[str
             axes.plot(ends[:, 0], ends[:, 1], color=_GREY, lw=0.5, zorder=2)
 
 
-def _together(places: Sequence[tuple[float, float]], near: float) -> list[list[int]]:
+def _group_points(places: Sequence[tuple[float, float]], near: float) -> list[list[int]]:
     """Points that lie on each other, so that they share one label."""
     groups: list[list[int]] = []
     for at, (x, y) in enumerate(places):
@@ -153,9 +153,9 @@ def _together(places: Sequence[tuple[float, float]], near: float) -> list[list[i
     return groups
 
 
-def _inside(box: Box, frame: Any) -> bool:
+def _is_inside(box: Box, frame: Any) -> bool:
     return bool(box[0] >= frame.x0 and box[2] <= frame.x1 and box[1] >= frame.y0 and box[3] <= frame.y1)
 
 
-def _meet(one: Box, two: Box) -> bool:
+def _overlap(one: Box, two: Box) -> bool:
     return one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]

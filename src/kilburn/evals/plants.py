@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.trajectories import Run, Step, shell_call, synthetic
+from kilburn.evals.trajectories import Step, Trajectory, shell_call, synthetic
 
 __all__ = ["ARMS", "FACTS", "RULES", "Garden", "Plant", "garden", "work"]
 
@@ -97,7 +97,7 @@ def _value(chance: random.Random, attribute: int) -> str:
     return f"as a {_word(chance)} tree in {_word(chance)}.idx"
 
 
-def _planted(chance: random.Random, parts: Sequence[str]) -> tuple[list[Plant], list[Plant]]:
+def _plants(chance: random.Random, parts: Sequence[str]) -> tuple[list[Plant], list[Plant]]:
     pairs = [(part, attribute) for part in parts for attribute in range(len(_ATTRIBUTES))]
     facts = []
     for part, attribute in chance.sample(pairs, FACTS):
@@ -128,7 +128,7 @@ def garden(seed: int, arm: str) -> Garden:
         raise SpecError(f"no arm {arm!r}", advice=f"known: {', '.join(ARMS)}")
     chance = random.Random(f"plants/{seed}")
     parts = [_word(chance) for _ in range(6)]
-    facts, rules = _planted(chance, parts)
+    facts, rules = _plants(chance, parts)
     told, listed, settled = facts[:4], facts[4:8], facts[8:]
     standing = "Rules that hold for the whole job:\n" + "\n".join(f"- {rule.text}" for rule in rules)
     system = "You look after a cluster with a shell, one command at a time."
@@ -151,7 +151,7 @@ def garden(seed: int, arm: str) -> Garden:
     return Garden(messages, homes, 3 if arm == "pinned" else None, parts)
 
 
-def work(seed: int, parts: Sequence[str], runs: Sequence[Run] = ()) -> Iterator[list[Dicts]]:
+def work(seed: int, parts: Sequence[str], runs: Sequence[Trajectory] = ()) -> Iterator[list[Dicts]]:
     """Step after step of work without an end: a call and its result each.
 
     Args:
@@ -172,7 +172,7 @@ def work(seed: int, parts: Sequence[str], runs: Sequence[Run] = ()) -> Iterator[
         yield [shell_call(call, thought, step.action), {"role": "tool", "tool_call_id": call, "content": step.observation}]
 
 
-def _steps(seed: int, runs: Sequence[Run]) -> Iterator[Step]:
+def _steps(seed: int, runs: Sequence[Trajectory]) -> Iterator[Step]:
     for number in count():
         chosen = [runs[(seed + number) % len(runs)]] if runs else synthetic(1, seed * 1000 + number)
         for run in chosen:

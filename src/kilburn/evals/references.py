@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kilburn.evals.trajectories import Run
+from kilburn.evals.trajectories import Trajectory
 
-__all__ = ["SHORTEST", "Reference", "names", "references", "shuffled"]
+__all__ = ["SHORTEST", "Reference", "names", "references", "shuffle_names"]
 
 _NAME = re.compile(r"/?\w+(?:[./-]\w+)*")
 
@@ -38,7 +38,7 @@ def names(text: str) -> set[str]:
     return {name for name in _NAME.findall(text) if len(name) >= SHORTEST}
 
 
-def references(run: Run) -> list[Reference]:
+def references(run: Trajectory) -> list[Reference]:
     """The references of a run, in the order of its steps and then of the names."""
     outputs = [names(step.observation) for step in run.steps]
     known = {name for turn in run.head for name in names(turn.content)}
@@ -55,7 +55,7 @@ def references(run: Run) -> list[Reference]:
     return found
 
 
-def shuffled(found: Sequence[Reference], seed: int) -> list[Reference]:
+def shuffle_names(found: Sequence[Reference], seed: int) -> list[Reference]:
     """The same places with the names of other runs: what a measurement without a leak scores by chance alone."""
     chance = random.Random(seed)
     by_run: dict[str, list[str]] = {}

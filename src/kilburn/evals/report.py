@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import msgspec
 
-__all__ = ["Report", "grid", "row_of"]
+__all__ = ["EvalReport", "grid", "row_of"]
 
 T = TypeVar("T")
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     """A measurement's figures. What derives from it also has `table`, plain text for people."""
 
     def to_json(self) -> str:

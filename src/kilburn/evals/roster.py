@@ -16,7 +16,7 @@ from kilburn.evals.baselines import BASELINES
 from kilburn.kernel.resolve import names, resolve
 from kilburn.policy import Policy
 
-__all__ = ["BELADY", "MODEL", "SPECS", "Entry", "can_ask", "entries", "everybody"]
+__all__ = ["BELADY", "MODEL", "SPECS", "Entrant", "can_ask", "entries", "everybody"]
 
 BELADY = "belady"
 """The offline optimum: it is told each run's future, so it takes no spec."""
@@ -37,7 +37,7 @@ combinations that take part too."""
 _SHARE = re.compile(r"\{(\d{1,3})%\}")
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entrant(msgspec.Struct, frozen=True):
     """One line of the table.
 
     Args:
@@ -60,23 +60,23 @@ def everybody() -> list[str]:
     return [*BASELINES, *sorted({*names("policies"), *SPECS} - {BELADY}), BELADY]
 
 
-def entries(specs: list[str], model: str, window: int) -> list[Entry]:
+def entries(specs: list[str], model: str, window: int) -> list[Entrant]:
     """One entry a spec, the tail first; with a model, another one for each policy that could ask it.
 
     Raises:
         SpecError: no such policy, or arguments that do not fit.
     """
-    listed: list[Entry] = []
+    listed: list[Entrant] = []
     for label in dict.fromkeys(["tail", *specs]):
         if label.startswith(f"{BELADY}("):
             raise SpecError(f"{label!r}: the optimum is told each run's future", advice=f"write {BELADY} alone")
-        plain = Entry(label, SPECS.get(label, label))
+        plain = Entrant(label, SPECS.get(label, label))
         listed.append(plain)
         if label in BASELINES or label == BELADY:
             continue
         policy = resolve("policies", plain.at(window))
         if model and can_ask(policy):
-            listed.append(Entry(label + MODEL, plain.spec, model))
+            listed.append(Entrant(label + MODEL, plain.spec, model))
     return listed
 
 

@@ -8,10 +8,10 @@ import msgspec
 
 from kilburn.evals.cost import PER, Rates, cost_of
 from kilburn.evals.intervals import interval
-from kilburn.evals.outcomes import COUNTS, Cell, Outcome
+from kilburn.evals.outcomes import COUNTS, Cell, ReferenceOutcome
 from kilburn.evals.roster import BELADY, MODEL
 
-__all__ = ["ENVELOPE", "ModelDifference", "Row", "Verdict", "losses_of", "rows_of", "verdicts_of"]
+__all__ = ["ENVELOPE", "ModelDifference", "Row", "Verdict", "model_differences_of", "rows_of", "verdicts_of"]
 
 ENVELOPE = ("tail", "truncated", "last3", "tail+bm25")
 """The baselines whose best survival, window by window, a policy should beat."""
@@ -121,8 +121,8 @@ def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> 
         gain_low=gain_low,
         gain_high=gain_high,
         line=_share([o.line for o in cell.outcomes]),
-        searched=_asked([o.searched for o in cell.outcomes]),
-        reachable=_asked([o.reachable for o in cell.outcomes]),
+        searched=_share_of_known([o.searched for o in cell.outcomes]),
+        reachable=_share_of_known([o.reachable for o in cell.outcomes]),
         costs=costs,
         regret=None if best is None else _share([o.shown for o in best.outcomes]) - survival,
         cost_regret={name: costs[name] / cost - 1 for name, cost in optimum.items() if cost > 0},
@@ -156,7 +156,7 @@ def verdicts_of(rows: Sequence[Row]) -> list[Verdict]:
     return verdicts
 
 
-def losses_of(done: Sequence[Cell], seed: int) -> list[ModelDifference]:
+def model_differences_of(done: Sequence[Cell], seed: int) -> list[ModelDifference]:
     """What each policy's model changed, for those that were measured with one and without."""
     plain = {(cell.policy, cell.window): cell for cell in done if not cell.model}
     found: list[ModelDifference] = []
@@ -187,7 +187,7 @@ def _costs(cell: Cell, rates: Rates) -> dict[str, float]:
     }
 
 
-def _differences(own: Sequence[Outcome], other: Sequence[Outcome]) -> list[list[float]]:
+def _differences(own: Sequence[ReferenceOutcome], other: Sequence[ReferenceOutcome]) -> list[list[float]]:
     return _by_run([(one.run, float(one.shown) - float(two.shown)) for one, two in zip(own, other, strict=True)])
 
 
@@ -202,6 +202,6 @@ def _share(found: Sequence[bool]) -> float:
     return sum(found) / len(found) if found else 0.0
 
 
-def _asked(found: Sequence[bool | None]) -> float | None:
+def _share_of_known(found: Sequence[bool | None]) -> float | None:
     answers = [one for one in found if one is not None]
     return _share(answers) if answers else None

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.references import Reference, references, shuffled
-from kilburn.evals.trajectories import Run, read, synthetic
+from kilburn.evals.references import Reference, references, shuffle_names
+from kilburn.evals.trajectories import Trajectory, read, synthetic
 
 __all__ = ["MADE", "Sample", "sample_of"]
 
@@ -31,7 +31,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         digest: names the runs and references exactly.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[Trajectory, ...]
     wanted: dict[str, list[Reference]]
     words: str
     seed: int = 0
@@ -73,7 +73,7 @@ def sample_of(
         raise SpecError(f"{path}: no runs", advice="give a file with one run a line")
     listed = [reference for run in runs for reference in references(run)]
     wanted: dict[str, list[Reference]] = {}
-    for reference in listed if shuffle is None else shuffled(listed, shuffle):
+    for reference in listed if shuffle is None else shuffle_names(listed, shuffle):
         wanted.setdefault(reference.run, []).append(reference)
     known = hashlib.sha256(msgspec.json.encode((runs, wanted, tools))).hexdigest()
     words = _words(path, limit, shuffle, referring) + (", told as tool calls" if tools else "")

@@ -15,19 +15,19 @@ from kilburn.errors import SpecError
 from kilburn.evals.outcomes import Cell
 from kilburn.file import check_target, written
 
-__all__ = ["Saved"]
+__all__ = ["SavedCells"]
 
 
 START = b'{"of":'
 """How a line begins."""
 
 
-class _Line(msgspec.Struct):
+class _SavedCell(msgspec.Struct):
     of: str
     cell: Cell
 
 
-class Saved:
+class SavedCells:
     """A file of cells.
 
     Args:
@@ -60,7 +60,7 @@ class Saved:
             raise SpecError(f"{self.path} is no file of cells", advice="give the file that --out wrote")
         for line in raw.split(b"\n"):
             try:
-                found = msgspec.json.decode(line, type=_Line)
+                found = msgspec.json.decode(line, type=_SavedCell)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
             if found.of == self._digest:
@@ -75,7 +75,7 @@ class Saved:
     def add(self, cell: Cell) -> None:
         """Append a cell."""
         self._cells[_key(cell)] = cell
-        self._append(msgspec.json.encode(_Line(self._digest, cell)) + b"\n")
+        self._append(msgspec.json.encode(_SavedCell(self._digest, cell)) + b"\n")
 
     def _append(self, line: bytes) -> None:
         with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab") as file:

@@ -16,10 +16,10 @@ import msgspec
 
 from kilburn.wire.recording import read_as
 
-__all__ = ["Run", "Step", "Turn", "read", "shell_call", "synthetic"]
+__all__ = ["HeadMessage", "Step", "Trajectory", "read", "shell_call", "synthetic"]
 
 
-class Turn(msgspec.Struct, frozen=True):
+class HeadMessage(msgspec.Struct, frozen=True):
     """One message of the head."""
 
     role: str
@@ -34,21 +34,22 @@ class Step(msgspec.Struct, frozen=True):
     observation: str
 
 
-class Run(msgspec.Struct, frozen=True):
+class Trajectory(msgspec.Struct, frozen=True):
     """One recorded run."""
 
     id: str
-    head: tuple[Turn, ...]
+    head: tuple[HeadMessage, ...]
     steps: tuple[Step, ...]
 
 
-def read(path: str | Path) -> Iterator[Run]:
+def read(path: str | Path) -> Iterator[Trajectory]:
     """The runs of a file, one line at a time.
 
     Raises:
         InvalidMessage: no such file, it cannot be read, or a line is no run; the message names the line.
     """
-    for _, run in read_as(path, Run, "each line is {id, head: [{role, content}], steps: [{thought, action, observation}]}"):
+    form = "each line is {id, head: [{role, content}], steps: [{thought, action, observation}]}"
+    for _, run in read_as(path, Trajectory, form):
         yield run
 
 
@@ -67,7 +68,7 @@ def shell_call(id: str, thought: str, command: str) -> dict[str, Any]:
     }
 
 
-def synthetic(runs: int, seed: int) -> Iterator[Run]:
+def synthetic(runs: int, seed: int) -> Iterator[Trajectory]:
     """`runs` made-up runs: an agent reads, searches, edits and tests a code base that does not exist.
 
     Later actions name functions and files that only older outputs mentioned, as real ones do. The
@@ -98,14 +99,14 @@ class _Made:
     def _functions(self) -> list[str]:
         return [f"{self.chance.choice(_VERBS)}_{self._word()}" for _ in range(self.chance.randint(5, 14))]
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> Trajectory:
         task = f"The result of the {self.package} package is wrong for empty input. Find out why and repair it."
         self._add("Let me see which files there are.", "ls -R src", "\n".join(sorted(self.files)))
         for _ in range(self.chance.randint(8, 20)):
             self.chance.choice((self._view, self._view, self._search, self._edit, self._edit, self._test))()
         self._add("That should do.", "submit", "done")
-        head = (Turn("system", "You are a programmer with a shell. One command at a time."), Turn("user", task))
-        return Run(name, head, tuple(self.steps))
+        head = (HeadMessage("system", "You are a programmer with a shell. One command at a time."), HeadMessage("user", task))
+        return Trajectory(name, head, tuple(self.steps))
 
     def _add(self, thought: str, action: str, observation: str) -> None:
         self.steps.append(Step(thought, action, observation))

@@ -11,33 +11,20 @@ import msgspec
 
 from kilburn.budget import Counter
 from kilburn.errors import DuplicateCall, InvalidMessage, LawBroken, OrphanResult
-from kilburn.kernel.tier import Tier
+from kilburn.kernel.window import Window
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, digest_of
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import beside, form_of, is_plain, is_sent, sent_name, sent_text
 
-__all__ = ["Admitted", "cost_of", "extra_text", "framing", "pages_of", "pins_on_arrival", "text_cost"]
+__all__ = ["cost_of", "extra_text", "framing", "pages_of", "pins_on_arrival"]
 
 LABEL = 60
 
 BOUND = frozenset({Kind.REASONING, Kind.OPAQUE})
 """Parts of an assistant's message that its provider takes back only as they came: thinking, and calls of its own. They
 move with all of their message."""
-
-
-class Admitted(msgspec.Struct, kw_only=True):
-    """New pages with the texts of their digests."""
-
-    pages: list[Page]
-    texts: dict[str, str]
-    contents: dict[int, str]
-
-
-def text_cost(counter: Counter, text: str) -> int:
-    """What a text costs as a message of its own, in tokens."""
-    return counter.count(text) + counter.envelope
 
 
 def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = None) -> int:
@@ -65,62 +52,66 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
     return tokens + (counter.count(more) if more else 0) + counter.envelope
 
 
-def pages_of(messages: Sequence[Message], tier: Tier, counter: Counter, now: float) -> Admitted:
-    """The pages of these messages, numbered on from the tier's last.
+def pages_of(messages: Sequence[Message], window: Window, counter: Counter, now: float) -> tuple[list[Page], dict[str, str]]:
+    """The pages of these messages, numbered on from the window's last, and the texts of their digests.
 
     Raises:
         OrphanResult, DuplicateCall, InvalidMessage, LawBroken: nothing was admitted.
     """
-    drafts = Admitted(pages=[], texts={}, contents={})
+    pages: list[Page] = []
+    texts: dict[str, str] = {}
     calls: dict[str, Page] = {}
     answered: set[str] = set()
     for offset, message in enumerate(messages):
         if not message.parts:
             raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
-        trust = _trust(message, tier)
+        trust = _trust(message, window)
         bound = message.role is Role.ASSISTANT and any(part.kind in BOUND for part in message.parts)
-        first = tier.last + len(drafts.pages) + 1
+        first = window.last + len(pages) + 1
         for position, part in enumerate(message.parts):
-            number = tier.last + len(drafts.pages) + 1
+            number = window.last + len(pages) + 1
             leftovers = _leftovers(part, message, position)
-            _check_call(part, tier, calls, answered)
+            extra = extra_text(part.extra, leftovers)
+            _check_call(part, window, calls, answered)
             page = Page(
                 id=number,
                 digest=digest_of(part.text),
+                extra=digest_of(extra) if extra else "",
                 kind=part.kind,
                 role=message.role,
-                message=tier.turn + offset + 1,
+                message=window.turn + offset + 1,
                 tokens=cost_of(counter, part, message.role, leftovers) + framing(counter, message.role, number),
                 time=now,
                 trust=trust,
-                group=first if bound else _group(part, tier, calls, number),
-                answers=_answers(part, tier, calls),
+                group=first if bound else _group(part, window, calls, number),
+                answers=_answers(part, window, calls),
                 call=part.call,
                 name=part.name,
                 sources=message.sources,
                 order=(number, 0),
                 label=_label(part),
             )
-            page = _with_extra(page, part, leftovers, drafts)
             if part.kind is Kind.CALL and part.call is not None:
                 calls[part.call] = page
-            drafts.pages.append(page)
-            drafts.texts[page.digest] = part.text
-            drafts.contents[page.id] = part.text
-    return drafts
+            pages.append(page)
+            texts[page.digest] = part.text
+            if extra:
+                # Leftovers of the wire form are content of their own, hashed like any.
+                texts[page.extra] = extra
+    return pages, texts
 
 
-def _trust(message: Message, tier: Tier) -> Trust:
+def _trust(message: Message, window: Window) -> Trust:
     own = TRUST_OF_ROLE[message.role]
     if message.trust is not None and message.trust > own:
         raise LawBroken(
             7, f"a {message.role} message cannot have trust {message.trust.name}", advice="leave trust out, or lower it"
         )
     lowest = own if message.trust is None else message.trust
-    unknown = [source for source in message.sources if source not in tier.pages]
+    unknown = [source for source in message.sources if source not in window.pages]
     if unknown:
         raise InvalidMessage(f"sources {unknown[:3]} are no pages of this process", advice="cite pages that were recalled here")
-    return min([lowest, *(tier.pages[source].trust for source in message.sources)])
+    return min([lowest, *(window.pages[source].trust for source in message.sources)])
 
 
 def _leftovers(part: Part, message: Message, position: int) -> str | None:
@@ -136,28 +127,28 @@ def framing(counter: Counter, role: Role, number: int) -> int:
     return counter.count("<system>\n\n</system>") if role is Role.SYSTEM and number > 1 else 0
 
 
-def _check_call(part: Part, tier: Tier, calls: dict[str, Page], answered: set[str]) -> None:
+def _check_call(part: Part, window: Window, calls: dict[str, Page], answered: set[str]) -> None:
     if part.kind is Kind.CALL:
         if not part.call:
             raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")
-        if part.call in tier.calls or part.call in calls:
+        if part.call in window.calls or part.call in calls:
             raise DuplicateCall(
                 f"call id {part.call!r} was used before in this process", advice="give every call an id of its own"
             )
     elif part.kind is Kind.RESULT:
-        if part.call not in tier.calls and part.call not in calls:
+        if part.call not in window.calls and part.call not in calls:
             raise OrphanResult(
                 f"no call with id {part.call!r} in this process", advice="append the assistant message with the call first"
             )
-        known = tier.calls.get(part.call or "")
-        if known is not None and tier.at(known) == Place.DROPPED:
+        known = window.calls.get(part.call or "")
+        if known is not None and window.at(known) == Place.DROPPED:
             raise OrphanResult(f"call {part.call!r} was forgotten", advice="its result has no place; leave it out")
-        if part.call in answered or (known is not None and known not in tier.open):
+        if part.call in answered or (known is not None and known not in window.open):
             raise OrphanResult(f"call {part.call!r} has its result already", advice="append one result a call")
         answered.add(part.call or "")
 
 
-def _group(part: Part, tier: Tier, calls: dict[str, Page], number: int) -> int:
+def _group(part: Part, window: Window, calls: dict[str, Page], number: int) -> int:
     """A call, its result and images inside it share the call's group."""
     if part.kind is Kind.CALL:
         return number
@@ -166,30 +157,22 @@ def _group(part: Part, tier: Tier, calls: dict[str, Page], number: int) -> int:
     made = calls.get(part.call)
     if made is not None:
         return made.group
-    known = tier.calls.get(part.call)
-    return tier.pages[known].group if known is not None else 0
+    known = window.calls.get(part.call)
+    return window.pages[known].group if known is not None else 0
 
 
-def _answers(part: Part, tier: Tier, calls: dict[str, Page]) -> int:
+def _answers(part: Part, window: Window, calls: dict[str, Page]) -> int:
     if part.call is None or part.kind is Kind.CALL:
         return 0
-    return calls[part.call].id if part.call in calls else tier.calls.get(part.call, 0)
-
-
-def _with_extra(page: Page, part: Part, leftovers: str | None, drafts: Admitted) -> Page:
-    """Leftovers of the wire form become content of their own, hashed like any."""
-    text = extra_text(part.extra, leftovers)
-    if not text:
-        return page
-    digest = digest_of(text)
-    drafts.texts[digest] = text
-    return msgspec.structs.replace(page, extra=digest)
+    return calls[part.call].id if part.call in calls else window.calls.get(part.call, 0)
 
 
 def extra_text(part: str | None, message: str | None) -> str:
     """How leftovers of a part and of its message are stored; "" for none."""
+    if not part and not message:
+        return ""
     kept = {"part": part, "message": message}
-    return msgspec.json.encode({key: value for key, value in kept.items() if value}).decode() if part or message else ""
+    return msgspec.json.encode({key: value for key, value in kept.items() if value}).decode()
 
 
 def _label(part: Part) -> str:
@@ -208,7 +191,7 @@ def _line(text: str) -> str:
     return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
 
 
-def pins_on_arrival(drafts: Admitted, tier: Tier, capacity: int) -> dict[int, str]:
+def pins_on_arrival(pages: Sequence[Page], window: Window, capacity: int) -> dict[int, str]:
     """Which new pages law 3 pins by themselves: system messages, and the task.
 
     Leading system messages while all pins take three quarters of the window at most (of a longer one
@@ -216,9 +199,9 @@ def pins_on_arrival(drafts: Admitted, tier: Tier, capacity: int) -> dict[int, st
     where it takes at most a quarter of the window.
     """
     pinned: dict[int, str] = {}
-    held = sum(tier.cost(page) for page in tier.pins)
-    seen = {page.role for page in tier.pages.values()} if tier.turn < 64 else {Role.USER, Role.ASSISTANT, Role.TOOL}
-    for page in drafts.pages:
+    held = sum(window.cost(page) for page in window.pins)
+    seen = {page.role for page in window.pages.values()} if window.turn < 64 else {Role.USER, Role.ASSISTANT, Role.TOOL}
+    for page in pages:
         leading = not seen - {Role.SYSTEM}
         task = page.role is Role.USER and not seen - {Role.SYSTEM} and page.kind is Kind.TEXT
         seen = seen | {page.role}

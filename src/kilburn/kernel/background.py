@@ -59,7 +59,7 @@ class Background:
             return Answer(outcome=Outcome.NO_MODEL)
         if self._errand is not None:
             return Answer(outcome=Outcome.BUSY)
-        self._errand = _Errand(later, self._kernel.tier.turn)
+        self._errand = _Errand(later, self._kernel.window.turn)
         self._fresh = True
         return Answer(outcome=Outcome.STARTED)
 
@@ -99,7 +99,7 @@ class Background:
 
     def _is_current(self, errand: _Errand) -> bool:
         # Pages never change; they are forgotten or retired.
-        gone = self._kernel.tier.gone
+        gone = self._kernel.window.gone
         return not gone or gone.isdisjoint(errand.later.pages)
 
     @property

@@ -119,7 +119,7 @@ class Consultation:
         except KernelError as error:
             self.kernel.undo(point)
             course.broke = Outcome.NO_PROGRESS if isinstance(error, LawBroken) and error.law == 2 else Outcome.ILLEGAL
-            self.kernel.note(Act.REFUSE, policy=self.name, cause=course.cause, why=str(error), moves=len(moves))
+            self.kernel.record(Act.REFUSE, policy=self.name, cause=course.cause, why=str(error), moves=len(moves))
 
     def _outcome(self, course: _Course, view: View, before: int) -> Outcome | None:
         """How it went; None where nothing happened at all."""
@@ -144,7 +144,7 @@ class Consultation:
         if course.asked:
             data["asked"] = course.asked
         why = "; ".join(reason for reason in [course.why, *(note.why for note in course.notes)] if reason)
-        self.kernel.note(Act.COMPACT, policy=self.name, cause=course.cause, why=why[:300], **data)
+        self.kernel.record(Act.COMPACT, policy=self.name, cause=course.cause, why=why[:300], **data)
 
     def _answers(
         self, plan: Generator[Effect, Answer, Sequence[Move]], course: _Course
@@ -180,7 +180,7 @@ class Consultation:
         if isinstance(effect, Note):
             course.notes.append(effect)
             return Answer(outcome=Outcome.DONE)
-        if self._breaker.is_open(self.kernel.tier.turn):
+        if self._breaker.is_open(self.kernel.window.turn):
             return SPARED
         answer = self.background.start(effect)
         course.later = None if answer.outcome == Outcome.NO_MODEL else answer.outcome
@@ -194,7 +194,7 @@ class Consultation:
         kernel = self.kernel
         if not course.waits:
             return Answer(outcome=Outcome.NO_MODEL)
-        if self._breaker.is_open(kernel.tier.turn):
+        if self._breaker.is_open(kernel.window.turn):
             course.asked.append(Outcome.FAILED)
             return SPARED
         before, began = kernel.changes, time.monotonic()
@@ -217,7 +217,7 @@ class Consultation:
             course.overtaken = False
         else:
             kernel.give_up(batch)
-        self._breaker.note(answer.outcome, kernel.tier.turn)
+        self._breaker.note(answer.outcome, kernel.window.turn)
         self._note_answer(course, answer, ask.purpose)
         return answer
 
@@ -225,19 +225,19 @@ class Consultation:
         course.asked.append(answer.outcome)
         if answer.outcome == Outcome.NO_MODEL:
             return  # nobody is there to be asked
-        self.kernel.note(
+        self.kernel.record(
             Act.ASK, policy=self.name, cause=course.cause, why=purpose, outcome=answer.outcome, detail=answer.detail[:300]
         )
 
     def _find(self, find: Find) -> Answer:
-        kernel, tier = self.kernel, self.kernel.tier
+        kernel, window = self.kernel, self.kernel.window
         passages = kernel.store.search(find.query, process=kernel.info.number, limit=4 * find.limit)
         wanted = [
             passage
             for passage in passages
-            if passage.page in tier.pages and tier.at(passage.page) in (Place.OUT, Place.STUB, Place.FOLDED)
+            if passage.page in window.pages and window.at(passage.page) in (Place.OUT, Place.STUB, Place.FOLDED)
         ]
-        kernel.contents.fetch(tier.pages[passage.page].digest for passage in wanted[: find.limit])
+        kernel.contents.fetch(window.pages[passage.page].digest for passage in wanted[: find.limit])
         hits = tuple(
             Hit(page=passage.page, span=passage.span, text=kernel.text(passage.page)[slice(*passage.span)], score=passage.score)
             for passage in wanted[: find.limit]

@@ -2,7 +2,6 @@
 
 A memory that is remade every few steps cites thousands of pages that its predecessor cited. Pages that one
 fold stands for share one entry here, so that a successor takes over the entry and adds only what is new.
-It refuses to know where pages are, and checks no law.
 """
 
 from __future__ import annotations

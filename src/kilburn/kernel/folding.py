@@ -7,15 +7,15 @@ themselves (laws 4 and 7). Kept spans are cut from the original, so they are byt
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from kilburn.budget import Counter
+from kilburn.budget import Counter, text_cost
 from kilburn.errors import KernelError, LawBroken
-from kilburn.kernel.admission import cost_of, extra_text, framing, text_cost
+from kilburn.kernel.admission import cost_of, extra_text, framing
 from kilburn.kernel.laws import Change, is_bound
-from kilburn.kernel.tier import Tier
+from kilburn.kernel.window import Window as Tier
 from kilburn.message import Kind, Part, Role, Trust
 from kilburn.move import Fold
 from kilburn.page import OMITTED, Page, Place, Span, address_of, digest_of, span_of
@@ -129,9 +129,9 @@ def arguments_of(text: str) -> str:
     return msgspec.json.encode({"excerpt": text}).decode()
 
 
-def shown_part(page: Page, text: str, tier: Tier) -> Part:
+def shown_part(page: Page, text: str, pages: Mapping[int, Page]) -> Part:
     """What a derived page is in a prompt: of one call or result a call or result, else a text."""
-    single = tier.pages.get(page.sources[0]) if page.message and len(page.sources) == 1 else None
+    single = pages.get(page.sources[0]) if page.message and len(page.sources) == 1 else None
     # An old store may hold an excerpt of thinking in its place: it is no word of the assistant's.
     if single is not None and single.kind is Kind.REASONING:
         return Part(kind=Kind.REASONING, text=text)

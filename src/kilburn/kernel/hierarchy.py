@@ -15,11 +15,11 @@ from typing import Any
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.kernel.drive import answerer
+from kilburn.kernel.found import DamageWarning, Found, found
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.search import DamageWarning, Found, found
 from kilburn.policy import Policy
 from kilburn.store import ProcessInfo, Store, checked_name
 from kilburn.tokens.choice import counter_for
@@ -117,15 +117,16 @@ class Hierarchy:
         """
         passages = self.store.search(query, limit=limit)
         names = {info.number: info.name for info in self.store.processes()} if passages else {}
-        opened: dict[int, Process] = {}
+        kernels: dict[int, Kernel] = {}
         for number in {passage.process for passage in passages} & names.keys():
             try:
-                opened[number] = self.process(names[number])
-                opened[number].refresh()
+                process = self.process(names[number])
+                process.refresh()
+                kernels[number] = process.kernel
             except StoreCorrupt as error:
                 warnings.warn(f"not searched: {error.what}", DamageWarning, stacklevel=2)
-        hits = [passage for passage in passages if passage.process in opened]
-        return found(hits, opened, self.counter, tokens, self.clock())
+        hits = [passage for passage in passages if passage.process in kernels]
+        return found(hits, kernels, self.counter, tokens, self.clock())
 
     def close(self) -> None:
         """Write what was only observed, and release the file; idempotent."""

@@ -1,19 +1,34 @@
 """The kernel of one process: the only code that changes where pages are.
 
-Policies propose (`planning`), the laws check (`laws`), this moves, inside a batch of the address
-space. It refuses to choose.
+Policies propose (`planning`), the laws check (`laws`), this moves. Every change is part of a batch: done in the
+window, and written to the store in one transaction; if anything fails, window and store are as they were.
+It does not choose what to move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from kilburn.errors import Forgotten, KernelError, LawBroken, PinsExceedWindow, UnknownAddress
-from kilburn.event import Act
-from kilburn.kernel.admission import pages_of, pins_on_arrival, text_cost
+from kilburn.budget import Budget, Counter, text_cost
+from kilburn.errors import (
+    Forgotten,
+    KernelError,
+    KilburnError,
+    LawBroken,
+    PinsExceedWindow,
+    StoreError,
+    StoreReadOnly,
+    StoreStale,
+    UnknownAddress,
+)
+from kilburn.event import STATE, Act, Event, writable
+from kilburn.kernel.admission import pages_of, pins_on_arrival
+from kilburn.kernel.contents import Contents
 from kilburn.kernel.folding import derived_page
 from kilburn.kernel.laws import (
     Change,
@@ -26,15 +41,15 @@ from kilburn.kernel.laws import (
     check_retire,
     closure_of_drop,
 )
-from kilburn.kernel.layout import PATIENCE
-from kilburn.kernel.render import PENDING
-from kilburn.kernel.space import AddressSpace
-from kilburn.kernel.tier import OUT
+from kilburn.kernel.pending import START, Pending, Savepoint
+from kilburn.kernel.replay import rebuild
+from kilburn.kernel.window import PATIENCE, PENDING
 from kilburn.message import Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
-from kilburn.page import Page, Place, Span, parse_address
+from kilburn.page import Page, Place, Span, address_of, parse_address
+from kilburn.store import ProcessInfo, Store
 
-__all__ = ["LEAST", "Kernel"]
+__all__ = ["GATHERED", "LEAST", "Kernel"]
 
 ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
@@ -43,9 +58,107 @@ LEAST = 1
 """Messages of the user and the assistant after which the kernel may take a call without a result, where nothing
 else makes room: then it is not the latest message's."""
 
+GATHERED = 256
+"""Observations that wait for a commit at most."""
 
-class Kernel(AddressSpace):
-    """Carries out what the laws allow."""
+
+class Kernel:
+    """Carries out what the laws allow, in batches.
+
+    Its parts: the `window` (what stands where), the batch that is `pending`, the `contents` (texts at hand), and
+    what the ledger tells: its figures (`ledger`) and the `usage` of pages.
+
+    Args:
+        clock: seconds since the epoch; the only clock there is.
+    """
+
+    def __init__(self, store: Store, info: ProcessInfo, counter: Counter, budget: Budget, clock: Callable[[], float]) -> None:
+        self.store, self.info, self.counter, self.budget, self.clock = store, info, counter, budget, clock
+        self.lock = threading.RLock()
+        self.stale = False
+        self.changes = 0
+        # In the middle of a batch; and where one ended in a way that the journal does not lead back from.
+        self._busy = self._broken = False
+        # The budget of the last batch that was written.
+        self._settled = budget
+        self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
+        self._load()
+
+    def _load(self) -> None:
+        """All that is known of the process, from the store; where that fails, what was known stays.
+
+        Raises:
+            StoreCorrupt: it cannot be rebuilt.
+        """
+        rebuilt = rebuild(self.store, self.info, self.counter)
+        self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
+        self.pending = Pending(rebuilt.head)
+        self.contents = Contents(self.store, self._needed)
+
+    # What other writers did
+
+    def refresh(self) -> bool:
+        """See whether another writer went on with this process; if so all is read anew, and texts at hand are let go.
+
+        What was only observed here and is not written yet stays noted.
+
+        Raises:
+            StoreStale: there are changes here that are not written. StoreCorrupt; the state is then the one before.
+        """
+        found = self._found()
+        if found is not None and found.head == self.pending.head:
+            return False
+        if found is None or self.pending.changes_state or self.window.journal_position:
+            raise self._overtaken()
+        observed = self.pending.events
+        self._load()
+        self.pending.add(observed)
+        self.stale = False
+        self.changes += 1
+        return True
+
+    def check_current(self) -> None:
+        """See that nobody else wrote to this process since it was read.
+
+        Raises:
+            StoreStale: somebody did; reading something here, or reopening it, shows what.
+        """
+        found = self._found()
+        if found is None or found.head != self.pending.head:
+            raise self._overtaken()
+
+    def _found(self) -> ProcessInfo | None:
+        """The process as the store has it now; None where it is gone, or another one has its name."""
+        found = self.store.process(self.info.name, time=0.0, create=False)
+        return found if found is not None and found.number == self.info.number else None
+
+    def _overtaken(self) -> StoreStale:
+        self.stale = True
+        return StoreStale(f"another writer went on with session {self.info.name!r}", advice="reopen the process")
+
+    # What there is
+
+    @property
+    def use(self) -> int:
+        """Tokens that the prompt takes now."""
+        return self.window.use
+
+    @property
+    def capacity(self) -> int:
+        """Counted tokens that the window holds: its budget, corrected by what providers reported.
+
+        The correction leaves the pins and an eighth of the budget: a session can always go on.
+        """
+        whole = self.budget.capacity
+        room = whole if self._fixed else self.usage.calibrated.room(whole)
+        if room >= whole:
+            return room
+        return max(room, min(whole, sum(map(self.window.cost, self.window.pins)) + whole // 8))
+
+    @property
+    def excess(self) -> int:
+        """Tokens over the capacity, or 0."""
+        return max(0, self.window.use - self.capacity)
 
     def resolve(self, address: str) -> list[int]:
         """The page ids that an address names, retired ones included.
@@ -54,23 +167,43 @@ class Kernel(AddressSpace):
             UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was dropped.
         """
         first, last = parse_address(address)
-        tier = self.tier
-        if first not in tier.pages or last not in tier.pages:
-            known = f"this process has p1-p{tier.last}" if tier.last else "this process has no pages yet"
+        window = self.window
+        if first not in window.pages or last not in window.pages:
+            known = f"this process has p1-p{window.last}" if window.last else "this process has no pages yet"
             raise UnknownAddress(f"{address} does not exist in {self.info.name!r}", advice=known)
-        found = [page for page in range(first, last + 1) if tier.at(page) != Place.DROPPED]
+        found = [page for page in range(first, last + 1) if window.at(page) != Place.DROPPED]
         if not found:
             raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
         return found
 
     def closure(self, pages: Sequence[int]) -> list[int]:
         """All that a forget of these pages would forget, in order."""
-        return sorted(closure_of_drop(self.tier, pages), key=abs)
+        return sorted(closure_of_drop(self.window, pages), key=abs)
+
+    def text(self, page: int) -> str:
+        """The exact text of a page.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        known = self.window.pages.get(page)
+        if known is None:
+            raise UnknownAddress(
+                f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
+            )
+        if self.window.at(page) == Place.DROPPED:
+            raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
+        return self.contents.get(known.digest)
 
     def forget_texts(self, gone: Sequence[int]) -> None:
         """Let go of all texts at hand, and of what is known of forgotten pages; what is still wanted is read again."""
-        self.tier.scrub(gone)
+        self.window.scrub(gone)
         self.contents.clear()
+
+    def _needed(self) -> set[str]:
+        return {digest for page in self.window.resident() for digest in (page.digest, page.extra)} | set(self.pending.texts)
+
+    # Changes
 
     def take_in(self, messages: Sequence[Message]) -> tuple[int, int]:
         """Admit messages into the window; returns the first and last page id.
@@ -78,19 +211,17 @@ class Kernel(AddressSpace):
         Raises:
             WireError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
-        drafts = pages_of(messages, self.tier, self.counter, self.clock())
-        pinned = pins_on_arrival(drafts, self.tier, self.capacity)
-        for page in drafts.pages:
-            self._add(page, drafts.texts)
-            self.tier.set(page.id, msgspec.structs.replace(OUT, at=Place.IN, pinned=page.id in pinned))
-        self.note(Act.ADMIT, [page.id for page in drafts.pages], to={Place.IN: [page.id for page in drafts.pages]})
+        pages, texts = pages_of(messages, self.window, self.counter, self.clock())
+        pinned = pins_on_arrival(pages, self.window, self.capacity)
+        numbers = [page.id for page in pages]
+        self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={Place.IN: numbers})
         for number, why in pinned.items():
-            self.note(Act.PIN, [number], why=why)
+            self.record(Act.PIN, [number], why=why)
         self.check_pins()
-        for page in drafts.pages:
-            if page.answers and self.tier.stands_itself(page.answers) is None:
+        for page in pages:
+            if page.answers and self.window.stands_itself(page.answers) is None:
                 self._join(page)
-        return drafts.pages[0].id, drafts.pages[-1].id
+        return numbers[0], numbers[-1]
 
     def _join(self, late: Page) -> None:
         """Bring the call of a late result back, which had left without one; where it cannot stand any more, or
@@ -108,27 +239,25 @@ class Kernel(AddressSpace):
 
     def _fits_beside_loop(self, late: Page) -> bool:
         """Whether a late result's group, its results as handles, leaves an open tool loop its room."""
-        tier = self.tier
-        loop = tier.loop(LEAST)
-        back = {page for page in tier.group(late.id) if tier.at(page) == Place.IN and not tier.pages[page].answers}
-        stays = back.union(loop, tier.pins, tier.held())
-        handles = text_cost(self.counter, PENDING) * (1 + len(tier.group(late.id)) - len(back))
-        return not loop or sum(map(tier.cost, stays)) + handles <= self.capacity
-
-    def _add(self, page: Page, texts: dict[str, str]) -> None:
-        for digest in (page.digest, page.extra):
-            if digest:
-                self.pending.texts[digest] = texts[digest]
-                self.contents.keep(digest, texts[digest])
-        self.pending.new.append(page)
-        self.pending.touched.add(page.id)
-        self.tier.add(page, OUT if page.id < 0 else msgspec.structs.replace(OUT, at=Place.FOLDED))
+        window = self.window
+        loop = window.loop(LEAST)
+        back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
+        stays = back.union(loop, window.pins, window.held())
+        handles = text_cost(self.counter, PENDING) * (1 + len(window.group(late.id)) - len(back))
+        return not loop or sum(map(window.cost, stays)) + handles <= self.capacity
 
     def check_pins(self) -> None:
-        """Law 2 against law 3: the pins, and one handle for the rest, must fit."""
-        held = sum(self.tier.cost(page) for page in self.tier.pins)
-        least = held + (text_cost(self.counter, PENDING) if len(self.tier.pins) < len(self.tier.pages) else 0)
-        if self.tier.pins and least > self.capacity:
+        """Law 2 against law 3: the pins, and one handle for the rest, must fit.
+
+        Raises:
+            PinsExceedWindow: they do not.
+        """
+        window = self.window
+        if not window.pins:
+            return
+        rest = text_cost(self.counter, PENDING) if len(window.pins) < len(window.pages) else 0
+        least = sum(map(window.cost, window.pins)) + rest
+        if least > self.capacity:
             raise PinsExceedWindow(f"pinned pages take {least} of {self.capacity} tokens")
 
     def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1) -> int | None:
@@ -137,64 +266,48 @@ class Kernel(AddressSpace):
         Raises:
             LawBroken, KernelError: the move is illegal, or none; the caller undoes to its savepoint.
         """
-        made: int | None = None
+        window = self.window
         move = as_move(move)
         if isinstance(move, Fold) and policy != "kernel":
             move = self._with_ends(move)
         match move:
             case Load():
-                change, act = check_load(self.tier, move), Act.LOAD
+                change, act = check_load(window, move), Act.LOAD
             case Evict():
                 forced = policy == "kernel"
-                change, act = check_evict(self.tier, move, LEAST if forced else PATIENCE, forced=forced), Act.EVICT
+                change, act = check_evict(window, move, LEAST if forced else PATIENCE, forced=forced), Act.EVICT
             case Retire():
-                change, act = check_retire(self.tier, move), Act.RETIRE
-                self.pending.unindex.update(page for page in move.pages if page > 0)
+                change, act = check_retire(window, move), Act.RETIRE
             case Fold():
-                change, act = check_fold(self.tier, move, depth), Act.FOLD
+                change, act = check_fold(window, move, depth), Act.FOLD
             case _:
                 if policy != "user":
                     raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
-                gone = sorted(closure_of_drop(self.tier, move.pages), key=abs)
-                move = Drop(pages=tuple(gone), why=move.why)
-                change, act = check_drop(self.tier, set(gone)), Act.DROP
+                move = Drop(pages=tuple(self.closure(move.pages)), why=move.why)
+                change, act = check_drop(window, set(move.pages)), Act.DROP
         # A person may forget or retire what was asked; the kernel takes it last of all.
         if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)) and not self._keeps_ends(move):
-            check_held(self.tier, change)
-        if isinstance(move, Fold):
-            made = self._derive(move, change)
-        self.enact(change, made)
+            check_held(window, change)
         data: dict[str, Any] = {"to": _by_place(change.at)}
+        made, texts = self._derived(move, change) if isinstance(move, Fold) else (None, {})
         if made is not None:
-            data["fold"] = made
+            data["fold"] = made.id
             if not change.cited:
                 data["cover"] = list(change.cover)
         if change.uncover:
             data["uncover"] = change.uncover
         if isinstance(move, Retire) and move.by:
             data["by"] = move.by
-        self.note(act, move.pages, policy=policy, cause=cause, why=move.why, **data)
-        return made
-
-    def enact(self, change: Change, fold: int | None = None) -> None:
-        """Put pages where a checked change says."""
-        if change.uncover:
-            self.tier.set_cover(change.uncover, None)
-        for page, at in change.at.items():
-            gone = at == Place.DROPPED
-            state = msgspec.structs.replace(self.tier.states[page], at=at)
-            self.tier.set(page, msgspec.structs.replace(state, pinned=False, mark=0.0) if gone else state)
-            self.pending.touched.add(page)
-        if fold is not None:
-            self.tier.set_cover(change.cover, fold)
-            self.tier.set(fold, msgspec.structs.replace(self.tier.states[fold], at=Place.IN))
+        new = [] if made is None else [made]
+        self.record(act, move.pages, new=new, texts=texts, policy=policy, cause=cause, why=move.why, **data)
+        return None if made is None else made.id
 
     def _with_ends(self, move: Fold) -> Fold:
         """An excerpt in the place of the user's latest message, while that is the latest of all, keeps its head and tail,
         whatever was chosen of it."""
-        tier = self.tier
-        page = tier.pages.get(move.pages[0]) if len(move.pages) == 1 and move.keep else None
-        if page is None or page.id not in tier.request or page.message != tier.turn:
+        window = self.window
+        page = window.pages.get(move.pages[0]) if len(move.pages) == 1 and move.keep else None
+        if page is None or page.id not in window.request or page.message != window.turn:
             return move
         end = len(self.text(page.id))
         merged: list[Span] = []
@@ -211,32 +324,239 @@ class Kernel(AddressSpace):
             return False
         return move.keep[0][0] == 0 and move.keep[-1][1] == len(self.text(move.pages[0]))
 
-    def _derive(self, move: Fold, change: Change) -> int:
-        extra = self.contents.get(self.tier.pages[move.pages[0]].extra) if len(move.pages) == 1 else ""
-        page, text, kept = derived_page(move, change, self.tier, self.counter, self.clock(), self.text, extra)
-        self._add(page, {page.digest: text, page.extra: kept})
-        return page.id
+    def _derived(self, move: Fold, change: Change) -> tuple[Page, dict[str, str]]:
+        """The page that a checked fold makes, and the texts of its digests."""
+        extra = self.contents.get(self.window.pages[move.pages[0]].extra) if len(move.pages) == 1 else ""
+        page, text, kept = derived_page(move, change, self.window, self.counter, self.clock(), self.text, extra)
+        return page, {page.digest: text, page.extra: kept}
 
-    def mark(self, pages: Sequence[int], *, pinned: bool | None = None, importance: float | None = None, why: str = "") -> None:
-        """Pin, unpin or mark pages inside the current batch.
+    def pin(self, pages: Sequence[int], why: str = "") -> None:
+        """Pin pages inside the current batch.
 
         Raises:
-            PinsExceedWindow: the pins would not fit; the caller undoes.
+            PinsExceedWindow: the pins would not fit; the caller undoes. UnknownAddress, Forgotten, StoreCorrupt.
         """
+        self._set(Act.PIN, pages, why=why)
+        self.check_pins()
+
+    def unpin(self, pages: Sequence[int]) -> None:
+        """Let pages move again, inside the current batch."""
+        self._set(Act.UNPIN, pages)
+
+    def remember(self, pages: Sequence[int], importance: float) -> None:
+        """Note how important pages are, from 0 to 1, inside the current batch."""
+        self._set(Act.REMEMBER, pages, mark=importance)
+
+    def _set(self, act: Act, pages: Sequence[int], **data: Any) -> None:
         for page in pages:
             self.text(page)
-            state = self.tier.states[page]
-            if pinned is not None:
-                state = msgspec.structs.replace(state, pinned=pinned)
-            if importance is not None:
-                state = msgspec.structs.replace(state, mark=importance)
-            self.tier.set(page, state)
-            self.pending.touched.add(page)
-        if importance is not None:
-            self.note(Act.REMEMBER, pages, policy="user", cause="user", why=why, mark=importance)
-        if pinned is not None:
-            self.note(Act.PIN if pinned else Act.UNPIN, pages, policy="user", cause="user", why=why)
-        self.check_pins()
+        self.record(act, pages, policy="user", cause="user", **data)
+
+    def rebudget(self, budget: Budget) -> None:
+        """Take another budget, as a part of the batch."""
+        before, self.budget, self.pending.budget = self.budget, budget, budget
+        self.window.on_rollback(lambda: setattr(self, "budget", before))
+
+    # The batch
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """All that happens inside is written together at the end, or undone.
+
+        Raises:
+            KernelError: within another batch.
+        """
+        with self.lock:
+            self.begin()
+            try:
+                yield
+                self.flush()
+            except BaseException as error:
+                self.fail(error)
+                raise
+            self.end()
+
+    def begin(self) -> None:
+        """Start a batch; whoever does holds the lock.
+
+        Raises:
+            KernelError: this thread is within one already: a policy or a signal handler calls its own process.
+        """
+        self.check_free()
+        self._busy = True
+
+    def end(self) -> None:
+        """The batch is written."""
+        self._busy = False
+
+    def fail(self, error: BaseException) -> None:
+        """The batch failed: go back to the state before it.
+
+        After an error of ours the journal leads back. Anything else may have come in the middle of a step, as
+        Ctrl-C does: then all is read anew from the store, which knows whether the batch was written.
+        """
+        self._broken, self._busy = True, False
+        if isinstance(error, (KilburnError, GeneratorExit)):
+            self.undo()
+            self._broken = False
+            return
+        try:
+            self._recover()
+        except KilburnError as second:
+            # The next call tries again.
+            error.add_note(f"and reading the session anew: {second}")
+
+    def check_free(self) -> None:
+        """See that no batch is being written, and that the state is whole.
+
+        Raises:
+            KernelError: this thread is within a batch. StoreError: the state cannot be read anew.
+        """
+        if self._busy:
+            raise KernelError(
+                f"session {self.info.name!r} is in the middle of a change",
+                advice="call it when that has returned, not from within",
+            )
+        if self._broken:
+            self._recover()
+
+    def _recover(self) -> None:
+        self.budget = self._settled
+        self._load()
+        self.changes += 1
+        self._broken = False
+
+    def savepoint(self) -> Savepoint:
+        """A point inside a batch for `undo`."""
+        return Savepoint(self.window.journal_position, len(self.pending.events), len(self.pending.new))
+
+    def undo(self, point: Savepoint = START) -> None:
+        """Undo the batch, back to a savepoint or whole; what was only observed stays noted."""
+        self.window.rollback(point.journal)
+        self.usage.forget(self.pending.undo(point))
+
+    def set_aside(self) -> Pending:
+        """Take the batch out of sight while a model is waited for: everybody else sees the state before it."""
+        self.window.rollback()
+        self._busy = False
+        batch = self.pending.take()
+        self.usage.forget(batch.new)
+        return batch
+
+    def take_up(self, batch: Pending) -> None:
+        """Go on with a batch that was set aside; the state must be the one that it was set aside from."""
+        if batch.budget is not None:
+            self.rebudget(batch.budget)
+        pages = {page.id: page for page in batch.new}
+        for digest, text in batch.texts.items():
+            self.contents.keep(digest, text)
+        for event in batch.events:
+            self.window.enact(event, pages)
+            if event.act is Act.ADMIT:
+                self.usage.learn(event)
+        self.pending.put(batch)
+
+    def give_up(self, batch: Pending) -> None:
+        """Let go of a batch that was set aside; what was only observed stays noted."""
+        self.pending.add(event for event in batch.events if event.act not in STATE)
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Write the batch: one transaction; without `wait` never behind another writer."""
+        pending, window = self.pending, self.window
+        if pending.events:
+            if self.store.readonly:
+                raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
+            try:
+                self.store.commit(self.info.number, pending.batch(window.states, wait=wait))
+            except StoreStale:
+                self.stale = True
+                raise
+            pending.head += len(pending.events)
+            for event in pending.events:
+                self.ledger.count(event, window)
+            pending.clear()
+        self.changes += window.journal_position > 0
+        self._settled = self.budget
+        window.keep()
+
+    # The ledger
+
+    def settle_ruler(self) -> None:
+        """Remember which counter the costs are by."""
+        if self.usage.tokenizer != self.counter.name:
+            self.record(Act.NOTE, tokenizer=self.counter.name)
+
+    def record(
+        self,
+        act: Act,
+        pages: Sequence[int] = (),
+        *,
+        new: Sequence[Page] = (),
+        texts: Mapping[str, str] | None = None,
+        policy: str = "kernel",
+        cause: str = "",
+        why: str = "",
+        **data: Any,
+    ) -> None:
+        """Write an event into the batch, and do what it says.
+
+        Args:
+            new: pages that come with it; `texts` are those of their digests.
+            data: what is particular to the act; at another boundary than the window's, `cached` is the use of the level
+                above it.
+        """
+        for digest, text in (texts or {}).items():
+            if digest:
+                self.pending.texts[digest] = text
+                self.contents.keep(digest, text)
+        self.pending.new += new
+        event = writable(
+            Event(
+                number=self.pending.next,
+                act=act,
+                time=self.clock(),
+                turn=max([self.window.turn, *(page.message for page in new)]),
+                pages=tuple(pages),
+                policy=policy,
+                cause=cause,
+                why=why,
+                data=data,
+            )
+        )
+        self.window.enact(event, {page.id: page for page in new})
+        if act is Act.CACHE:
+            event = msgspec.structs.replace(event, boundary="kv", tokens=int(data["cached"]))
+        else:
+            event = msgspec.structs.replace(event, tokens=self.window.use)
+        self.pending.events.append(event)
+        self.usage.learn(event)
+
+    def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
+        """Record what changed nothing; it is written with the next batch, or when many have gathered.
+
+        Whoever only reads neither waits nor fails because it cannot be written: then the older half goes,
+        and a note in the ledger says how many.
+        """
+        self.record(act, pages, policy=policy, cause=cause, **data)
+        if len(self.pending.events) >= GATHERED and not self.flush_observed():
+            self._lose_observed()
+
+    def flush_observed(self) -> bool:
+        """Write what was only observed, if that can be done at once; nothing inside a batch."""
+        if self.window.journal_position or self.pending.new or self.pending.changes_state:
+            return True
+        try:
+            self.flush(wait=False)
+        except StoreError:
+            return False
+        return True
+
+    def _lose_observed(self) -> None:
+        pending = self.pending
+        old, kept = pending.events[: GATHERED // 2], pending.events[GATHERED // 2 :]
+        pending.events = []
+        self.record(Act.NOTE, lost=sum(int(event.data.get("lost", 1)) if event.act is Act.NOTE else 1 for event in old))
+        pending.add(kept)
 
 
 def _by_place(at: dict[int, Place]) -> dict[Place, list[int]]:

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence, Set
 import msgspec
 
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
-from kilburn.kernel.layout import PATIENCE
-from kilburn.kernel.tier import Tier
+from kilburn.kernel.window import PATIENCE
+from kilburn.kernel.window import Window as Tier
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, address_of
@@ -166,7 +166,7 @@ def check_evict(tier: Tier, move: Evict, patience: int = PATIENCE, *, forced: bo
     """An evicted call takes its results along; a result whose call stays becomes a handle in place.
 
     Args:
-        patience: how long a call waits for its result (see `Layout.awaited`).
+        patience: how long a call waits for its result (see `Window.awaited`).
         forced: thinking may leave an open tool loop, all of a message's: it does not fit the window.
     """
     pages = known(tier, move.pages)

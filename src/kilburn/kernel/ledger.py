@@ -1,24 +1,22 @@
-"""The ledger: what is read from a process's events, and how they rebuild its state.
-
-`apply` is the replay of law 8: state events, in order, over the stored pages, give the same tier.
-`Ledger` folds events into figures. Both only read.
-"""
+"""What the events of a process tell: its figures, how its pages are used, what its prompts really cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from kilburn.budget import Counter
 from kilburn.effect import Outcome
-from kilburn.errors import StoreCorrupt
-from kilburn.event import STATE, Act, Event
-from kilburn.kernel.tier import OUT, Tier
+from kilburn.event import Act, Event
+from kilburn.kernel.window import Window
 from kilburn.model import is_count
 from kilburn.page import Page, Place
+from kilburn.policy import Use
+from kilburn.tokens.calibrated import Calibrated
 
-__all__ = ["Ledger", "Stats", "apply", "replay"]
+__all__ = ["Ledger", "Stats", "Usage"]
 
 REFAULT = 10
 """Turns within which a fault on an evicted page counts as a refault."""
@@ -85,21 +83,19 @@ class Stats(msgspec.Struct, kw_only=True):
 class Ledger:
     """Figures, kept up to date event by event."""
 
-    changing = STATE
-
     def __init__(self) -> None:
         self.stats = Stats()
         self._evicted: dict[int, int] = {}
         self._filled = 0.0
 
-    def note(self, event: Event, tier: Tier) -> None:
-        """Count one event; `tier` gives the pages' costs."""
+    def count(self, event: Event, window: Window) -> None:
+        """Take one event into the figures; `window` gives the pages' costs."""
         stats = self.stats
         stats.turns = max(stats.turns, event.turn)
         match event.act:
             case Act.ADMIT:
                 stats.pages += len(event.pages)
-                stats.tokens_seen += sum(tier.cost(page) for page in event.pages if page in tier.pages)
+                stats.tokens_seen += sum(window.cost(page) for page in event.pages if page in window.pages)
             case Act.LOAD:
                 stats.loads += len(event.pages)
             case Act.EVICT:
@@ -167,50 +163,35 @@ class Ledger:
         return stats
 
 
-def apply(event: Event, pages: Mapping[int, Page], tier: Tier) -> None:
-    """Do again what a state event did; observations change nothing."""
-    if event.act not in STATE:
-        return
-    if event.act is Act.ADMIT:
-        for number in event.pages:
-            tier.add(_page(pages, number, event), msgspec.structs.replace(OUT, at=Place.IN))
-    elif event.act in (Act.PIN, Act.UNPIN, Act.REMEMBER):
-        for number in event.pages:
-            state = tier.states[number]
-            if event.act is Act.REMEMBER:
-                tier.set(number, msgspec.structs.replace(state, mark=event.data["mark"]))
-            else:
-                tier.set(number, msgspec.structs.replace(state, pinned=event.act is Act.PIN))
-    else:
-        _apply_move(event, pages, tier)
+class Usage:
+    """How pages are used, and how this process's counter compares with what providers report."""
 
+    def __init__(self, counter: Counter) -> None:
+        self.pages: dict[int, Use] = {}
+        self.calibrated = Calibrated(counter)
+        # The counter by which the costs of the pages are; "" before the first.
+        self.tokenizer = ""
 
-def _apply_move(event: Event, pages: Mapping[int, Page], tier: Tier) -> None:
-    made = event.data.get("fold")
-    if made is not None:
-        tier.add(_page(pages, made, event), OUT)
-    for where, members in event.data.get("to", {}).items():
-        for number in members:
-            state = msgspec.structs.replace(tier.states[number], at=Place(where))
-            tier.set(number, msgspec.structs.replace(state, pinned=False, mark=0.0) if where == Place.DROPPED else state)
-    if "uncover" in event.data:
-        tier.set_cover(event.data["uncover"], None)
-    if made is not None:
-        # Written only where it is not what the fold cites.
-        tier.set_cover(event.data.get("cover", event.pages), made)
-        tier.set(made, msgspec.structs.replace(tier.states[made], at=Place.IN))
+    def learn(self, event: Event) -> None:
+        """Take in one event."""
+        if event.act is Act.ADMIT:
+            self.pages.update({page: Use(0, event.turn, event.time) for page in event.pages})
+        elif event.act in (Act.FAULT, Act.LOAD, Act.FOLD):
+            # A fold may cite thousands of pages: only those that it takes along now are used, and those
+            # that were used as often share one entry.
+            more = int(event.act is not Act.FOLD)
+            pages = event.pages if more else event.data["to"].get(Place.FOLDED, ())
+            counts = {page: before.count if (before := self.pages.get(page)) else 0 for page in pages}
+            entries = {count: Use(count + more, event.turn, event.time) for count in set(counts.values())}
+            self.pages.update({page: entries[count] for page, count in counts.items()})
+        elif event.act is Act.NOTE:
+            self.tokenizer = event.data.get("tokenizer", self.tokenizer)
+        elif event.act is Act.USAGE:
+            counted, prompt = event.data.get("counted"), event.data.get("prompt")
+            if is_count(counted) and is_count(prompt):  # another version may have written anything
+                self.calibrated.observe(counted, prompt)
 
-
-def _page(pages: Mapping[int, Page], number: int, event: Event) -> Page:
-    try:
-        return pages[number]
-    except KeyError:
-        raise StoreCorrupt(f"event {event.number} names page {number}, which is missing", advice="run kilburn fsck") from None
-
-
-def replay(events: Iterable[Event], pages: Mapping[int, Page], tier: Tier) -> Tier:
-    """Rebuild a window from its ledger: the same events over the same pages give the same tier."""
-    for event in events:
-        apply(event, pages, tier)
-    tier.begin()
-    return tier
+    def forget(self, pages: Iterable[Page]) -> None:
+        """Let go of pages that were not admitted after all."""
+        for page in pages:
+            self.pages.pop(page.id, None)

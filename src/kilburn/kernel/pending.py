@@ -1,11 +1,11 @@
-"""What a batch has gathered so far: events, new pages and their texts, and what to write of them.
+"""What a batch has gathered so far: events, new pages and their texts.
 
-It becomes one `Batch`, or is undone back to a savepoint. It does not touch the tier.
+It becomes one transaction of the store, or is undone back to a savepoint. It does not touch the window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -24,22 +24,21 @@ NOT_INDEXED = frozenset({"recall", "search_memory", "pin"})
 
 
 class Savepoint(NamedTuple):
-    """A point inside a batch: how far the tier's journal, the events, the new pages and the un-indexing had come."""
+    """A point inside a batch: how far the window's journal, the events and the new pages had come."""
 
-    mark: int
+    journal: int
     events: int
     new: int
-    unindex: frozenset[int]
 
 
-START = Savepoint(0, 0, 0, frozenset())
+START = Savepoint(0, 0, 0)
 
 
 class Pending:
     """A transaction in the making. `head` is the last event that is written."""
 
-    def __init__(self) -> None:
-        self.head = 0
+    def __init__(self, head: int = 0) -> None:
+        self.head = head
         self.clear()
 
     def clear(self) -> None:
@@ -47,8 +46,6 @@ class Pending:
         self.events: list[Event] = []
         self.new: list[Page] = []
         self.texts: dict[str, str] = {}
-        self.touched: set[int] = set()
-        self.unindex: set[int] = set()
         self.budget: Budget | None = None
 
     @property
@@ -56,51 +53,62 @@ class Pending:
         """Number of the next event."""
         return self.head + len(self.events) + 1
 
-    def savepoint(self, mark: int) -> Savepoint:
-        """A point to undo to; `mark` is the tier's."""
-        return Savepoint(mark, len(self.events), len(self.new), frozenset(self.unindex))
+    @property
+    def changes_state(self) -> bool:
+        """Whether it holds more than observations."""
+        return any(event.act in STATE for event in self.events)
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Put events behind those that are here, numbered on."""
+        for event in events:
+            self.events.append(msgspec.structs.replace(event, number=self.next))
 
     def undo(self, point: Savepoint) -> list[Page]:
-        """Go back to a savepoint; what was only observed stays noted. Returns the pages that are gone."""
-        self.unindex = set(point.unindex)
+        """Go back to a savepoint; what was only observed stays. Returns the pages that are gone."""
         gone = self.new[point.new :]
         observed = [event for event in self.events[point.events :] if event.act not in STATE]
         del self.events[point.events :], self.new[point.new :]
-        for event in observed:
-            self.events.append(msgspec.structs.replace(event, number=self.next))
+        self.add(observed)
         return gone
 
     def take(self) -> Pending:
         """Take the whole batch out; an empty one stays."""
         taken = Pending()
-        taken.events, taken.new, taken.texts = self.events, self.new, self.texts
-        taken.touched, taken.unindex, taken.budget = self.touched, self.unindex, self.budget
+        taken.events, taken.new, taken.texts, taken.budget = self.events, self.new, self.texts, self.budget
         self.clear()
         return taken
 
     def put(self, taken: Pending) -> None:
         """Put a batch that was taken out behind what has been gathered since."""
-        for event in taken.events:
-            self.events.append(msgspec.structs.replace(event, number=self.next))
+        self.add(taken.events)
         self.new += taken.new
         self.texts |= taken.texts
-        self.touched |= taken.touched
-        self.unindex |= taken.unindex
 
     def batch(self, states: Mapping[int, State], *, wait: bool = True) -> Batch:
-        """The transaction, with the states of all pages that were touched."""
+        """The transaction, with the states of all pages that were moved."""
         digests = {digest for page in self.new for digest in (page.digest, page.extra) if digest}
+        moved = {page for event in self.events if event.act in STATE for page in _moved(event)}
         return Batch(
             head=self.head,
             events=self.events,
             pages=self.new,
             texts={digest: self.texts[digest] for digest in digests},
-            states={page: states[page] for page in self.touched if page in states},
+            states={page: states[page] for page in moved},
             index=[page.id for page in self.new if _is_indexed(page)],
-            unindex=sorted(self.unindex),
+            unindex=sorted({page for event in self.events if event.act is Act.RETIRE for page in event.pages if page > 0}),
             erase=[page for event in self.events if event.act is Act.DROP for page in event.pages],
             wait=wait,
         )
+
+
+def _moved(event: Event) -> Iterator[int]:
+    """The pages whose state an event may have changed."""
+    if event.act in (Act.PIN, Act.UNPIN, Act.REMEMBER):
+        yield from event.pages
+    for members in event.data.get("to", {}).values():
+        yield from members
+    if "fold" in event.data:
+        yield event.data["fold"]
 
 
 def _is_indexed(page: Page) -> bool:

@@ -11,16 +11,15 @@ from collections.abc import Callable, Generator, Iterable, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 
-from kilburn.budget import Budget
+from kilburn.budget import Budget, text_cost
 from kilburn.effect import Answer, Ask, Deferred, Outcome
 from kilburn.errors import KernelError, PinsExceedWindow
 from kilburn.event import Act
-from kilburn.kernel.admission import text_cost
 from kilburn.kernel.background import Background
 from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import LEAST, Kernel
-from kilburn.kernel.layout import GONE, PATIENCE
+from kilburn.kernel.window import GONE, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
 from kilburn.page import Page, Place, Span
@@ -63,7 +62,7 @@ class Planner:
         """
         kernel = self.kernel
         wanted = self._begin(change)
-        if not kernel.tier.awaited() and not (yield from self._consult(cause, wanted, waits=waits)):
+        if not kernel.window.awaited() and not (yield from self._consult(cause, wanted, waits=waits)):
             wanted = self._begin(change)
         rounds, before = 0, -1
         while kernel.excess and rounds < ROUNDS and kernel.use != before:
@@ -84,7 +83,7 @@ class Planner:
 
     def bring(self, pages: Sequence[int]) -> None:
         """Bring pages into the window whole, before they are pinned."""
-        below = tuple(page for page in pages if self.kernel.tier.at(page) != Place.IN)
+        below = tuple(page for page in pages if self.kernel.window.at(page) != Place.IN)
         if below:
             self.kernel.carry(Load(pages=below, why="pinned"), cause=Cause.ADVICE)
 
@@ -109,30 +108,30 @@ class Planner:
 
     def view(self, cause: Cause, wanted: tuple[int, ...], deferred: Deferred | None = None) -> View:
         """The frozen view for one plan."""
-        kernel, tier = self.kernel, self.kernel.tier
+        kernel, window = self.kernel, self.kernel.window
         return View(
             cause=cause,
-            pages=tier.resident(),
+            pages=window.resident(),
             budget=Budget(kernel.capacity),
             use=kernel.use,
             wanted=wanted,
-            turn=tier.turn,
+            turn=window.turn,
             now=kernel.clock(),
             pins=self._fixed(),
             open=self._open(PATIENCE),
-            stubs=frozenset(tier.stubs),
-            marks=MappingProxyType(tier.marks),
-            uses=MappingProxyType(kernel.uses),
-            page=tier.pages.__getitem__,
+            stubs=frozenset(window.stubs),
+            marks=MappingProxyType(window.marks),
+            uses=MappingProxyType(kernel.usage.pages),
+            page=window.pages.__getitem__,
             text=kernel.text,
-            group=tier.group,
+            group=window.group,
             count=kernel.counter.count,
             handle=self._handle,
             task=self._task(),
-            seen=tier.seen,
+            seen=window.seen,
             deferred=deferred,
-            gone=tier.gone.__contains__,
-            task_page=tier.task,
+            gone=window.gone.__contains__,
+            task_page=window.task,
         )
 
     def _fixed(self) -> frozenset[int]:
@@ -140,18 +139,18 @@ class Planner:
 
         While that message is the latest of all it is held as such, and may be shortened.
         """
-        tier = self.kernel.tier
-        pins = tier.pins.union(page for page in tier.held() if tier.pages[page].message != tier.turn)
-        return frozenset(pins.union(*(tier.cover.of(page) for page in pins if page < 0)))
+        window = self.kernel.window
+        pins = window.pins.union(page for page in window.held() if window.pages[page].message != window.turn)
+        return frozenset(pins.union(*(window.cover.of(page) for page in pins if page < 0)))
 
     def _open(self, patience: int) -> frozenset[int]:
         """What stands for calls whose results may still come."""
-        tier = self.kernel.tier
-        return frozenset(standing for call in tier.awaited(patience) if (standing := tier.stands(call)) is not None)
+        window = self.kernel.window
+        return frozenset(standing for call in window.awaited(patience) if (standing := window.stands(call)) is not None)
 
     def _task(self) -> str:
-        tier = self.kernel.tier
-        return self.kernel.text(tier.task) if tier.task and tier.at(tier.task) != Place.DROPPED else ""
+        window = self.kernel.window
+        return self.kernel.text(window.task) if window.task and window.at(window.task) != Place.DROPPED else ""
 
     def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
         view = self.view(cause, wanted, self.background.look())
@@ -161,24 +160,26 @@ class Planner:
         """The session ends: an answer that is still awaited comes too late, and the ledger says so."""
         purpose = self.background.abandon()
         if purpose is not None:
-            self.kernel.note(Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome=Outcome.LATE, freed=0, moves=0)
+            self.kernel.record(
+                Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome=Outcome.LATE, freed=0, moves=0
+            )
 
     def _page_system(self, wanted: tuple[int, ...]) -> None:
         """Of a leading system prompt that is too long to pin, head and tail are pinned instead (law 3)."""
-        kernel, tier = self.kernel, self.kernel.tier
+        kernel, window = self.kernel, self.kernel.window
         for number in wanted:
-            page = tier.pages[number]
+            page = window.pages[number]
             if (
                 page.role is not Role.SYSTEM
-                or number in tier.pins
+                or number in window.pins
                 or page.tokens <= kernel.capacity // 4
                 or page.kind is not Kind.TEXT
             ):
                 continue
-            if all(tier.pages[before].role is Role.SYSTEM for before in range(1, number)) and self._shorten(
+            if all(window.pages[before].role is Role.SYSTEM for before in range(1, number)) and self._shorten(
                 page, kernel.capacity // 4
             ):
-                kernel.mark([tier.last_derived], pinned=True, why="the system prompt is too long to pin whole")
+                kernel.pin([window.last_derived], why="the system prompt is too long to pin whole")
 
     def _hold_request(self) -> None:
         """The user's latest message stands: whole, or head and tail where it takes more than its share.
@@ -187,24 +188,24 @@ class Planner:
         it is shown as any such message is; when the talk has gone on and the window is full, it keeps to its share.
         What had to leave comes back when there is room again.
         """
-        kernel, tier = self.kernel, self.kernel.tier
-        asked = [page for page in tier.request if page not in tier.pins and tier.at(page) not in GONE]
-        whole = sum(map(tier.cost, asked)) <= self._share()
+        kernel, window = self.kernel, self.kernel.window
+        asked = [page for page in window.request if page not in window.pins and window.at(page) not in GONE]
+        whole = sum(map(window.cost, asked)) <= self._share()
         for page in asked:
-            standing = tier.stands_itself(page)
-            share = tier.cost(page) if whole else self._share() // len(asked)
+            standing = window.stands_itself(page)
+            share = window.cost(page) if whole else self._share() // len(asked)
             if standing is None:
                 share = min(share, max(kernel.capacity - kernel.use, 0))
-            gone_on = kernel.excess and tier.pages[page].message != tier.turn
-            if standing is not None and (tier.cost(standing) <= share or not gone_on):
+            gone_on = kernel.excess and window.pages[page].message != window.turn
+            if standing is not None and (window.cost(standing) <= share or not gone_on):
                 continue
             if standing == page:
-                self._shorten(tier.pages[page], share)
+                self._shorten(window.pages[page], share)
             else:
-                freed = 0 if standing is None else tier.cost(standing)
+                freed = 0 if standing is None else window.cost(standing)
                 point = kernel.savepoint()
                 fits = share + kernel.use - freed <= kernel.capacity and self._try(Load((page,), why="the user's latest message"))
-                if fits and tier.cost(page) > share and (not self._shorten(tier.pages[page], share) or kernel.excess):
+                if fits and window.cost(page) > share and (not self._shorten(window.pages[page], share) or kernel.excess):
                     kernel.undo(point)
 
     def _share(self) -> int:
@@ -213,21 +214,21 @@ class Planner:
 
     def _room(self) -> int:
         """What pins and a handle leave of the capacity."""
-        return self.kernel.capacity - sum(map(self.kernel.tier.cost, self.kernel.tier.pins)) - self._handle
+        return self.kernel.capacity - sum(map(self.kernel.window.cost, self.kernel.window.pins)) - self._handle
 
     def _page_oversized(self, wanted: tuple[int, ...]) -> None:
         """A message that cannot fit is itself paged: head, tail and handle stay."""
-        tier = self.kernel.tier
+        window = self.kernel.window
         room = self._room()
-        calls = [number for number in wanted if number in tier.open and number not in tier.pins]
-        if sum(map(tier.cost, calls)) > room:
+        calls = [number for number in wanted if number in window.open and number not in window.pins]
+        if sum(map(window.cost, calls)) > room:
             # None of them may leave before its result is here, so each gets its share.
             for number in calls:
-                if tier.cost(number) > room // len(calls):
-                    self._shorten(tier.pages[number], room // (len(calls) + 1))
+                if window.cost(number) > room // len(calls):
+                    self._shorten(window.pages[number], room // (len(calls) + 1))
         for number in wanted:
-            page = tier.pages[number]
-            if number not in tier.pins and tier.at(number) == Place.IN and page.tokens > room and page.kind is not Kind.IMAGE:
+            page = window.pages[number]
+            if number not in window.pins and window.at(number) == Place.IN and page.tokens > room and page.kind is not Kind.IMAGE:
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:
@@ -248,7 +249,7 @@ class Planner:
             except KernelError:
                 self.kernel.undo(point)
                 return False
-            if made is not None and self.kernel.tier.cost(made) <= tokens:
+            if made is not None and self.kernel.window.cost(made) <= tokens:
                 return True
             self.kernel.undo(point)
         return False
@@ -260,27 +261,27 @@ class Planner:
         Raises:
             PinsExceedWindow: what is left is pinned, or waits for a result that comes next.
         """
-        kernel, tier = self.kernel, self.kernel.tier
+        kernel, window = self.kernel, self.kernel.window
         # Where not even an excerpt of the latest message keeps to its share, it is a page like any other.
-        stays = self._fixed() if sum(map(tier.cost, tier.held())) <= 2 * self._share() else frozenset(tier.pins)
-        loop = tier.loop(LEAST)
-        if all(tier.pages[page].message != tier.turn for page in loop):
+        stays = self._fixed() if sum(map(window.cost, window.held())) <= 2 * self._share() else frozenset(window.pins)
+        loop = window.loop(LEAST)
+        if all(window.pages[page].message != window.turn for page in loop):
             self._make_room(stays | loop)
         self._make_room(stays)
         point = kernel.savepoint()
-        self._crowd_out(frozenset(tier.pins))
+        self._crowd_out(frozenset(window.pins))
         if kernel.excess:
             # The user's latest message comes back where thinking has to leave in any case.
             kernel.undo(point)
-            self._drop_thinking(tier.last + 1)
-            self._crowd_out(frozenset(tier.pins))
+            self._drop_thinking(window.last + 1)
+            self._crowd_out(frozenset(window.pins))
         if kernel.excess:
             raise PinsExceedWindow(f"{kernel.use} of {kernel.capacity} tokens are pinned or wait for a result")
 
     def _make_room(self, stays: Set[int]) -> None:
         """Evict the oldest groups that may leave, the user's words after all else; then calls without a result
         that the talk has gone on from; then shorten or evict even what just came."""
-        kernel, tier = self.kernel, self.kernel.tier
+        kernel, window = self.kernel, self.kernel.window
         view = self.view(Cause.PRESSURE, ())
         older = [page for page in _in_turn(view) if not view.is_latest(page)]
         if kernel.excess > kernel.capacity:
@@ -290,25 +291,25 @@ class Planner:
             if chosen:
                 self._try(Evict(pages=chosen, why="over capacity"))
         self._relieve(older, stays, PATIENCE)
-        gone_on = sorted(tier.open.keys() - tier.awaited(LEAST))
-        self._relieve((tier.pages[call] for each in gone_on if (call := tier.stands_itself(each)) is not None), stays)
+        gone_on = sorted(window.open.keys() - window.awaited(LEAST))
+        self._relieve((window.pages[call] for each in gone_on if (call := window.stands_itself(each)) is not None), stays)
         self._crowd_out(stays)
         for page in self.view(Cause.PRESSURE, ()).pages if self.kernel.excess else ():
             if self.kernel.excess and page.answers and page.id not in stays:
                 self._try(Evict(pages=(page.id,), why="over capacity"))
-        self._drop_thinking(tier.task)
+        self._drop_thinking(window.task)
         # Handles in place of results go with calls that nothing else keeps alive.
-        calls = (tier.stands_itself(tier.pages[stub].answers) for stub in list(tier.stubs))
-        self._relieve((tier.pages[call] for call in calls if call is not None), stays)
+        calls = (window.stands_itself(window.pages[stub].answers) for stub in list(window.stubs))
+        self._relieve((window.pages[call] for call in calls if call is not None), stays)
         self._crowd_out(stays)
 
     def _drop_thinking(self, before: int) -> None:
         """Evict thinking from before a page, message by message, as long as the window is over its capacity."""
-        kernel, tier = self.kernel, self.kernel.tier
+        kernel, window = self.kernel, self.kernel.window
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
-            if kernel.excess and page.kind is Kind.REASONING and page.id < before and tier.at(page.id) == Place.IN:
-                together = map(tier.pages.__getitem__, tier.group(page.id))
-                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and tier.at(each.id) == Place.IN)
+            if kernel.excess and page.kind is Kind.REASONING and page.id < before and window.at(page.id) == Place.IN:
+                together = map(window.pages.__getitem__, window.group(page.id))
+                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and window.at(each.id) == Place.IN)
                 self._try(Evict(pages=thoughts, why="thinking that does not fit"))
 
     def _relieve(self, pages: Iterable[Page], stays: Set[int], patience: int = LEAST) -> None:
@@ -328,10 +329,10 @@ class Planner:
         for page in view.pages:
             if not kernel.excess:
                 return
-            if kernel.tier.at(page.id) == Place.IN and page.id not in stays:
+            if kernel.window.at(page.id) == Place.IN and page.id not in stays:
                 least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
                 # Of the user's latest message a shorter excerpt is better than none.
-                whole = kernel.tier.pages[page.sources[0]] if page.depth and page.id in kernel.tier.held() else page
+                whole = kernel.window.pages[page.sources[0]] if page.depth and page.id in kernel.window.held() else page
                 if page.tokens <= least or not self._shorten(whole, least):
                     self._evict(page, view, stays)
 
@@ -342,10 +343,10 @@ class Planner:
             view: of this turn. Of its pages only the group's are looked at, as they are now: thousands of groups may
                 leave one after the other.
         """
-        tier = self.kernel.tier
-        if tier.at(page.id) != Place.IN:
+        window = self.kernel.window
+        if window.at(page.id) != Place.IN:
             return
-        group = [tier.priced(member) for member in tier.group(page.id) if tier.at(member) == Place.IN]
+        group = [window.priced(member) for member in window.group(page.id) if window.at(member) == Place.IN]
         chosen = replace(view, pages=group, pins=stays, open=self._open(patience)).free([page], 1)
         if chosen:
             self._try(Evict(pages=chosen, why="over capacity"))

@@ -1,53 +1,163 @@
 """A process: one agent's address space over all levels.
 
 What is appended stays: in the window while there is room, below it by address for ever. This class
-is the surface; the kernel does the work, the policy decides, and every call here is one batch.
+is the surface; the kernel does the work, the policy decides. Each change is one batch. Each answer is that of the
+ledger as it now is: where another writer went on with the session (or a person forgot a page), all is read anew
+first. What was read is noted in the ledger, unless the store was opened for reading, and nobody waits or fails for that.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterator
+import threading
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kilburn.budget import Budget
+import msgspec
+
+from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask
-from kilburn.errors import KernelError, KilburnError
-from kilburn.event import Act, Event
+from kilburn.errors import KernelError, KilburnError, StoreCorrupt
+from kilburn.event import STATE, Act, Event
 from kilburn.kernel.drive import answerer, arun, run
+from kilburn.kernel.found import Found, found
 from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.ledger import Stats
 from kilburn.kernel.planning import Planner
-from kilburn.kernel.reader import HitRateWarning, Reader, Recalled
-from kilburn.kernel.render import Prompt
+from kilburn.kernel.prompts import Prompts
+from kilburn.kernel.receipts import Receipt, receipts
+from kilburn.kernel.render import Item, Prompt, items, part_of
+from kilburn.kernel.window import Window
+from kilburn.message import Message, Part
 from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move
-from kilburn.page import address_of, span_of
+from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
+from kilburn.store import State
 from kilburn.tokens.calibrated import is_plausible
-from kilburn.wire.form import parse
+from kilburn.wire.form import dump, parse
 
 log = logging.getLogger("kilburn")
 
 __all__ = ["HitRateWarning", "Process", "Recalled"]
 
+READ = 500
+"""Pages whose texts are read at a time."""
 
-class Process(Reader):
+
+class HitRateWarning(UserWarning):
+    """The window misses too much of what the agent asks for (see `Stats`)."""
+
+
+class Recalled(str):
+    """Recalled text, exact: the concatenation of its pages' texts.
+
+    `parts` holds the pages' texts one by one, `pages` the pages.
+    """
+
+    pages: tuple[Page, ...]
+    parts: tuple[str, ...]
+
+    def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...]) -> Recalled:
+        """Join the parts into the text."""
+        made = super().__new__(cls, "".join(parts))
+        made.pages, made.parts = pages, parts
+        return made
+
+
+class Process:
     """One session of one agent, made by `Hierarchy.process`.
 
     Safe to use from several threads; calls are serialised.
     """
 
     def __init__(self, kernel: Kernel, planner: Planner, answer: Callable[[Ask], Answer]) -> None:
-        super().__init__(kernel)
+        self.kernel = kernel
         self._planner = planner
         self._answer = answer
+        self._prompts = Prompts(kernel)
+        self._warned = False
         # Places outside of the store that hold what was made of pages, by name: each is told which pages are forgotten.
         self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
 
+    @property
+    def name(self) -> str:
+        """The session's name."""
+        return self.kernel.info.name
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the store that it lives in."""
+        return self.kernel.store.tenant
+
+    @property
+    def readonly(self) -> bool:
+        """Whether the store was opened for reading: then nothing is written, not even what was read."""
+        return self.kernel.store.readonly
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Hold it to read several things of one state; every call here holds it."""
+        return self.kernel.lock
+
+    @property
+    def window(self) -> Window:
+        """What stands where, at what cost, as this process last saw it. Only the kernel changes it."""
+        return self.kernel.window
+
+    @property
+    def budget(self) -> Budget:
+        """What its window may hold."""
+        return self.kernel.budget
+
+    @property
+    def counter(self) -> Counter:
+        """Counts its tokens."""
+        return self.kernel.counter
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the pages of a prompt may take: the budget's, corrected by what providers reported."""
+        return self.kernel.capacity
+
+    @property
+    def use(self) -> int:
+        """Tokens that the prompt takes now."""
+        return self.kernel.use
+
+    @property
+    def turn(self) -> int:
+        """Number of the message that was admitted last; 0 before the first."""
+        return self.kernel.window.turn
+
+    @contextmanager
+    def _current(self) -> Iterator[Kernel]:
+        """The kernel, locked, and as the ledger now is.
+
+        Raises:
+            StoreStale: another writer went on while changes here are not written.
+        """
+        with self.kernel.lock:
+            self.kernel.check_free()
+            self.refresh()
+            yield self.kernel
+
+    def refresh(self) -> None:
+        """See what other writers did meanwhile; every reading here begins with it.
+
+        Raises:
+            StoreStale: another writer went on while changes here are not written.
+        """
+        with self.kernel.lock:
+            if self.kernel.refresh():
+                self._renewed()
+
     def _renewed(self) -> None:
-        super()._renewed()
-        if not self.kernel.store.readonly:
+        """All was read anew: let go of what is known of the state before."""
+        self._prompts.clear()
+        if not self.readonly:
             try:
                 # The other writer's window may be larger.
                 self._planner.reopen()
@@ -190,20 +300,105 @@ class Process(Reader):
         """
         with self._current() as kernel:
             if not kernel.excess:
-                return self._prompt(format)
+                return self._prompts.render(format)
             # Written with a larger window, and not to be written here: made to fit in memory, and undone.
             kernel.begin()
             try:
                 self._planner.enforce()
-                prompt = self._prompt(format)
+                prompt = self._prompts.render_once(format)
                 kernel.undo()
                 kernel.end()
             except BaseException as error:
                 kernel.fail(error)
                 raise
-            finally:
-                self._parts.clear()
             return prompt
+
+    def recall(self, address: str) -> Recalled:
+        """The exact text at an address: a page fault, answered from whichever level has it.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        with self._current() as kernel:
+            try:
+                numbers, recalled = self._read(address)
+            except StoreCorrupt:
+                # It may have been forgotten between the two looks at the store.
+                if not kernel.refresh():
+                    raise
+                self._renewed()
+                numbers, recalled = self._read(address)
+            if not kernel.store.readonly:
+                kernel.observe(
+                    Act.FAULT,
+                    numbers,
+                    policy="user",
+                    cause=Cause.FAULT,
+                    missed=[n for n in numbers if kernel.window.at(n) != Place.IN],
+                )
+            return recalled
+
+    def _read(self, address: str) -> tuple[list[int], Recalled]:
+        kernel = self.kernel
+        numbers = kernel.resolve(address)
+        pages = tuple(kernel.window.pages[number] for number in numbers)
+        kernel.contents.fetch(page.digest for page in pages)
+        return numbers, Recalled(pages, tuple(kernel.contents.get(page.digest) for page in pages))
+
+    def resolve(self, address: str) -> list[int]:
+        """The ids of the pages that an address names, those that were retired included.
+
+        Raises:
+            UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
+        """
+        return self.kernel.resolve(address)
+
+    def closure(self, address: str) -> list[Page]:
+        """All pages that a forget of this address would forget: those, and what was derived or recalled from them.
+
+        Raises:
+            UnknownAddress, Forgotten.
+        """
+        return [self.window.pages[page] for page in self.kernel.closure(self.kernel.resolve(address))]
+
+    def fetch(self, pages: Iterable[Page]) -> None:
+        """Bring the texts of pages to hand in one read of the store; forgotten ones have none."""
+        self.kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
+
+    def text(self, page: int) -> str:
+        """The exact text of a page, by its id. Unlike `recall` it leaves no trace in the ledger.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        return self.kernel.text(page)
+
+    def part(self, page: Page) -> tuple[Part, str | None]:
+        """The message part that a page came from; and what else its message had, with the first of its parts.
+
+        Raises:
+            StoreCorrupt.
+        """
+        contents = self.kernel.contents
+        return part_of(page, contents.get(page.digest), contents.get(page.extra))
+
+    def shown(self) -> list[Item]:
+        """All that stands in the prompt, in order: pages, and the lines that stand for what is out."""
+        with self.lock:
+            return items(self.window)
+
+    def search(self, query: str, tokens: int = 1000, limit: int = 20, *, record: bool = True) -> list[Found]:
+        """Passages of this process that match a query, best first, within a token budget.
+
+        Args:
+            record: whether the ledger remembers it; a measurement must not change what policies see.
+        """
+        with self._current() as kernel:
+            passages = kernel.store.search(query, process=kernel.info.number, limit=limit)
+            hits = found(passages, {kernel.info.number: kernel}, kernel.counter, tokens, kernel.clock())
+            if record and not kernel.store.readonly:
+                kernel.observe(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], policy="user", cause=Cause.FAULT)
+        return hits
 
     def pin(self, address: str) -> None:
         """Keep pages in the window, byte-identical, until they are unpinned; pages below come back first.
@@ -211,24 +406,29 @@ class Process(Reader):
         Raises:
             UnknownAddress, Forgotten. PinsExceedWindow: nothing was pinned.
         """
-        self._mark(address, pinned=True)
+
+        def pin(pages: list[int]) -> None:
+            self._planner.bring(pages)
+            self.kernel.pin(pages)
+
+        self._advise(address, pin)
 
     def unpin(self, address: str) -> None:
         """Let pages move again."""
-        self._mark(address, pinned=False)
+        self._advise(address, self.kernel.unpin)
 
     def remember(self, address: str, importance: float = 1.0) -> None:
         """Mark pages as important, 0 to 1: policies that weigh importance keep them longer."""
         if not 0.0 <= importance <= 1.0:
             raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what must stay longest")
-        self._mark(address, importance=importance)
+        self._advise(address, lambda pages: self.kernel.remember(pages, importance))
 
-    def _mark(self, address: str, *, pinned: bool | None = None, importance: float | None = None) -> None:
+    def _advise(self, address: str, advise: Callable[[list[int]], None]) -> None:
+        """Change what is known of pages' worth, and let the policy use the occasion."""
+
         def change() -> tuple[int, ...]:
             pages = self.kernel.resolve(address)
-            if pinned:
-                self._planner.bring(pages)
-            self.kernel.mark(pages, pinned=pinned, importance=importance)
+            advise(pages)
             return tuple(pages)
 
         run(self._settling(change, Cause.ADVICE), self._answer)
@@ -263,9 +463,7 @@ class Process(Reader):
             self.kernel.carry(Drop(pages=tuple(pages), why=why))
             self._planner.enforce()
         self.kernel.forget_texts(gone)
-        for page in gone:
-            self._parts.pop(page, None)
-        self._shipped.clear()
+        self._prompts.forget(gone)
         failures = []
         for erase in list(self.erasers.values()):
             try:
@@ -275,3 +473,88 @@ class Process(Reader):
         if failures:
             raise failures[0]
         return [address_of(page) for page in gone]
+
+    def stats(self) -> Stats:
+        """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once.
+
+        What was observed and cannot be written at once (a full disk, another writer) is counted when it is.
+        """
+        with self._current() as kernel:
+            if not kernel.store.readonly:
+                kernel.flush_observed()
+            stats = kernel.ledger.report(use=kernel.use, window=kernel.capacity)
+        if stats.warnings and not self._warned:
+            self._warned = True
+            warnings.warn(stats.warnings[0], HitRateWarning, stacklevel=2)
+        return stats
+
+    def pages(self) -> list[tuple[Page, State]]:
+        """All pages with where they are, as this process last saw them: originals in order, then derived ones."""
+        with self.kernel.lock:
+            pages, states = self.window.pages, self.window.states
+            return [(pages[page], states[page]) for page in sorted(pages, key=lambda page: (page < 0, abs(page)))]
+
+    def record(self, act: Act, pages: Iterable[int] = (), *, policy: str, cause: str = "", **data: Any) -> None:
+        """Write an observation into the ledger, such as what left another level; it waits for the next commit.
+
+        Nothing happens where the store was opened for reading.
+
+        Args:
+            data: what is particular to the act, as plain JSON; `why` in words.
+
+        Raises:
+            KernelError: an act that changes state.
+        """
+        if act in STATE:
+            raise KernelError(f"{act} changes the state of pages", advice="give a move to `apply`")
+        with self.lock:
+            if not self.readonly:
+                self.kernel.observe(act, tuple(pages), policy=policy, cause=cause, **data)
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """The ledger behind event `after`, oldest first; at its end what was observed and cannot be written at once."""
+        with self._current() as kernel:
+            if not kernel.store.readonly:
+                kernel.flush_observed()
+            waiting = [event for event in kernel.pending.events if event.number > after]
+            written = kernel.store.events(kernel.info.number, after)
+        return (event for events in (written, waiting) for event in events)
+
+    def receipts(self) -> list[Receipt]:
+        """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
+        return list(receipts(self.events()))
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The whole transcript as it was appended, exactly.
+
+        Forgotten pages are missing from it; what is left of a message that had some comes in the chat form.
+        """
+        made: dict[int, Message] = {}
+        with self._current() as kernel:
+            window = kernel.window
+            kept = [page for page in window.pages.values() if page.id > 0 and window.at(page.id) != Place.DROPPED]
+            for at, page in enumerate(kept):
+                if at % READ == 0:
+                    self.fetch(kept[at : at + READ])
+                part, leftovers = self.part(page)
+                known = made.get(page.message)
+                if known is None:
+                    made[page.message] = Message(role=page.role, parts=(part,), extra=leftovers, sources=page.sources)
+                else:
+                    made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
+            damaged = {page.message for page in window.pages.values() if page.id > 0 and window.at(page.id) == Place.DROPPED}
+        return dump(list(_without_form(made, damaged).values() if damaged else made.values()))
+
+
+def _without_form(made: dict[int, Message], damaged: set[int]) -> dict[int, Message]:
+    """What is left of messages that lost a part has no original dict any more, nor have those that came in the same dict."""
+    chain: list[int] = []
+    for number in sorted(made.keys() | damaged):
+        chain.append(number)
+        known = made.get(number)
+        more = known is not None and known.extra is not None and '"more":true' in known.extra
+        if not more:
+            if damaged & set(chain):
+                made.update({each: msgspec.structs.replace(made[each], extra=None) for each in chain if each in made})
+            chain = []
+    return made

@@ -1,4 +1,4 @@
-"""From the window's tier to the messages that a provider takes.
+"""From the window to the messages that a provider takes.
 
 What is rendered is exactly what was counted: resident pages, handles in place, and one line for
 each stretch that is out. Between edits the prompt only grows at its end, byte for byte.
@@ -14,16 +14,13 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.gaps import handle_of
-from kilburn.kernel.tier import Tier
+from kilburn.kernel.window import PENDING, Window
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Page
 from kilburn.wire import chat
 from kilburn.wire import messages as anthropic
 
-__all__ = ["PENDING", "Item", "Prompt", "items", "part_of", "render", "transcript"]
-
-PENDING = "[no result]"
-"""Stands for the result of a call that has none yet, or whose result was forgotten."""
+__all__ = ["Item", "Prompt", "items", "part_of", "render", "transcript"]
 
 Item = tuple[tuple[int, int, int], Page | None, str]
 """Where it stands, the page (None for a gap), and the text to show instead of it ("" for its own)."""
@@ -45,12 +42,12 @@ class Prompt(list[dict[str, Any]]):
         self.form = form
 
 
-def items(tier: Tier) -> list[Item]:
+def items(window: Window) -> list[Item]:
     """All that stands in the prompt, in order."""
     shown: list[Item] = [
-        ((*page.order, page.id), page, tier.stub(page.id) if page.id in tier.stubs else "") for page in tier.visible()
+        ((*page.order, page.id), page, window.stub(page.id) if page.id in window.stubs else "") for page in window.visible()
     ]
-    shown += [((gap[0], 0, gap[0]), None, handle_of(gap)) for gap in tier.gaps]
+    shown += [((gap[0], 0, gap[0]), None, handle_of(gap)) for gap in window.gaps]
     shown.sort(key=lambda item: item[0])
     return shown
 
@@ -61,18 +58,18 @@ def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
     return Part(kind=page.kind, text=text, call=page.call, name=page.name, extra=kept.get("part")), kept.get("message")
 
 
-def transcript(tier: Tier, part: Callable[[Page], tuple[Part, str | None]]) -> list[Message]:
+def transcript(window: Window, part: Callable[[Page], tuple[Part, str | None]]) -> list[Message]:
     """The prompt as neutral messages: parts of one message joined again, every call with a result.
 
     A result that stands further down (it came late) is put behind its call by the wire form.
     """
     made: list[Message] = []
-    answered = {page.call for page in tier.visible() if page.role is Role.TOOL}
+    answered = {page.call for page in window.visible() if page.role is Role.TOOL}
     key: tuple[Role, int] | None = None
-    for _, page, instead in items(tier):
+    for _, page, instead in items(window):
         if instead and page is not None and page.kind is not Kind.RESULT:
             continue  # something attached to a result whose call stays: the result's own handle says enough
-        shown, leftovers = _shown(page, instead, part, tier)
+        shown, leftovers = _shown(page, instead, part, window)
         role = Role.USER if page is None else page.role
         if page is not None and page.message and key == (role, page.message):
             known = made[-1]
@@ -93,7 +90,7 @@ def _pending(made: list[Message], answered: set[str | None]) -> list[Message]:
 
 
 def _shown(
-    page: Page | None, instead: str, part: Callable[[Page], tuple[Part, str | None]], tier: Tier
+    page: Page | None, instead: str, part: Callable[[Page], tuple[Part, str | None]], window: Window
 ) -> tuple[Part, str | None]:
     if page is None:
         return Part(kind=Kind.TEXT, text=instead), None
@@ -102,7 +99,7 @@ def _shown(
     own, leftovers = part(page)
     if page.kind not in (Kind.FOLD, Kind.EXCERPT):
         return own, leftovers
-    return shown_part(page, own.text, tier), leftovers
+    return shown_part(page, own.text, window.pages), leftovers
 
 
 def render(messages: list[Message], form: str, tokens: int) -> Prompt:

@@ -242,10 +242,10 @@ class Agentfold:
             return (yield from _rejected(why))
         stretch = partition.stretch(first, last)
         pieces, to = _pieces(view, stretch.sources), self._to(view)
-        verdict = judge(said.compress_text, pieces, tokens=to, count=view.count)
-        text = mended(said.compress_text, verdict, pieces, to, view.count)
+        judged = judge(said.compress_text, pieces, tokens=to, count=view.count)
+        text = mended(said.compress_text, judged, pieces, to, view.count)
         if not text:
-            return (yield from _rejected(f"the words: {verdict.outcome}"))
+            return (yield from _rejected(f"the words: {judged.verdict}"))
         return (yield from _folded(view, stretch, first, last, text))
 
     def _by_rule(self, view: View, partition: Partition) -> list[Move]:

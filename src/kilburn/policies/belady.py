@@ -16,7 +16,7 @@ from kilburn.message import Kind
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import View
-from kilburn.text.excerpts import older, put, reach
+from kilburn.text.excerpts import cited_stretch, excerpt_moves, old_pages
 from kilburn.text.lines import merge
 
 __all__ = ["Belady", "Future"]
@@ -46,7 +46,7 @@ class Belady:
         mended = self._mended(view)
         if not view.excess:
             return mended
-        leaving = older(view, 0, 0)
+        leaving = old_pages(view, 0, 0)
         saved, latest = self._latest(view)
         if not leaving:
             return mended or latest
@@ -70,10 +70,10 @@ class Belady:
         return [(due, span) for span, due in first.items()]
 
     def _excerpt(self, view: View, pages: Sequence[Page], room: int) -> list[Move]:
-        stretch = reach(view, pages)
+        stretch = cited_stretch(view, pages)
         parts = self._parts(view, stretch.sources, room - view.handle)
         why = f"what {len(pages)} pages will be needed for"
-        return put(stretch, parts, why, nothing="never needed again", torn="never needed again")
+        return excerpt_moves(stretch, parts, why, nothing="never needed again", torn="never needed again")
 
     def _parts(self, view: View, sources: Iterable[int], room: int) -> Parts:
         """The spans that will be needed, soonest first while they fit."""

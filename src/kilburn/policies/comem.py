@@ -176,11 +176,11 @@ def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer:
         return answer
     said = answer.text if answer.ok else whole_sentences(answer.text)
     pieces = _Log(pages, read)
-    verdict = judge(said, pieces, prompt=ask.prompt, tokens=ask.max_tokens, count=_rough)
-    text = mended(said, verdict, pieces, ask.max_tokens, _rough).strip()
+    judged = judge(said, pieces, prompt=ask.prompt, tokens=ask.max_tokens, count=_rough)
+    text = mended(said, judged, pieces, ask.max_tokens, _rough).strip()
     if text:
-        return Answer(outcome=Outcome.DONE, text=text, detail=verdict.outcome)
-    return Answer(outcome=Outcome.REJECTED, detail=verdict.outcome)
+        return Answer(outcome=Outcome.DONE, text=text, detail=judged.verdict)
+    return Answer(outcome=Outcome.REJECTED, detail=judged.verdict)
 
 
 def _rough(text: str) -> int:

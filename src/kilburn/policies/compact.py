@@ -21,8 +21,8 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policy import Cause, Stretch, View
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
-from kilburn.text.highlights import best, digest
-from kilburn.text.judgement import judge
+from kilburn.text.highlights import highlights, telling
+from kilburn.text.judgement import Verdict, judge
 from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
@@ -49,8 +49,14 @@ previous summary still contains, and the most informative lines of what no summa
 MARK = 8
 """Tokens of the line above a text that names its speaker."""
 
-_OUTCOMES = {"empty": Outcome.EMPTY, "refusal": Outcome.REFUSED, "toolong": Outcome.NO_PROGRESS}
-_GARBAGE = ("empty", "refusal", "repeats", "toolong", "echo")
+_GARBAGE = {
+    Verdict.EMPTY: Outcome.EMPTY,
+    Verdict.REFUSAL: Outcome.REFUSED,
+    Verdict.REPEATS: Outcome.REJECTED,
+    Verdict.TOO_LONG: Outcome.NO_PROGRESS,
+    Verdict.ECHO: Outcome.REJECTED,
+}
+"""How a compaction ended whose summary is none."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +168,9 @@ class Compact:
         if not answer.ok:
             return ""
         said = _unwrapped(answer.text)
-        verdict = judge(said, [], prompt=f"{SYSTEM}\n{asked}", tokens=4 * to, count=view.count)
-        if verdict.outcome in _GARBAGE:
-            yield Note(
-                outcome=_OUTCOMES.get(verdict.outcome, Outcome.REJECTED), why=f"the summary was not used: {verdict.outcome}"
-            )
+        judged = judge(said, [], prompt=f"{SYSTEM}\n{asked}", tokens=4 * to, count=view.count)
+        if judged.verdict in _GARBAGE:
+            yield Note(outcome=_GARBAGE[judged.verdict], why=f"the summary was not used: {judged.verdict}")
             return ""
         return said
 
@@ -177,7 +181,7 @@ def _prepare(view: View, border: int) -> None:
         for number in view.wanted:
             page = view.page(number)
             if page.kind is not Kind.IMAGE:
-                digest(page, view.text)
+                telling(page, view.text)
                 if border - READ // 8 < view.use:
                     read_ahead(str(page.role), str(page.kind), view.text(number))
 
@@ -232,7 +236,7 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
             stood |= mine
             kept.append(origins_of(view.text(fold.id), mine, view.text))
     fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]
-    spans = all_origins([*kept, best(fresh, READ // 4, view.text)])
+    spans = all_origins([*kept, highlights(fresh, READ // 4, view.text)])
     old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
     return [*old, *(piece_of(page, view.text(page.id)) for page in pages[first:])]
 

@@ -1,4 +1,4 @@
-"""Cache-aware excerpts: an edit throws away the cached prefix behind it, so it must pay.
+"""Cache-aware excerpts: an edit makes the cached prefix behind it void, so it must be worth that.
 
 When pages leave the window, the lines that are worth their tokens stay, as an excerpt in their place. Excerpts are
 left alone. The next one is put after them, so everything before it is read from the cache. When they take too much of
@@ -20,7 +20,7 @@ from kilburn.move import Fold, Move
 from kilburn.page import Page
 from kilburn.policy import View
 from kilburn.prices import Prices, prices_of
-from kilburn.text.excerpts import flow_of, older, parts_of, put, reach, shortened
+from kilburn.text.excerpts import cited_stretch, excerpt_moves, flow_of, old_pages, parts_of, shorten_latest
 
 __all__ = ["Cost"]
 
@@ -80,8 +80,8 @@ class Cost:
         capacity = view.budget.capacity if self.trigger is None else min(view.budget.capacity, self.trigger)
         if view.use <= capacity:
             return []
-        leaving = older(view, self.tail or 0, capacity // 4 if self.core is None else self.core)
-        latest, saved = shortened(view, capacity // 2 if self.whole is None else self.whole)
+        leaving = old_pages(view, self.tail or 0, capacity // 4 if self.core is None else self.core)
+        latest, saved = shorten_latest(view, capacity // 2 if self.whole is None else self.whole)
         if not leaving:
             return latest
         excerpts, young = _apart(leaving)
@@ -124,10 +124,10 @@ def _apart(leaving: Sequence[Page]) -> tuple[list[Page], list[Page]]:
 
 def _excerpt(view: View, pages: Sequence[Page], room: int, far: int, least: float, floor: int) -> list[Move]:
     """One excerpt in place of pages, or their eviction if no line is worth its tokens."""
-    stretch = reach(view, pages)
+    stretch = cited_stretch(view, pages)
     parts = parts_of(view, stretch, room, far, least=least, floor=max(0, floor), base=BASE)
     why = f"lines of {len(parts)} pages that are worth their tokens"
-    return put(stretch, parts, why, nothing="nothing that is worth its tokens")
+    return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens")
 
 
 def _size(moves: Iterable[Move]) -> int:

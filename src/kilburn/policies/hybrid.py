@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from kilburn.move import Move
 from kilburn.policy import View
-from kilburn.text.excerpts import far_of, older, parts_of, put, reach, shortened
+from kilburn.text.excerpts import cited_stretch, excerpt_moves, far_of, old_pages, parts_of, shorten_latest
 
 __all__ = ["Hybrid"]
 
@@ -50,16 +50,16 @@ class Hybrid:
             return []
         capacity = view.budget.capacity
         low = min(capacity - view.handle, capacity - _spare(capacity) if self.low is None else self.low)
-        leaving = older(
+        leaving = old_pages(
             view, capacity * 3 // 10 if self.tail is None else self.tail, capacity // 4 if self.core is None else self.core
         )
-        latest, saved = shortened(view, capacity // 2 if self.whole is None else self.whole)
+        latest, saved = shorten_latest(view, capacity // 2 if self.whole is None else self.whole)
         if not leaving:
             return latest
-        stretch = reach(view, leaving)
+        stretch = cited_stretch(view, leaving)
         room = low - (view.use - saved - sum([page.tokens for page in leaving])) - 2 * view.handle
         parts = parts_of(view, stretch, room, far_of(room))
-        return [*latest, *put(stretch, parts, f"lines of {len(parts)} pages", nothing="no room for an excerpt")]
+        return [*latest, *excerpt_moves(stretch, parts, f"lines of {len(parts)} pages", nothing="no room for an excerpt")]
 
 
 def _spare(capacity: int) -> int:

@@ -156,11 +156,11 @@ class Memento:
         if answer.outcome == Outcome.NO_MODEL:
             return verbatim, "extract"
         if answer.ok:
-            verdict = judge(answer.text, pieces, prompt=prompt, tokens=self.to, count=view.count)
-            text = mended(answer.text, verdict, pieces, self.to, view.count)
+            judged = judge(answer.text, pieces, prompt=prompt, tokens=self.to, count=view.count)
+            text = mended(answer.text, judged, pieces, self.to, view.count)
             if text:
                 return text, "model"
-            yield Note(outcome=Outcome.REJECTED, why=f"memento: {verdict.outcome}", figures={"rejected": 1})
+            yield Note(outcome=Outcome.REJECTED, why=f"memento: {judged.verdict}", figures={"rejected": 1})
         return verbatim, "extract"
 
 

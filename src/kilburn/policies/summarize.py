@@ -16,7 +16,7 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Span, address_of
 from kilburn.policy import Cause, View
-from kilburn.text.excerpts import shortened
+from kilburn.text.excerpts import shorten_latest
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
 from kilburn.text.judgement import judge, mended
 from kilburn.text.lines import whole_sentences
@@ -88,7 +88,7 @@ class Summarize:
         stays = view.use - sum(page.tokens for page in old if page.id not in side)
         if stays + to > capacity:
             again = summaries
-        latest, saved = shortened(view, capacity // 2) if stays - _tokens(again) + to > capacity else ([], 0)
+        latest, saved = shorten_latest(view, capacity // 2) if stays - _tokens(again) + to > capacity else ([], 0)
         # If the window stays over its capacity, the kernel evicts the oldest page, which would be the new summary.
         room = max(16, capacity - (stays - _tokens(again) - saved) - 2 * view.handle)
         to = min(to, room)
@@ -148,11 +148,11 @@ class Summarize:
         if not answer.ok and answer.outcome != Outcome.TRUNCATED:
             return "", f"; the model's summary was {answer.outcome}"
         said = answer.text if answer.ok else whole_sentences(answer.text)
-        verdict = judge(said, pieces, prompt=prompt, tokens=to, count=view.count)
-        text = mended(said, verdict, pieces, to, view.count)
+        judged = judge(said, pieces, prompt=prompt, tokens=to, count=view.count)
+        text = mended(said, judged, pieces, to, view.count)
         if not text:
-            return "", f"; the model's summary was rejected: {verdict.outcome}"
-        return text, "model" if verdict.acceptable else f"model, completed with {len(verdict.missing)} facts"
+            return "", f"; the model's summary was rejected: {judged.verdict}"
+        return text, "model" if judged.acceptable else f"model, completed with {len(judged.missing)} facts"
 
 
 def _tokens(pages: Sequence[Page]) -> int:

@@ -10,14 +10,13 @@ from bisect import bisect
 from collections.abc import Sequence
 from typing import Any
 
+from kilburn.budget import text_cost
 from kilburn.event import Act
-from kilburn.kernel.admission import text_cost
 from kilburn.kernel.gaps import handle_of
-from kilburn.kernel.layout import GONE
-from kilburn.kernel.ledger import replay
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
-from kilburn.kernel.tier import Tier
+from kilburn.kernel.replay import replay
+from kilburn.kernel.window import GONE, Window
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, span_of
 from kilburn.wire.validity import validate_chat, validate_messages
@@ -44,15 +43,15 @@ def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = Non
     Args:
         appended: all that was appended, in order, where nothing was forgotten.
     """
-    kernel, tier = process.kernel, process.window
+    kernel, window = process.kernel, process.window
     if appended is not None:
         assert process.messages() == list(appended), "law 1: the transcript is not what was appended"
     prompt = process.render()
     assert prompt.tokens <= kernel.capacity, f"law 2: {prompt.tokens} tokens in a window of {kernel.capacity}"
     assert counted(prompt, process) <= prompt.tokens, "law 2: the prompt weighs more than was counted"
-    for page in tier.pins:
-        assert tier.at(page) == Place.IN, f"law 3: pinned page {page} is not in the window"
-        if tier.pages[page].kind is Kind.TEXT:
+    for page in window.pins:
+        assert window.at(page) == Place.IN, f"law 3: pinned page {page} is not in the window"
+        if window.pages[page].kind is Kind.TEXT:
             assert any(_holds(message, kernel.text(page)) for message in prompt), (
                 f"law 3: pinned page {page} is not rendered as it was"
             )
@@ -72,15 +71,15 @@ def _holds(message: dict[str, Any], text: str) -> bool:
 
 def _check_request(process: Process) -> None:
     """Only the kernel may take the user's latest message from the window, or a person who forgets or retires it."""
-    tier = process.window
-    texts = [page for page in tier.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
-    said = [page for page in texts if page.trust >= Trust.USER and (page.label or not page.digest)]
+    window = process.window
+    texts = [page for page in window.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
+    said = [page for page in texts if page.trust >= Trust.USER and not page.is_blank]
     asked = [page.id for page in said if page.message == max(other.message for other in said)]
-    assert tuple(asked) == tier.request, f"law 3: the latest message is {asked}, and the window holds {tier.request}"
+    assert tuple(asked) == window.request, f"law 3: the latest message is {asked}, and the window holds {window.request}"
     for page in asked:
-        if tier.at(page) in GONE or any(one.kind is not Kind.FOLD and _is_of(one, page) for one in tier.visible()):
+        if window.at(page) in GONE or any(one.kind is not Kind.FOLD and _is_of(one, page) for one in window.visible()):
             continue
-        moves = [event for event in process.events() if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, tier)]
+        moves = [event for event in process.events() if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, window)]
         who = moves[-1].policy if moves else "nobody"
         assert who == "kernel", f"law 3: the user's latest message, {page}, was taken from the window by {who}"
 
@@ -89,35 +88,37 @@ def _is_of(page: Page, original: int) -> bool:
     return page.id == original or (page.sources == (original,) and page.message > 0)
 
 
-def _touches(data: dict[str, Any], page: int, tier: Tier) -> bool:
+def _touches(data: dict[str, Any], page: int, window: Window) -> bool:
     moved = {number for members in data.get("to", {}).values() for number in members}
-    return page in moved or any(tier.pages[number].sources == (page,) for number in moved)
+    return page in moved or any(window.pages[number].sources == (page,) for number in moved)
 
 
 def _check_layout(process: Process) -> None:
     """The handles follow from what is resident and what is out: one for everything that is out between two resident
     pages."""
-    kernel, tier = process.kernel, process.window
-    walls = sorted((*page.order, page.id) for page in tier.pages.values() if tier.at(page.id) in (Place.IN, Place.STUB))
+    kernel, window = process.kernel, process.window
+    walls = sorted((*page.order, page.id) for page in window.pages.values() if window.at(page.id) in (Place.IN, Place.STUB))
     stretches: dict[int, list[int]] = {}
-    for page in sorted(page for page in tier.pages if page > 0 and tier.at(page) == Place.OUT):
+    for page in sorted(page for page in window.pages if page > 0 and window.at(page) == Place.OUT):
         stretches.setdefault(bisect(walls, (page, 0, page)), []).append(page)
-    gaps = [(pages[0], pages[-1], len(pages), sum(map(tier.cost, pages))) for pages in stretches.values()]
-    assert list(tier.gaps) == gaps, f"the gaps are {gaps}, not {list(tier.gaps)}"
+    gaps = [(pages[0], pages[-1], len(pages), sum(map(window.cost, pages))) for pages in stretches.values()]
+    assert list(window.gaps) == gaps, f"the gaps are {gaps}, not {list(window.gaps)}"
     assert len(gaps) <= len(walls) + 1, "two handles stand side by side"
-    assert tier.gaps.cost == sum(text_cost(kernel.counter, handle_of(gap)) for gap in gaps), "law 2: handles cost something else"
+    assert window.gaps.cost == sum(text_cost(kernel.counter, handle_of(gap)) for gap in gaps), (
+        "law 2: handles cost something else"
+    )
     for gap in gaps:
         assert len(kernel.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
 
 
 def _check_derived(process: Process) -> None:
-    kernel, tier = process.kernel, process.window
-    for page in tier.pages.values():
-        if page.kind not in (Kind.FOLD, Kind.EXCERPT) or tier.at(page.id) == Place.DROPPED:
+    kernel, window = process.kernel, process.window
+    for page in window.pages.values():
+        if page.kind not in (Kind.FOLD, Kind.EXCERPT) or window.at(page.id) == Place.DROPPED:
             continue
         assert page.sources, f"law 4: {page.address} cites nothing"
-        assert page.depth == 1 + max(tier.pages[source].depth for source in page.sources), "law 4: wrong depth"
-        assert page.trust <= min(tier.pages[source].trust for source in page.sources), (
+        assert page.depth == 1 + max(window.pages[source].depth for source in page.sources), "law 4: wrong depth"
+        assert page.trust <= min(window.pages[source].trust for source in page.sources), (
             f"law 7: {page.address} is trusted more than its sources"
         )
         if page.kind is Kind.EXCERPT:
@@ -128,16 +129,16 @@ def _check_derived(process: Process) -> None:
 
 
 def _check_replay(process: Process) -> None:
-    kernel, tier = process.kernel, process.window
+    kernel, window = process.kernel, process.window
     if not kernel.store.readonly:
         kernel.flush()
     stored = {page.id: (page, state) for page, state in kernel.store.pages(kernel.info.number)}
-    again = Tier(lambda line: text_cost(kernel.counter, line))
-    again.costs = dict(tier.costs)
+    again = Window(kernel.counter)
+    again.costs = dict(window.costs)
     replay(kernel.store.events(kernel.info.number), {number: page for number, (page, _) in stored.items()}, again)
-    assert again.states == tier.states, "law 8: replaying the ledger gives other states"
-    assert {number: state for number, (_, state) in stored.items()} == tier.states, "law 8: the stored states differ"
-    assert again.use == tier.use, f"law 8: replaying the ledger gives another use ({again.use}, not {tier.use})"
-    assert list(again.gaps) == list(tier.gaps), "law 8: replaying the ledger gives other gaps"
-    assert again.cover == tier.cover, "law 8: replaying the ledger gives other folds"
-    assert [page.id for page in again.visible()] == [page.id for page in tier.visible()], "law 8: replaying gives another order"
+    assert again.states == window.states, "law 8: replaying the ledger gives other states"
+    assert {number: state for number, (_, state) in stored.items()} == window.states, "law 8: the stored states differ"
+    assert again.use == window.use, f"law 8: replaying the ledger gives another use ({again.use}, not {window.use})"
+    assert list(again.gaps) == list(window.gaps), "law 8: replaying the ledger gives other gaps"
+    assert again.cover == window.cover, "law 8: replaying the ledger gives other folds"
+    assert [page.id for page in again.visible()] == [page.id for page in window.visible()], "law 8: replaying gives another order"

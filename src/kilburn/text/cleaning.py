@@ -1,9 +1,9 @@
-"""What of a window can go without a model's judgement: superseded outputs, dead ends, repetition.
+"""What can be deleted by rule: superseded outputs, dead ends, repetition.
 
 Three rules over exact text, each of which keeps what it points at: an output whose call was made again
 with the same arguments goes for the newer one, a failed try goes down to its error line once the same
-tool has succeeded, and a block of lines that stands further down again goes for that later copy. It
-refuses to weigh importance: what is said once stays.
+tool has succeeded, and a block of lines that stands further down again goes for that later copy. What is
+said once stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONG = 400
 """Characters from which on one line alone is a block."""
 
 SAME = 0.5
-"""Share of an output's lines, numbers left out, that the newer output of the same call must have."""
+"""Share of an output's lines, ignoring numbers, that the newer output of the same call must contain."""
 
 _DEAD = re.compile(
     r"^(?:usage: |error: |.*\b(?:command not found|No such file or directory|not recognized as an internal|is a directory"
@@ -37,13 +37,13 @@ _DEAD = re.compile(
     re.IGNORECASE,
 )
 _FAILING = 30
-"""Lines that a failed try has at most; a longer output holds more than its failure."""
+"""Lines of a failed attempt at most; a longer output contains more than its failure."""
 
 
 def redundant(scanned: Sequence[Scanned]) -> list[Exact]:
     """What the three rules delete of these pages, given in the order of the window.
 
-    Deterministic, and settled after one pass: cleaned by what this returns, the same pages give nothing.
+    Deterministic, and complete after one pass: on the cleaned pages it returns nothing.
     """
     superseded = _superseded(scanned)
     cuts = [Exact(page.page, start, stop) for page in scanned if page.page in superseded for start, stop in page.spans]
@@ -57,7 +57,7 @@ def redundant(scanned: Sequence[Scanned]) -> list[Exact]:
 def _superseded(scanned: Sequence[Scanned]) -> set[int]:
     """Outputs of calls that were made again with the same arguments, and gave much the same.
 
-    The same words may mean another thing the next time ("scroll down"), hence the share.
+    The same call may mean something else the next time ("scroll down"), hence the share.
     """
     newer: dict[str, list[frozenset[str]]] = {}
     old: set[int] = set()
@@ -94,7 +94,7 @@ def _dead_ends(scanned: Sequence[Scanned]) -> dict[int, list[Span]]:
 
 
 def _error_line(page: Scanned) -> Span | None:
-    """The line that says why a try failed, where the output says little else: its last line or its first."""
+    """The line that says why an attempt failed, if the output has little else: its last line or its first."""
     lines = [span for span in _lines(page.text, (0, len(page.text))) if page.text[slice(*span)].strip()]
     if not lines or len(lines) > _FAILING:
         return None
@@ -114,10 +114,10 @@ def _lines(text: str, span: Span) -> list[Span]:
 
 
 def _repeated(scanned: Sequence[Scanned]) -> list[Exact]:
-    """Blocks that stand again further down, each but its last copy.
+    """Blocks that occur again further down, except their last copy.
 
-    Read from the end, so that a block only ever goes for a copy that is known to stay: what was left of
-    the text before stays settled, and the first pass is the last that finds something.
+    The text is read from the end, so a block is deleted only for a copy that stays. Therefore a second pass finds
+    nothing.
     """
     kept: set[tuple[str, ...]] = set()
     cuts: list[Exact] = []

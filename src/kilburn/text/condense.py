@@ -2,7 +2,7 @@
 
 Rules for the outputs of common tools: totals of a test run, names of failed tests, exceptions and
 their last frames, definitions in code, what the query names, head and tail; repeated log lines
-once. It refuses to write a word of its own beside the marks for gaps.
+once. Nothing is written but the marks for gaps.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LARGE = 4_000_000
 def condense(text: str, tokens: int, count: Callable[[str], int], query: str = "", mark: Mark = omission) -> tuple[Span, ...]:
     """Spans of the text to keep, sorted and apart, so that `join(text, spans, mark)` is within `tokens`.
 
-    The whole text where it fits; no span at all where not even one line does. Lines are kept whole,
-    but for lines over 320 characters, which are cut. A text of more than 4 million characters is
-    sampled: head, tail, and what surrounds error words between.
+    The whole text if it fits; no span if not even one line does. Lines are kept whole, except those over 320
+    characters, which are cut. A text of more than 4 million characters is sampled: head, tail, and what surrounds
+    error words between.
 
     Args:
         tokens: the budget, marks included, in the unit of `count`.
@@ -49,8 +49,8 @@ _CASE_LINE = re.compile(r"(?:\x1b\[[0-9;]*m)*(?:FAILED|ERROR) ?(?:\x1b\[[0-9;]*m
 
 
 def _split(text: str, lines: Sequence[Span]) -> tuple[list[Span], frozenset[int]]:
-    """The lines, those that name a failed test cut between the name and what surrounds it, so that the
-    names fit where the messages do not; and which of them are such names."""
+    """The lines, and which of them are names of failed tests. A line with such a name is cut around the name, so that
+    names can be kept even if messages do not fit."""
     result: list[Span] = []
     named: set[int] = set()
     for start, end in lines:
@@ -103,7 +103,7 @@ class _Reading:
         return self.text[start:end]
 
     def rounds(self, picker: Picker, query: str, tokens: int) -> Iterator[tuple[Iterable[int], float]]:
-        """Lines in the order of what they tell, each round with the share of the budget that it may fill."""
+        """Lines from the most to the least informative, each round with the share of the budget that it may fill."""
         last = len(self.lines) - 1
         summaries = self.signs[Sign.SUMMARY]
         errors = self.signs[Sign.ERROR]
@@ -228,7 +228,7 @@ class _Reading:
         return list(dict.fromkeys(order))
 
     def _naming(self) -> list[int]:
-        """Lines by how many names they bring that no line before them had, for their length."""
+        """Lines by the number of names that no earlier line had, relative to their length."""
         seen: set[str] = set()
         density: dict[int, float] = {}
         for index, wanted in enumerate(self.novel):

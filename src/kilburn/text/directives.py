@@ -1,8 +1,7 @@
 """What an agent writes about its own context, in tags: a fold directive, an internal state.
 
-Only well-formed tags count: opened once, closed once, in that order. Anything else is a typed refusal
-with a reason that quotes nothing. It refuses to know steps, pages or windows: whether a directive fits
-them is the policy's to say.
+Only well-formed tags count: opened once, closed once, in that order. Anything else is `Malformed`, with a
+reason that quotes nothing of the reply. Whether a directive fits the steps of a window the policy checks.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Directive(msgspec.Struct, frozen=True):
 
 
 class Malformed(msgspec.Struct, frozen=True):
-    """Something was said, but not in the form agreed on."""
+    """There is a directive or a state, but not in the right form."""
 
     why: str
 
@@ -29,7 +28,7 @@ _DECODER = msgspec.json.Decoder(Directive)
 
 
 def within(text: str, tag: str) -> str | Malformed | None:
-    """What stands between `<tag>` and `</tag>`; None where neither is there."""
+    """The text between `<tag>` and `</tag>`; None if neither tag is there."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     opened, closed = text.count(opening), text.count(closing)
     if not opened and not closed:
@@ -43,7 +42,7 @@ def within(text: str, tag: str) -> str | Malformed | None:
 
 
 def without(text: str, tag: str) -> str:
-    """The text without what stands between the tags, the tags included; of a tag never closed, without all behind it."""
+    """The text without the tags and what is between them; after a tag that is never closed, everything is left out."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     kept: list[str] = []
     at = 0
@@ -57,14 +56,14 @@ def without(text: str, tag: str) -> str:
 def directive_of(text: str) -> Directive | Malformed | None:
     """The fold directive of a reply: `<compress>{"compress_range": [a, b], "compress_text": "..."}</compress>`.
 
-    What the reply only thinks, up to `</think>`, is no directive.
+    A directive inside the reply's thinking, up to `</think>`, does not count.
     """
     said = within(text.rpartition("</think>")[2], "compress")
     return decode(said) if isinstance(said, str) else said
 
 
 def decode(text: str) -> Directive | Malformed:
-    """A directive from its JSON: two whole numbers, and words."""
+    """A directive from its JSON: two whole numbers, and a text."""
     try:
         found = _DECODER.decode(text.encode("utf-8"))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""What policies of excerpts share: which pages may leave, which originals an excerpt reaches, and its lines.
+"""Excerpts for a view: which pages they replace, which originals they cite, and which lines they keep.
 
-Functions of a view; they decide nothing about when, or how much.
+Policies decide when one is made, and how large it is.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from kilburn.policy import Stretch, View
 from kilburn.text.lines import merge
 from kilburn.text.selection import BASE, Line, lines_of, select
 
-__all__ = ["far_of", "flow_of", "focus_of", "older", "parts_of", "put", "reach", "shortened"]
+__all__ = ["cited_stretch", "excerpt_moves", "far_of", "flow_of", "focus_of", "old_pages", "parts_of", "shorten_latest"]
 
 CITED = 1024
-"""Originals that one excerpt stands for, at least, before those of which it keeps nothing stay behind their handle."""
+"""An excerpt cites at least this many originals. Beyond that, originals of which it keeps no line have only a handle."""
 
 READ = 200_000
-"""Tokens of leaving pages, newest first, whose lines one excerpt is chosen from, beside those of the excerpts before it: all
+"""Tokens of leaving pages, newest first, from whose lines one excerpt is chosen, besides those of earlier excerpts: all
 in a window of 200,000 or less. It bounds the time of a plan."""
 
 LATEST = 128
-"""Newest pages among which the agent's latest words are looked for."""
+"""Newest pages in which the agent's latest words are looked for."""
 LIFE = 64
-"""Messages that a window holds up to which a line loses worth with age at the usual pace; in a larger one it loses it slower."""
+"""In a window with up to this many messages, a line loses worth with age at the usual rate; in a larger window more
+slowly."""
 
 SHOWN = 40_000
-"""Characters of what stays whole, newest first, whose names and lines count as said already: all of it in a
-window of 8,000 tokens, and in a large one what is near."""
+"""Characters of the pages that stay whole, newest first, whose names and lines need not be kept again: all of them in a
+window of 8,000 tokens, and the newest in a larger one."""
 
 MARKED = 0.5
 """Importance from which on a page belongs to the core."""
 
 
-def older(view: View, tail: int, core: int) -> list[Page]:
-    """Pages in front of a tail of so many tokens that may leave; marked ones stay while `core` tokens hold them."""
+def old_pages(view: View, tail: int, core: int) -> list[Page]:
+    """The pages before a tail of so many tokens that may leave; important ones stay, up to `core` tokens."""
     stays: set[int] = set()
     marked = [page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED] if view.marks else []
     for page in sorted(marked, key=lambda page: (-view.marks[page.id], -page.id)):
@@ -48,9 +49,9 @@ def older(view: View, tail: int, core: int) -> list[Page]:
     return view.movable([page for page in view.front(tail) if page.id not in stays])
 
 
-def reach(view: View, pages: Iterable[Page]) -> Stretch:
-    """What an excerpt in the place of pages stands for: of very many originals the newest, and those of which an
-    excerpt before it keeps something."""
+def cited_stretch(view: View, pages: Iterable[Page]) -> Stretch:
+    """What an excerpt in place of pages cites: of very many originals the newest, and those of which an earlier
+    excerpt keeps something."""
     going = [page.id for page in pages]
     stretch = view.stretch(going)
     most = max(CITED, view.budget.capacity // 8)
@@ -60,27 +61,29 @@ def reach(view: View, pages: Iterable[Page]) -> Stretch:
     return view.stretch(going, within=kept.union(stretch.sources[most // 4 - most :]))
 
 
-def put(stretch: Stretch, parts: Parts, why: str, *, nothing: str, torn: str = "beyond the excerpt's reach") -> list[Move]:
-    """The moves that put an excerpt in the place of a stretch; its eviction where nothing of it is kept.
+def excerpt_moves(
+    stretch: Stretch, parts: Parts, why: str, *, nothing: str, torn: str = "beyond the excerpt's reach"
+) -> list[Move]:
+    """The moves that put an excerpt in place of a stretch; its eviction if nothing of it is kept.
 
     Args:
-        nothing: why all of it leaves then.
-        torn: why pages leave that the excerpt does not stand for.
+        nothing: the reason in the ledger if all of it leaves.
+        torn: the reason in the ledger for pages that the excerpt does not stand for.
     """
     if parts and stretch.leaving:
         return stretch.fold(why, parts=parts, torn=torn)
     return [Evict(pages=tuple([page.id for page in stretch.pages]), why=nothing)]
 
 
-def shortened(view: View, whole: int) -> tuple[list[Move], int]:
-    """Excerpts of what just came and is too long to stay whole, and the tokens that they save."""
+def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
+    """Excerpts of new pages that are too long to stay whole, and the tokens that they save."""
     folds: list[Move] = []
     saved = 0
     for page in view.latest():
         if page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT):
             continue
         text = view.text(page.id)
-        # Of a user's words head and tail stay: what is asked for usually stands there.
+        # Of a user's message head and tail stay, because the request is usually there.
         ends = _ends(text, whole // 4) if page.role is Role.USER else ()
         room = whole - view.handle - sum(view.count(text[start:end]) for start, end in ends)
         parts = select(lines_of(text, page.id, page.message, str(page.role)), [], focus_of(view), room, view.count)
@@ -92,7 +95,7 @@ def shortened(view: View, whole: int) -> tuple[list[Move], int]:
 
 
 def _ends(text: str, size: int) -> tuple[Span, ...]:
-    """Head and tail of a text, of about so many characters each, whole lines where one ends near."""
+    """Head and tail of a text, of about so many characters each, cut at a line end if one is near."""
     head = text.rfind("\n", size // 2, size) + 1 or min(size, len(text))
     tail = text.find("\n", len(text) - size, len(text) - size // 2) + 1 or max(head, len(text) - size)
     return ((0, head), (max(head, tail), len(text))) if tail < len(text) else ((0, len(text)),)
@@ -111,7 +114,7 @@ def parts_of(
     if room <= view.handle:
         return ()
     sources = set(stretch.sources)
-    # An excerpt that leaves hands on those of its lines whose originals are still cited.
+    # The lines of an excerpt that leaves are candidates again, if their originals are still cited.
     near = [page for page in stretch.pages if page.depth or page.id not in stretch.torn]
     first, left = len(near), READ
     while first and left > 0:
@@ -130,7 +133,8 @@ def flow_of(view: View) -> float:
 
 
 def far_of(room: int) -> int:
-    """Tokens of an excerpt that are kept for the far past: a fifth, and of a small one none, for what is at hand needs it."""
+    """Tokens of an excerpt that are kept for the far past: a fifth; none in a small excerpt, because the present needs
+    all of it."""
     return max(0, min(room // 5, (room - 600) * 2 // 5))
 
 
@@ -139,7 +143,7 @@ def _lines(view: View, page: Page) -> list[Line]:
     if page.kind is Kind.FOLD:
         return []
     if page.kind is Kind.EXCERPT and page.message and len(page.sources) == 1:
-        # It stands in its page's place for want of room: what it kept was chosen for then.
+        # It was made because its page did not fit; what it kept was chosen for that moment.
         page = view.page(page.sources[0])
     elif page.kind is Kind.EXCERPT:
         return [line for source, spans in _kept(page) for line in _within(view, source, spans)]
@@ -152,7 +156,7 @@ def _kept(page: Page) -> Parts:
 
 
 def _within(view: View, source: int, spans: Sequence[Span]) -> list[Line]:
-    """The lines of the kept spans of a page: what is between them is not looked at again."""
+    """The lines of the kept spans of a page; the text between them is not read again."""
     page, text = view.page(source), view.text(source)
     return [line for span in spans for line in lines_of(text, source, page.message, str(page.role), span)]
 
@@ -171,7 +175,7 @@ def _shown(view: View, going: Set[int]) -> list[str]:
 
 
 def focus_of(view: View) -> str:
-    """What the agent is at: its latest words, or the task."""
+    """What the agent is working on: its latest words, or the task."""
     for page in islice(reversed(view.pages), LATEST):
         if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING):
             return view.text(page.id)

@@ -2,7 +2,7 @@
 
 Kept are decisions, paths, errors, numbers, test states, open tasks, and with a query what is
 relevant to it; near-duplicates once. Lines compete by what they tell for their tokens, each new
-line of a kind and of a page being worth a little less. It refuses to rephrase anything.
+line of a kind and of a page being worth a little less. Nothing is rephrased.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Piece:
 
 
 def piece_of(page: Page, text: str, label: str = "") -> Piece:
-    """A page as a piece. A page that was made from others speaks for itself, whatever message it stands in."""
+    """A page as a piece. A derived page is its own speaker, whatever message it stands in."""
     made = page.depth and not page.message
     role = f"{page.kind}, {page.trust.name.lower()} trust" if made else str(page.role)
     return Piece(page.id, role, str(page.kind), text, label)
@@ -71,7 +71,7 @@ class Extract:
 
 
 CACHED = 20_000
-"""Characters of a text up to which its analysis is kept at hand."""
+"""The analysis of a text of up to this many characters is cached."""
 
 _WEIGHT = {
     Sign.NONE: 1.0,
@@ -91,7 +91,7 @@ _NAME = re.compile(r"[A-Za-z]\w*(?:[._/]\w+)+|[A-Z]?[a-z]+[A-Z]\w+")
 
 
 class _Reading(NamedTuple):
-    """One line of a text, as it tells by itself, wherever the text stands."""
+    """One line of a text, with what depends only on the text."""
 
     start: int
     end: int
@@ -120,10 +120,10 @@ def extract(
     reach: int = 1_000_000,
     held: Mapping[int, Sequence[Span]] | None = None,
 ) -> Extract:
-    """The most telling verbatim lines of the pieces, grouped by page in the pieces' order.
+    """The most informative verbatim lines of the pieces, grouped by page in the pieces' order.
 
-    `count(result.text)` never exceeds `tokens`. Deterministic. Texts of `CACHED` characters or less are
-    analysed once and kept at hand, so that what comes back in a later summary costs little.
+    `count(result.text)` never exceeds `tokens`. The result is deterministic. The analysis of texts of `CACHED`
+    characters or less is cached, so that a text in a later summary costs little.
 
     Args:
         pieces: in the order of the transcript; later ones are worth a little more.
@@ -132,7 +132,7 @@ def extract(
         query: what will be asked or done next; lines that share rare words with it come first.
         reach: characters in all beyond which pieces are sampled (head, tail, surroundings of error words
             of each piece, 4,000 characters of a piece at least), so that time stays bounded.
-        held: spans by page that the reader has before him already: they do not lose for being old.
+        held: spans by page that an earlier summary had: they do not lose worth with age.
     """
     if tokens <= 0:
         return Extract("", (), 0)
@@ -156,17 +156,17 @@ def extract(
 
 
 def _rendered(pieces: Sequence[Piece], lines: Sequence[_Line], tokens: int, count: Callable[[str], int]) -> Extract | None:
-    """All candidates, where they fit; nothing needs to be weighed then."""
+    """All candidates, if they fit; then no choice is needed."""
     made = _render(pieces, _spans(pieces, lines), count)
     return made if 0 < made.tokens <= tokens else None
 
 
 HELD = 1.25
-"""Worth of the newest piece's lines, and of those that are held already; the oldest's are worth 0.75."""
+"""Worth of the newest piece's lines, and of `held` ones; those of the oldest are worth 0.75."""
 
 
 def _candidates(pieces: Sequence[Piece], reach: int, held: Mapping[int, Sequence[Span]]) -> list[_Line]:
-    """All lines worth a thought, the latest of each set of near-duplicates."""
+    """All candidate lines, the latest of each set of near-duplicates."""
     total = sum(len(piece.text) for piece in pieces)
     found: dict[str, _Line] = {}
     many = max(1, len(pieces))
@@ -196,13 +196,13 @@ def _is_prose(role: str, kind: str) -> bool:
 
 
 def read_ahead(role: str, kind: str, text: str) -> None:
-    """Analyse a text now that will be extracted from later. Nothing but time depends on it."""
+    """Analyse a text now that will be needed later. Only the time of the later call depends on it."""
     if len(text) <= CACHED:
         _readings(text, _is_prose(role, kind))
 
 
 def weighed(role: str, kind: str, text: str, most: int) -> list[tuple[float, Span]]:
-    """What each line of about `most` characters of a text tells for its length, by itself, in order."""
+    """How informative each line of about `most` characters of a text is for its length, in order."""
     prose = _is_prose(role, kind)
     factor = _SPEAKER.get(role, 1.0) if prose else 1.0
     once = {reading.shape: reading for reading in _read(text, prose, most)}
@@ -278,7 +278,7 @@ def _choose(pieces: Sequence[Piece], lines: list[_Line], tokens: int, count: Cal
         cost = line.cost + (0 if line.piece in headers else 8)
         now = -line.worth * (0.15 + 0.85 * fresh) / (1 + used / 12) / cost**0.7
         if now > value + 1e-12:
-            # What is no longer worth as much as it was waits behind what is worth more now.
+            # A line that has lost worth is put back, behind lines that are worth more now.
             heapq.heapreplace(heap, (now, index))
             if heap[0][1] != index:
                 continue

@@ -1,6 +1,6 @@
-"""The key facts of a text: what a summary of it must not lose, each with the line where it stands.
+"""The key facts of a text: what a summary of it must not lose, each with its line.
 
-Found by patterns, so a fact is a verbatim string and its span, never an interpretation.
+They are found by patterns, so a fact is a verbatim string and its span, never an interpretation.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def facts(text: str, prose: bool | None = None) -> Facts:
     """The facts of a text.
 
     Args:
-        prose: True for what a person or a model wrote, False for the output of a tool, None to look
-            for the signs of both. Decisions and tasks are looked for in prose only.
+        prose: True for text of a person or a model, False for the output of a tool, None if unknown. Decisions and
+            tasks are looked for in prose only.
 
     A text of more than 2 million characters is sampled: head, tail, surroundings of error words.
     """

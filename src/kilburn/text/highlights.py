@@ -1,7 +1,7 @@
-"""The few lines by which a long history knows one of its texts.
+"""The most telling lines of each of many texts.
 
-A text is read once for its digest, which is kept by the text's hash: a plan over ten thousand pages then
-weighs their best lines without reading them. It refuses to keep a text.
+A text is read once. The places of its highlights are cached by its hash, so that a plan over ten thousand pages
+weighs their best lines without reading the texts again. No text is cached.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from kilburn.page import Page, Span
 from kilburn.text.extract import weighed
 from kilburn.text.lines import merge
 
-__all__ = ["best", "digest"]
+__all__ = ["highlights", "telling"]
 
 LINES = 3
-"""Lines of a digest, and `CHARACTERS` that they may have together."""
+"""Highlights of a text, and `CHARACTERS` that they may have together."""
 
 CHARACTERS = 300
 SAMPLED = 8000
-"""Characters of a text that are read for it: head, tail and what surrounds error words."""
+"""Characters of a text that are read: head, tail and what surrounds error words."""
 
 
 class _Source:
@@ -42,7 +42,7 @@ class _Source:
 
 
 @lru_cache(maxsize=16_384)
-def _digest(source: _Source) -> tuple[float, tuple[Span, ...]]:
+def _read(source: _Source) -> tuple[float, tuple[Span, ...]]:
     page, text = source.page, source.text
     source.page = source.text = None
     if page is None or text is None:
@@ -58,20 +58,20 @@ def _digest(source: _Source) -> tuple[float, tuple[Span, ...]]:
     return (found[0][0] if found else 0.0), merge(spans)
 
 
-def digest(page: Page, text: Callable[[int], str]) -> tuple[float, tuple[Span, ...]]:
+def telling(page: Page, text: Callable[[int], str]) -> tuple[float, tuple[Span, ...]]:
     """What the most telling line of a page tells for its length, and the spans of that and the next ones.
 
     Args:
         text: gives the page's exact text; called where the page was not read before.
     """
-    return _digest(_Source(page, text))
+    return _read(_Source(page, text))
 
 
-def best(pages: Sequence[Page], most: int, text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
-    """Digests of the pages that tell most, of `most` characters together, in the order of the pages."""
-    digests = [(page.id, *digest(page, text)) for page in pages]
+def highlights(pages: Sequence[Page], most: int, text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
+    """The highlights of the pages that tell most, of `most` characters together, in the order of the pages."""
+    found = [(page.id, *telling(page, text)) for page in pages]
     chosen: dict[int, tuple[Span, ...]] = {}
-    for page, _, spans in sorted(digests, key=lambda one: -one[1]):
+    for page, _, spans in sorted(found, key=lambda one: -one[1]):
         if not spans:
             continue
         most -= sum(end - start for start, end in spans)

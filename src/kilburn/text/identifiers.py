@@ -1,6 +1,6 @@
 """The names in a text that somebody would refer to later, and the words worth searching for.
 
-Compiled patterns over any text, whatever its language; the module refuses to parse code.
+Found by patterns in any text, whatever its language. Code is not parsed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A small model repeats itself, copies its prompt or writes about something else; a large one may still
 lose the one path that matters. The judgement is deterministic and reads only strings: it compares
-the facts of the summary with the facts of the sources. It refuses to grade style, and it cannot see
+the facts of the summary with the facts of the sources. It does not grade style, and it cannot see
 a false sentence made of true names.
 """
 
@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kilburn.message import Kind, Role
 from kilburn.text.extract import Piece
@@ -20,12 +21,29 @@ from kilburn.text.facts import Fact, Facts, facts
 from kilburn.text.identifiers import identifiers
 from kilburn.text.lines import OMISSION, sample
 
-__all__ = ["Judgement", "KeyFact", "complete", "garbage", "judge", "key_facts", "mended"]
+__all__ = ["Judgement", "KeyFact", "Verdict", "complete", "garbage", "judge", "key_facts", "mended"]
+
+
+class Verdict(StrEnum):
+    """What a summary is."""
+
+    DONE = "done"
+    """Fit to stand for its sources."""
+    EMPTY = "empty"
+    REFUSAL = "refusal"
+    REPEATS = "repeats"
+    ECHO = "echo"
+    """A copy of the prompt, or of a source."""
+    TOO_LONG = "toolong"
+    DROPS = "drops"
+    """Too few of the key facts are kept."""
+    INVENTS = "invents"
+    """It names what occurs nowhere in the sources."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFact:
-    """A fact that a summary should keep: a short value, its weight, and where it stands last."""
+    """A fact that a summary should keep: a short value, its weight, and its last place."""
 
     kind: str
     value: str
@@ -36,18 +54,16 @@ class KeyFact:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came of it.
+    """The result of the check.
 
     Args:
-        outcome: "done" (acceptable), "empty", "refusal", "repeats", "echo", "toolong", "drops" (too few
-            of the key facts are kept) or "invents" (names what occurs nowhere in the sources).
         kept: share of the key facts' weight that the summary keeps, 0 to 1; 1 where there are none.
         missing: the key facts that it lost, the weightiest first.
         invented: paths, names and numbers of the summary that no source has.
         why: one line for the ledger.
     """
 
-    outcome: str
+    verdict: Verdict
     kept: float = 0.0
     missing: tuple[KeyFact, ...] = ()
     invented: tuple[str, ...] = ()
@@ -56,13 +72,13 @@ class Judgement:
     @property
     def acceptable(self) -> bool:
         """Whether the summary may stand as it is."""
-        return self.outcome == "done"
+        return self.verdict is Verdict.DONE
 
     @property
     def reparable(self) -> bool:
-        """Whether `complete` is worth it: facts are lost, but a fifth of their weight is there, so it is
-        about this stretch and not just any."""
-        return self.outcome == "drops" and self.kept >= 0.2
+        """Whether `complete` is worthwhile: facts are lost, but a fifth of their weight is there, so the summary is
+        about this stretch."""
+        return self.verdict is Verdict.DROPS and self.kept >= 0.2
 
 
 def judge(
@@ -75,7 +91,7 @@ def judge(
     keep: float = 0.5,
     invent: float = 0.15,
 ) -> Judgement:
-    """The first of the outcomes that holds, garbage before loss.
+    """The first verdict that applies; garbage comes before lost facts.
 
     Args:
         prompt: the instruction that the model was given, so that its echo is known.
@@ -86,19 +102,19 @@ def judge(
     words = re.findall(r"\w+", summary.lower())
     letters, signs = sum(map(str.isalpha, summary)), len("".join(summary.split()))
     if letters < 12:
-        return Judgement("empty", why=f"{letters} letters")
+        return Judgement(Verdict.EMPTY, why=f"{letters} letters")
     if letters < 0.35 * signs:
-        return Judgement("repeats", why=f"{letters} letters in {signs} characters: little but numbers and signs")
+        return Judgement(Verdict.REPEATS, why=f"{letters} letters in {signs} characters: little but numbers and signs")
     if _REFUSAL.match(summary):
-        return Judgement("refusal", why=summary.strip()[:60])
+        return Judgement(Verdict.REFUSAL, why=summary.strip()[:60])
     loop = _loop(summary, words)
     if loop:
-        return Judgement("repeats", why=loop)
+        return Judgement(Verdict.REPEATS, why=loop)
     if tokens is not None and count(summary) > tokens:
-        return Judgement("toolong", why=f"{count(summary)} of {tokens} tokens")
+        return Judgement(Verdict.TOO_LONG, why=f"{count(summary)} of {tokens} tokens")
     echo = _echo(words, pieces, prompt)
     if echo:
-        return Judgement("echo", why=echo)
+        return Judgement(Verdict.ECHO, why=echo)
     sources = "\n".join(text for piece in pieces for text in (piece.label, piece.text))
     wanted = key_facts(pieces)
     low = summary.lower()
@@ -107,33 +123,33 @@ def judge(
     kept = 1.0 - sum(fact.weight for fact in missing) / total if total else 1.0
     named, invented = _invented(summary, f"{sources}\n{prompt}".lower())
     if len(invented) > max(1, invent * named):
-        return Judgement("invents", kept, missing, invented, f"{len(invented)} of {named} names and numbers occur nowhere")
+        return Judgement(Verdict.INVENTS, kept, missing, invented, f"{len(invented)} of {named} names and numbers occur nowhere")
     if kept < keep:
-        return Judgement("drops", kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
-    return Judgement("done", kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+        return Judgement(Verdict.DROPS, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+    return Judgement(Verdict.DONE, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
 
 
-def mended(said: str, verdict: Judgement, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
+def mended(said: str, judged: Judgement, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
     """What may stand of a summary that was judged: all of it, with the facts that it lost, or "" where it is not to be
     trusted."""
-    if verdict.acceptable:
+    if judged.acceptable:
         return said
-    return complete(said, verdict.missing, pieces, tokens, count) if verdict.reparable else ""
+    return complete(said, judged.missing, pieces, tokens, count) if judged.reparable else ""
 
 
-def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> str:
-    """Why a text is no summary at all, whatever it keeps: "empty", "refusal", "repeats" or "echo"; "" where it may be one.
+def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> Verdict | None:
+    """Why a text is not a summary at all; None if it may be one.
 
-    Milder than `judge`: a line of numbers may be all that there is to say.
+    This is milder than `judge`: a line of numbers may be a valid summary.
     """
     words = re.findall(r"\w+", summary.lower())
     if not words:
-        return "empty"
+        return Verdict.EMPTY
     if _REFUSAL.match(summary):
-        return "refusal"
+        return Verdict.REFUSAL
     if _loop(summary, words):
-        return "repeats"
-    return "echo" if _echo(words, pieces, prompt) else ""
+        return Verdict.REPEATS
+    return Verdict.ECHO if _echo(words, pieces, prompt) else None
 
 
 _REFUSAL = re.compile(
@@ -203,7 +219,7 @@ def _echo(words: list[str], pieces: Sequence[Piece], prompt: str) -> str:
     wanted = set(own)
     place: dict[tuple[str, ...], int] = {}
     done = 0
-    # Piece by piece: a search of megabytes in one go would hold up all other threads.
+    # Piece by piece: one search of megabytes would block all other threads.
     for piece in pieces:
         for text in _read(piece, _LARGE * len(piece.text) // max(_LARGE, total)):
             source += re.findall(r"\w+", text.lower())
@@ -234,8 +250,8 @@ def key_facts(pieces: Sequence[Piece], most: int = 20) -> tuple[KeyFact, ...]:
     """What a summary of the pieces should not lose, the weightiest first: the last test state, error
     classes, files that were changed or spoken of, names and numbers in decisions and errors.
 
-    Each value is short enough to be found in a summary's own words. A value weighs more where it is
-    met in several pages, and later.
+    Each value is short enough to be found in a summary's own words. A value weighs more if it occurs in several
+    pages, and later.
     """
     scores: dict[tuple[str, str], float] = {}
     where: dict[tuple[str, str], tuple[int, tuple[int, int]]] = {}
@@ -268,7 +284,7 @@ _STATE = re.compile(
 
 
 def _telling(found: Facts, prose: bool, call: bool) -> list[tuple[str, str, float, Fact]]:
-    """Kind, value, weight and fact of what is key in one page."""
+    """Kind, value, weight and fact of the key facts of one page."""
     result: list[tuple[str, str, float, Fact]] = []
     for fact in found.tests[-3:]:
         result.extend(("test", state, 3.0, fact) for state in _STATE.findall(fact.value)[:3])
@@ -292,7 +308,7 @@ def _telling(found: Facts, prose: bool, call: bool) -> list[tuple[str, str, floa
 
 
 def _short(path: str) -> str:
-    """The last component of a path, its line number left off: what a summary would at least say."""
+    """The last component of a path without its line number, which a summary would contain at least."""
     path = re.sub(r"(?::\d+)+$", "", path).rstrip("/")
     steps = re.split(r"[/\\]", path)
     return "/".join(steps[-2:]) if steps[-1].isalpha() else steps[-1]
@@ -353,10 +369,10 @@ def _read(piece: Piece, most: int) -> list[str]:
 
 
 def complete(summary: str, missing: Sequence[KeyFact], pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
-    """The summary with the verbatim lines of the missing facts behind it, within `tokens`.
+    """The summary, followed by the verbatim lines of the missing facts, within `tokens`.
 
-    Each line names its page (`p17: ...`) and comes once; a long line is cut around the fact. The
-    summary alone where it leaves no room, "" where it alone is over the budget.
+    Each line names its page (`p17: ...`) and occurs once; a long line is cut around the fact. The summary alone if it
+    leaves no room; "" if it alone is over the budget.
     """
     if count(summary) > tokens:
         return ""

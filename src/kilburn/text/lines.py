@@ -1,7 +1,7 @@
 """Lines and spans of a text: where the units are that an excerpt keeps or leaves out.
 
-All functions work with half-open character ranges of the original, so that whatever is kept is
-byte-identical. This module refuses to know what a line means (see `signs`).
+All functions work with half-open ranges of characters of the original, so that whatever is kept is
+byte-identical. What a line means is found in `signs`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOUD = ("rror", "FAIL", "xception", "ailed", "assed", "anic", "raceback", "atal
 
 
 def omission(characters: int) -> str:
-    """The default mark for a gap: one short line, whatever was left out."""
+    """The default mark for a gap: one short line."""
     return OMISSION if characters > 0 else ""
 
 
@@ -80,12 +80,12 @@ def _cut(line: str, most: int) -> Iterator[Span]:
 
 
 def plain(line: str) -> str:
-    """The line without terminal colours and outer white space, for reading, not for keeping."""
+    """The line without terminal colours and outer white space, for analysis only."""
     return (_ANSI.sub("", line) if "\x1b" in line else line).strip()
 
 
 def skeleton(line: str) -> str:
-    """What is left of a line without numbers, hashes and white space: equal for repeated log lines."""
+    """A line without numbers, hashes and white space: equal for repeated log lines."""
     line = _NUMBER.sub("", _ANSI.sub("", line) if "\x1b" in line else line)
     if len(line) > 40:
         line = _HASH.sub("", line)

@@ -1,8 +1,8 @@
-"""What a summary holds, found again in the texts that it was made from.
+"""The places in its sources that a summary's lines come from.
 
-A summary that is made anew cannot read a long history once more. It need not: the one before it says what
-was worth keeping, and its sources have the words. So the new one is weighed from originals, and reads
-little of them. This module hands out places in originals only: never a word of a summary.
+A long history is too much to read again for each new summary. The summary before it tells which lines were worth
+keeping, and the sources have their exact words. So the new summary is made from originals, of which little is
+read. Only places in originals are returned, never a word of a summary.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kilburn.text.lines import OMISSION, merge
 __all__ = ["all_origins", "origins_of", "words_at"]
 
 LOOKED = 100_000
-"""Characters of the sources in which the names of a model's summary are looked for, the oldest first: what is
-newer is read in full anyway."""
+"""Characters of the sources in which the names of a model's summary are looked for, the oldest first; newer sources are
+read in full anyway."""
 
 OFTEN = 6
-"""A name that occurs more often tells nothing of one line."""
+"""A name that occurs more often does not identify a line."""
 
 LONGEST = 400
 """Characters of a line that is taken whole; of a longer one what surrounds the name."""
@@ -38,7 +38,7 @@ def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> d
 
     An extract's lines stand under the address of their page, verbatim. Where a summary quotes nothing, a model
     wrote it: then the lines of the sources that hold its rarer names and numbers count, of the first `LOOKED`
-    characters. What is in no source, because a model made it up, has no place and is not found.
+    characters. What a model made up is in no source, and is not found.
 
     Args:
         sources: the originals that may be read, none of them of an image.
@@ -49,7 +49,7 @@ def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> d
     nonce = ""
     for line in summary.splitlines():
         header, quote = _HEADER.fullmatch(line), _QUOTE.fullmatch(line)
-        # The first heading's mark is the one of all: what has another, or none, is a page's words.
+        # All headings have the mark of the first one. A line with another mark, or none, is text of a page.
         if header and int(header[2]) in sources and (not page or (header[1] or "") == nonce):
             page, at, nonce = int(header[2]), 0, header[1] or ""
         elif quote and int(quote[1]) in sources:
@@ -62,7 +62,7 @@ def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> d
 
 
 def words_at(text: str, spans: Iterable[Span]) -> str:
-    """The spans' words, each ending its line, with the mark of an omission between them."""
+    """The texts of the spans, each ending its line, with an omission between them."""
     parts = [text[start:end] for start, end in spans]
     return OMISSION.join(part if part.endswith("\n") else part + "\n" for part in parts)
 
@@ -105,7 +105,7 @@ def _named(summary: str, sources: Iterable[int], text: Callable[[int], str]) -> 
 
 
 def _places(text: str, name: str) -> list[int]:
-    """Where the name stands as a whole word, one time more than `OFTEN` at most."""
+    """The places where the name occurs as a whole word, at most `OFTEN` + 1 of them."""
     places: list[int] = []
     at = text.find(name)
     while at >= 0 and len(places) <= OFTEN:
@@ -117,7 +117,7 @@ def _places(text: str, name: str) -> list[int]:
 
 
 def _line(text: str, at: int) -> Span:
-    """The line around a place; of a long one the part that is near."""
+    """The line around a place; of a long line the part near it."""
     start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at) + 1 or len(text)
     return max(start, at - LONGEST // 2), min(end, at + LONGEST // 2)
 

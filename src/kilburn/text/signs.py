@@ -1,7 +1,7 @@
 """What a single line of a transcript tells: a test's state, an error, a decision, an open task.
 
 Plain patterns over English prose and the output of common tools. A sign is a hint for choosing
-lines, never a verdict; the module refuses to understand a language.
+lines, never a verdict.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Sign", "case_of", "sign_of", "sign_of_prose"]
 
 
 class Sign(IntEnum):
-    """What a line is, least telling first."""
+    """What a line is, the least informative first."""
 
     NONE = 0
     PASSED = 1
@@ -33,7 +33,7 @@ class Sign(IntEnum):
     """A run's totals, or its exit code."""
 
 
-# A line's words decide which of the slower patterns below are tried at all.
+# A line's words decide which of the slower patterns below are tried.
 _SPACES = {ord(char): " " for char in '!"#$%&()*+,-./:;<=>?@[\\]^`{|}~'}
 
 
@@ -104,7 +104,7 @@ _ERROR = re.compile(
     r"|assertion failed|out of memory|traceback \(|errors? encountered)\b|\berror(?:\[\w+\])?:|^(?:ERROR|CRITICAL)\b",
     re.IGNORECASE,
 )
-# Source code that speaks of errors reports none: numbered file views, statements, comments, grep hits.
+# Source code that mentions errors reports none: numbered file views, statements, comments, grep hits.
 _CODE = re.compile(
     r"^(?:\S+:)?\d+[:|\t]|^(?:raise|except|return|print|log\w*|self|assert|if|elif|else|for|while|import|from|with|try"
     r"|throw|catch|warnings)\b"
@@ -209,7 +209,7 @@ _STEPS = re.compile(r"::|:|\.(?!py\b)|/")
 
 
 def case_of(line: str) -> tuple[str, str]:
-    """Class (or "") and name of the test that a FAILED line speaks of, equal in all of a run's notations."""
+    """Class (or "") and name of the test in a FAILED line, equal in all notations of a run."""
     match = _CASE.match(plain(line))
     if match is None:
         return "", plain(line)

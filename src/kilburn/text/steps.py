@@ -1,9 +1,8 @@
-"""Reads an agent's steps out of a view: where they begin, and what the agent has just said.
+"""An agent's steps in a view: where they begin, what is new, and what the agent has just said.
 
 A step is what the assistant says, its calls included, with all that comes back before it speaks
 again; steps are numbered from 1, what stands before the first is the head. Everything is derived from
 pages' roles and numbers, so the numbers stay what they are, whatever is folded, evicted or forgotten.
-It decides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["arrived", "beginnings", "last_original", "latest_reply", "latest_ste
 
 
 def last_original(view: View) -> int:
-    """Id of the last original that was admitted, as far as the window tells; 0 where there is none."""
+    """Id of the last original that was admitted, as far as the window shows; 0 if there is none."""
     shown = view.pages[-1].order[0] if view.pages else 0
     return max(shown, *view.wanted, *view.stubs) if view.wanted or view.stubs else shown
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from kilburn.budget import Counter
 from kilburn.errors import StoreCorrupt
+from kilburn.kernel.kernel import Kernel
 from kilburn.page import Place
 from kilburn.store import Passage
-
-if TYPE_CHECKING:
-    from kilburn.kernel.reader import Reader
 
 __all__ = ["DamageWarning", "Found", "found"]
 
@@ -51,14 +48,18 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-def found(passages: Sequence[Passage], processes: Mapping[int, Reader], counter: Counter, tokens: int, now: float) -> list[Found]:
-    """The hits for passages, best first, as many as fit into `tokens`."""
+def found(passages: Sequence[Passage], kernels: Mapping[int, Kernel], counter: Counter, tokens: int, now: float) -> list[Found]:
+    """The hits for passages, best first, as many as fit into `tokens`.
+
+    Args:
+        kernels: those of the processes that the passages are from, by their numbers in the store.
+    """
     hits: list[Found] = []
     left = tokens
     for passage in passages:
-        kernel = processes[passage.process].kernel
-        page = kernel.tier.pages.get(passage.page)
-        if page is None or kernel.tier.at(page.id) in (Place.DROPPED, Place.RETIRED):
+        kernel = kernels[passage.process]
+        page = kernel.window.pages.get(passage.page)
+        if page is None or kernel.window.at(page.id) in (Place.DROPPED, Place.RETIRED):
             continue
         try:
             text = kernel.text(page.id)
@@ -74,7 +75,7 @@ def found(passages: Sequence[Passage], processes: Mapping[int, Reader], counter:
         if cost > left:
             continue
         left -= cost
-        tool = kernel.tier.pages[page.answers].name if page.answers else None
+        tool = kernel.window.pages[page.answers].name if page.answers else None
         hits.append(
             Found(
                 session=kernel.info.name,
@@ -84,7 +85,7 @@ def found(passages: Sequence[Passage], processes: Mapping[int, Reader], counter:
                 score=passage.score,
                 age=max(0.0, now - page.time),
                 origin=f"tool {tool}" if tool else str(page.role),
-                where=kernel.tier.at(page.id),
+                where=kernel.window.at(page.id),
                 tokens=cost,
             )
         )

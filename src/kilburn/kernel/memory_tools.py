@@ -1,6 +1,6 @@
 """The memory tools that a model is offered: `recall`, `search_memory`, `pin`, `remember`.
 
-A tool call of a model is a system call of its process. What comes back is marked with its origin
+What comes back is marked with its origin
 and age and is data; it is never indexed again as if it were new (law 7). Bad arguments give a text
 that says what to do, never an exception: the model reads it and tries again.
 """
@@ -20,9 +20,9 @@ from kilburn.model import ToolSpec
 from kilburn.page import Page, Place
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["NAMES", "SYSCALLS", "Said", "call"]
+__all__ = ["NAMES", "SPECS", "Said", "call"]
 
-SYSCALLS = (
+SPECS = (
     ToolSpec(
         name="recall",
         description=(
@@ -85,7 +85,7 @@ SYSCALLS = (
         },
     ),
 )
-NAMES = frozenset(spec.name for spec in SYSCALLS)
+NAMES = frozenset(spec.name for spec in SPECS)
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ def _decode(arguments: str, kind: Any) -> Any:
 def _recall(process: Process, arguments: str, call_id: str | None) -> Said:
     asked = _decode(arguments, _Recall)
     found = process.recall(asked.address)
-    room = max(200, process.kernel.capacity)  # characters: about a quarter of the window
+    room = max(200, process.capacity)  # characters: about a quarter of the window
     limit = min(asked.limit or room, room)
     start = min(max(0, asked.offset), len(found))
     pieces: list[tuple[str, str]] = []
@@ -178,22 +178,22 @@ def _told(pieces: Sequence[tuple[str, str]], left: str = "") -> str:
 
 def origin_of(process: Process, page: Page) -> str:
     """Who said it, and when: `tool read, 2026-01-31 12:05 UTC`."""
-    tier = process.kernel.tier
-    who = f"tool {tier.pages[page.answers].name}" if page.answers else str(page.role)
+    window = process.window
+    who = f"tool {window.pages[page.answers].name}" if page.answers else str(page.role)
     when = dt.datetime.fromtimestamp(page.time, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"{who}, {when}" + (", superseded" if tier.at(page.id) == Place.RETIRED else "")
+    return f"{who}, {when}" + (", superseded" if window.at(page.id) == Place.RETIRED else "")
 
 
 def _search(process: Process, arguments: str, call_id: str | None) -> Said:
     asked = _decode(arguments, _Search)
-    room = max(50, process.kernel.capacity // 4)
+    room = max(50, process.capacity // 4)
     hits = process.search(asked.query, tokens=min(asked.tokens, room))
     if not hits:
         return Said(text="nothing found; try other or fewer words")
     pieces: list[tuple[str, str]] = []
     sources: list[int] = []
     for hit in hits:
-        page = process.kernel.tier.pages[process.kernel.resolve(hit.address)[0]]
+        page = process.window.pages[process.resolve(hit.address)[0]]
         start, end = hit.span
         pieces.append((f"{hit.address} characters {start}-{end}, {origin_of(process, page)}", hit.text))
         sources.append(page.id)
@@ -216,11 +216,11 @@ def _remember(process: Process, arguments: str, call_id: str | None) -> Said:
         return Said(text=f"{asked.address} is marked")
     if not asked.note:
         return Said(text="error: give a note, or an address")
-    own = process.kernel.tier.calls.get(call_id or "")
+    own = process.window.calls.get(call_id or "")
     if own is None:
         process.append({"role": "assistant", "content": asked.note})
-        own = process.kernel.tier.last
-    page = process.kernel.tier.pages[own]
+        own = process.window.last
+    page = process.window.pages[own]
     process.remember(page.address, asked.importance)
     return Said(text=f"kept at {page.address}")
 

@@ -9,7 +9,7 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, user
-from kilburn.kernel import syscall
+from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
 from kilburn.message import Message, Trust
 from kilburn.model import ToolSpec
@@ -27,7 +27,7 @@ def asked(process: Process, name: str, **arguments: object) -> str:
     """One call of a memory tool, appended with its result as the agent loop does; returns the result's address."""
     call = f"m{process.window.last}"
     process.append(assistant(None, call_of(call, name, **arguments)))
-    return process.append(syscall.call(process, name, json.dumps(arguments), call).message(call))
+    return process.append(memory_tools.call(process, name, json.dumps(arguments), call).message(call))
 
 
 def test_recall_gives_the_exact_text_with_origin_and_date() -> None:
@@ -35,7 +35,7 @@ def test_recall_gives_the_exact_text_with_origin_and_date() -> None:
     process.append(
         assistant(None, call_of("c", path="a.py")), {"role": "tool", "tool_call_id": "c", "content": "the exact\ttext\n"}
     )
-    said = syscall.call(process, "recall", '{"address": "p3"}')
+    said = memory_tools.call(process, "recall", '{"address": "p3"}')
     head, _, body = said.text.partition("\n")
     assert body == "the exact\ttext\n"
     assert " p3, tool read, 20" in head
@@ -50,7 +50,7 @@ def test_a_long_page_is_read_in_parts_that_join_exactly() -> None:
     for address, whole in (("p2", text), ("p2-p3", text + "short one")):
         joined, offset = "", 0
         for _ in range(1000):
-            said = syscall.call(process, "recall", json.dumps({"address": address, "offset": offset})).text
+            said = memory_tools.call(process, "recall", json.dumps({"address": address, "offset": offset})).text
             more = (
                 said.rpartition("\n[")[2]
                 if said.endswith("]") and "characters left: offset=" in said.rpartition("\n[")[2]
@@ -62,12 +62,12 @@ def test_a_long_page_is_read_in_parts_that_join_exactly() -> None:
                 break
             offset = int(more.rpartition("offset=")[2][:-1])
         assert joined.replace("\n", "") == whole.replace("\n", "")
-    assert "offset" not in syscall.call(process, "recall", '{"address": "p3"}').text
+    assert "offset" not in memory_tools.call(process, "recall", '{"address": "p3"}').text
     assert (
-        syscall.call(process, "recall", '{"address": "p2", "offset": 5, "limit": 3}').text.split("\n")[1]
+        memory_tools.call(process, "recall", '{"address": "p2", "offset": 5, "limit": 3}').text.split("\n")[1]
         == text[5:8].split("\n")[0]
     )
-    assert syscall.call(process, "recall", '{"address": "p2", "offset": 99999999}').text
+    assert memory_tools.call(process, "recall", '{"address": "p2", "offset": 99999999}').text
 
 
 def test_a_recall_never_exceeds_the_window() -> None:
@@ -80,7 +80,7 @@ def test_a_recall_never_exceeds_the_window() -> None:
     check_laws(process)
 
 
-@pytest.mark.parametrize("name", sorted(syscall.NAMES))
+@pytest.mark.parametrize("name", sorted(memory_tools.NAMES))
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -113,7 +113,7 @@ def test_nonsense_gets_a_sentence(name: str, arguments: str) -> None:
     process.append(user("secret"))
     process.forget("p2")
     before = process.pages()
-    said = syscall.call(process, name, arguments)
+    said = memory_tools.call(process, name, arguments)
     assert said.text
     if said.text.startswith("error:"):
         assert process.pages() == before
@@ -127,7 +127,7 @@ def test_a_forgotten_page_is_named_as_forgotten() -> None:
     process.append(user("secret"))
     process.forget("p2")
     for name in ("recall", "pin"):
-        assert "forgotten" in syscall.call(process, name, '{"address": "p2"}').text
+        assert "forgotten" in memory_tools.call(process, name, '{"address": "p2"}').text
 
 
 def test_search_finds_what_left_and_not_its_own_echo() -> None:
@@ -161,12 +161,12 @@ def test_pin_and_unpin() -> None:
     for number in range(20):
         process.append(user(f"{number} filler " * 15))
     assert "the constraint" not in json.dumps(process.render())
-    assert "p2" in syscall.call(process, "pin", '{"address": "p2"}').text
+    assert "p2" in memory_tools.call(process, "pin", '{"address": "p2"}').text
     for number in range(20):
         process.append(user(f"{number} filler " * 15))
     assert "the constraint" in json.dumps(process.render())
-    assert syscall.call(process, "pin", '{"address": "p1-p20"}').text.startswith("error: ")
-    syscall.call(process, "pin", '{"address": "p2", "unpin": true}')
+    assert memory_tools.call(process, "pin", '{"address": "p1-p20"}').text.startswith("error: ")
+    memory_tools.call(process, "pin", '{"address": "p2", "unpin": true}')
     for number in range(20):
         process.append(user(f"{number} filler " * 15))
     assert "the constraint" not in json.dumps(process.render())
@@ -180,22 +180,23 @@ def test_remember_a_note_or_pages() -> None:
     assert [hit.address for hit in process.search("GCC 13")] == ["p2"]
     asked(process, "remember", address="p1")
     assert process.window.marks[1] == 1.0
-    said = syscall.call(process, "remember", '{"note": "outside of any call"}')
+    said = memory_tools.call(process, "remember", '{"note": "outside of any call"}')
     assert process.recall(said.text.split()[-1]) == "outside of any call"
-    assert syscall.call(process, "remember", '{"address": "p1", "importance": 1.5}').text.startswith("error: ")
+    assert memory_tools.call(process, "remember", '{"address": "p1", "importance": 1.5}').text.startswith("error: ")
 
 
 def test_schemas_are_in_both_forms() -> None:
     names = {"recall", "search_memory", "pin", "remember"}
-    assert {spec.name for spec in syscall.SYSCALLS} == names == syscall.NAMES
-    assert all(isinstance(spec, ToolSpec) and spec.description for spec in syscall.SYSCALLS)
-    assert {tool["function"]["name"] for tool in chat.tools(syscall.SYSCALLS)} == names
+    assert {spec.name for spec in memory_tools.SPECS} == names == memory_tools.NAMES
+    assert all(isinstance(spec, ToolSpec) and spec.description for spec in memory_tools.SPECS)
+    assert {tool["function"]["name"] for tool in chat.tools(memory_tools.SPECS)} == names
     assert all(
-        tool["type"] == "function" and tool["function"]["parameters"]["type"] == "object" for tool in chat.tools(syscall.SYSCALLS)
+        tool["type"] == "function" and tool["function"]["parameters"]["type"] == "object"
+        for tool in chat.tools(memory_tools.SPECS)
     )
-    assert {tool["name"] for tool in messages.tools(syscall.SYSCALLS)} == names
-    assert all(tool["input_schema"]["type"] == "object" for tool in messages.tools(syscall.SYSCALLS))
-    json.dumps(chat.tools(syscall.SYSCALLS))
+    assert {tool["name"] for tool in messages.tools(memory_tools.SPECS)} == names
+    assert all(tool["input_schema"]["type"] == "object" for tool in messages.tools(memory_tools.SPECS))
+    json.dumps(chat.tools(memory_tools.SPECS))
 
 
 def test_retired_pages_are_history() -> None:
@@ -204,5 +205,5 @@ def test_retired_pages_are_history() -> None:
     process.apply(kilburn.move.Retire((2,), by=3))
     assert "port is 80" not in json.dumps(process.render())
     assert [hit.address for hit in process.search("port")] == ["p3"]
-    assert "superseded" in syscall.call(process, "recall", '{"address": "p2"}').text
+    assert "superseded" in memory_tools.call(process, "recall", '{"address": "p2"}').text
     assert process.recall("p2") == "the port is 80"

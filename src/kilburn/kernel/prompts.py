@@ -1,0 +1,93 @@
+"""The prompts of one process: rendered from its window, and what each costs an engine that caches prefixes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kilburn.event import Act
+from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcript
+from kilburn.message import Part
+from kilburn.page import Page
+from kilburn.policy import Cause
+
+__all__ = ["Prompts"]
+
+
+class Prompts:
+    """Renders prompts, and remembers the last one: the next is compared with it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        # Parts of messages at hand, by page; what the last prompt held, piece by piece; all pages that any prompt held.
+        self._parts: dict[int, tuple[Part, str | None]] = {}
+        self._shipped: list[tuple[Any, int]] = []
+        self._seen: set[int] = set()
+
+    def clear(self) -> None:
+        """Let go of everything: the session was read anew."""
+        self._parts.clear()
+        self._shipped.clear()
+        self._seen.clear()
+
+    def forget(self, pages: list[int]) -> None:
+        """Let go of what is known of forgotten pages."""
+        for page in pages:
+            self._parts.pop(page, None)
+        self._shipped.clear()
+
+    def render(self, form: str) -> Prompt:
+        """The prompt, in a provider's form; the ledger remembers what it costs."""
+        kernel = self._kernel
+        shown = items(kernel.window)
+        self._bring(shown)
+        prompt = render(transcript(kernel.window, lambda page: self._parts[page.id]), form, kernel.use)
+        if not kernel.store.readonly:
+            self._ship(shown)
+        return prompt
+
+    def render_once(self, form: str) -> Prompt:
+        """The prompt of a window that is about to be undone."""
+        try:
+            return self.render(form)
+        finally:
+            self._parts.clear()
+
+    def _bring(self, shown: list[Item]) -> None:
+        """Bring the parts of all pages that are shown to hand, and let go of others where there are many."""
+        kernel = self._kernel
+        fresh = [page for _, page, instead in shown if page is not None and not instead and page.id not in self._parts]
+        kernel.contents.fetch(digest for page in fresh for digest in (page.digest, page.extra))
+        for page in fresh:
+            self._parts[page.id] = part_of(page, kernel.contents.get(page.digest), kernel.contents.get(page.extra))
+        if len(self._parts) > 2 * len(shown) + 64:
+            kept = {page.id for _, page, _ in shown if page is not None}
+            self._parts = {number: part for number, part in self._parts.items() if number in kept}
+
+    def _ship(self, shown: list[Item]) -> None:
+        """Note what this prompt costs: all of it, and what an engine must process again behind the first difference."""
+        kernel = self._kernel
+        now = [((key, instead), self._cost(page, instead)) for key, page, instead in shown]
+        same = 0
+        for old, new in zip(self._shipped, now, strict=False):
+            if old != new:
+                break
+            same += 1
+        again = sum(
+            cost
+            for (_, page, _), (_, cost) in zip(shown[same:], now[same:], strict=True)
+            if page is not None and self._was_shipped(page)
+        )
+        self._seen.update(page.id for _, page, _ in shown if page is not None)
+        self._shipped = now
+        kernel.observe(Act.SHIP, cause=Cause.IDLE, again=again, window=kernel.capacity)
+
+    def _was_shipped(self, page: Page) -> bool:
+        """Whether a page was in an earlier prompt, itself or, of a derived page, any of its sources."""
+        return page.id in self._seen or not self._seen.isdisjoint(page.sources if page.depth else ())
+
+    def _cost(self, page: Page | None, instead: str) -> int:
+        kernel = self._kernel
+        if page is None:
+            return kernel.counter.count(instead) + kernel.counter.envelope
+        return kernel.window.stubs[page.id] if instead else kernel.window.cost(page.id)

@@ -1,0 +1,90 @@
+"""A process as its ledger tells it: read from a store and rebuilt, event by event (law 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from kilburn.budget import Counter
+from kilburn.errors import KilburnError, StoreCorrupt
+from kilburn.event import Act, Event
+from kilburn.kernel.admission import cost_of, framing
+from kilburn.kernel.folding import shown_part
+from kilburn.kernel.ledger import Ledger, Usage
+from kilburn.kernel.render import part_of
+from kilburn.kernel.window import Window
+from kilburn.page import Page
+from kilburn.store import ProcessInfo, Store
+
+__all__ = ["Rebuilt", "rebuild", "replay"]
+
+READ = 500
+"""Pages whose texts are read at a time."""
+
+SENSELESS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError)
+"""What an event raises that does not fit the pages, or whose data is not what its act has."""
+
+
+class Rebuilt(NamedTuple):
+    """What the ledger tells of a process, up to event `head`."""
+
+    window: Window
+    ledger: Ledger
+    usage: Usage
+    head: int
+
+
+def rebuild(store: Store, info: ProcessInfo, counter: Counter) -> Rebuilt:
+    """A process from its store, its pages at the costs of this counter.
+
+    Raises:
+        StoreCorrupt: the ledger has a hole, or an event that does not fit what was there before it.
+    """
+    window, ledger, usage = Window(counter), Ledger(), Usage(counter)
+    events = list(store.events(info.number))
+    # After the events: another process may be appending, and a page that no event names yet does no harm.
+    pages = {page.id: page for page, _ in store.pages(info.number)}
+    if _tokenizer(events) not in ("", counter.name):
+        window.costs = _costs(store, pages, counter)
+    for number, event in enumerate(events, 1):
+        where = f"event {number} of session {info.name!r}"
+        if event.number != number:
+            raise StoreCorrupt(f"{where} is missing", advice="run `kilburn fsck`")
+        try:
+            window.enact(event, pages)
+            ledger.count(event, window)
+            usage.learn(event)
+        except (KilburnError, *SENSELESS) as error:
+            why = error.what if isinstance(error, KilburnError) else f"{type(error).__name__}: {error}"
+            raise StoreCorrupt(f"{where} ({event.act}) makes no sense: {why}", advice="run `kilburn fsck`") from error
+        # A replay is never undone; its journal, kept whole, took hundreds of megabytes.
+        window.keep()
+    return Rebuilt(window, ledger, usage, len(events))
+
+
+def replay(events: Iterable[Event], pages: Mapping[int, Page], window: Window) -> Window:
+    """Do again what events say: the same events over the same pages give the same window."""
+    for event in events:
+        window.enact(event, pages)
+    window.keep()
+    return window
+
+
+def _tokenizer(events: Sequence[Event]) -> str:
+    """The counter by which the pages' own costs are; "" where the ledger does not say it."""
+    said = (event.data["tokenizer"] for event in reversed(events) if event.act is Act.NOTE and "tokenizer" in event.data)
+    return str(next(said, ""))
+
+
+def _costs(store: Store, pages: Mapping[int, Page], counter: Counter) -> dict[int, int]:
+    """What pages cost by another counter than the one under which they were admitted; forgotten ones have no text."""
+    costs: dict[int, int] = {}
+    kept = [page for page in pages.values() if page.digest]
+    for some in (kept[at : at + READ] for at in range(0, len(kept), READ)):
+        texts = {"": ""} | store.texts({digest for page in some for digest in (page.digest, page.extra) if digest})
+        for page in some:
+            part, leftovers = part_of(page, texts[page.digest], texts[page.extra])
+            if page.depth:
+                part = shown_part(page, part.text, pages)
+            costs[page.id] = cost_of(counter, part, page.role, leftovers) + framing(counter, page.role, page.order[0])
+    return costs

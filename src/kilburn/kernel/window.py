@@ -1,0 +1,378 @@
+"""One process's window: which page is where, in what order, at what cost, and what changes it.
+
+In the prompt stand resident pages, handles in the place of results whose calls stay, and one handle for
+all that is out between two of these. Everything that changes is done by `Window.enact`, from an event: when
+it happens, and again when the ledger is replayed (law 8). Each step is in a journal, so that a batch that
+fails leaves the state before it. The laws are checked elsewhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+
+from kilburn.budget import Counter, text_cost
+from kilburn.errors import StoreCorrupt
+from kilburn.event import Act, Event
+from kilburn.kernel.cover import Cover
+from kilburn.kernel.gaps import Gaps, Key
+from kilburn.message import Kind, Role, Trust
+from kilburn.page import Page, Place, tombstone_of
+from kilburn.store import State
+from kilburn.wire.messages import OPENING
+from kilburn.wire.sent import sent_name
+
+__all__ = ["GONE", "IN", "PATIENCE", "PENDING", "VISIBLE", "Window", "stub_of"]
+
+IN = State(at=Place.IN)
+
+PENDING = "[no result]"
+"""Stands in a prompt for the result of a call that has none yet, or whose result was forgotten."""
+
+PATIENCE = 8
+"""Messages of the user and the assistant after which a call that still has no result counts as abandoned: four
+exchanges, in which a tool that runs beside the talk may well end. Its result may come later all the same."""
+
+VISIBLE = frozenset({Place.IN, Place.STUB})
+GONE = frozenset({Place.RETIRED, Place.DROPPED})
+
+
+def stub_of(page: Page, label: str) -> str:
+    """The line that stands in place of a result that left while its call, of that label, stayed."""
+    label = f": {label}" if label else ""
+    return f"[{page.address} out: {page.tokens} tokens{label}]"
+
+
+class Window:
+    """What stands where in one process's window.
+
+    Args:
+        counter: counts the lines that stand for what is out.
+    """
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter = counter
+        self.pages: dict[int, Page] = {}
+        self.states: dict[int, State] = {}
+        # By another counter than the pages' own; see `cost`.
+        self.costs: dict[int, int] = {}
+        self.cover = Cover()
+        # The same as `states`, by place: a fold of thousands of pages is checked set against set.
+        self.shown: set[int] = set()
+        self.folded: set[int] = set()
+        self.gone: set[int] = set()
+        self.groups: dict[int, tuple[int, ...]] = {}
+        self.pins: set[int] = set()
+        self.marks: dict[int, float] = {}
+        # Calls without a result, each with how much had been said when it was made.
+        self.open: dict[int, int] = {}
+        self.calls: dict[str, int] = {}
+        # Of the original and the derived page that came last: the ids; and the number of the last message.
+        self.last = self.last_derived = self.turn = 0
+        self.said = 0
+        self.request: tuple[int, ...] = ()
+        self.seen = 0
+        self._order: list[Key] = []
+        self._stubs: dict[int, int] = {}
+        self._taken = 0
+        self._gaps = Gaps(lambda line: text_cost(counter, line), self._order)
+        self._resident: list[Page] | None = None
+        self._use: int | None = None
+        self._journal: list[Callable[[], object]] = []
+
+    # What stands where
+
+    @property
+    def use(self) -> int:
+        """Tokens that the prompt takes now: resident pages, handles, and what the providers' forms want beside them."""
+        if self._use is None:
+            use = self._taken + self._gaps.cost
+            if self.open:
+                ids = (self.pages[call].call for call in self.waiting())
+                use += sum(text_cost(self.counter, PENDING) + self.counter.count(sent_name(None, call)) for call in ids)
+            self._use = use if self._opens_with_user() else use + text_cost(self.counter, OPENING)
+        return self._use
+
+    @property
+    def gaps(self) -> Gaps:
+        """The stretches that are out."""
+        return self._gaps
+
+    @property
+    def stubs(self) -> Mapping[int, int]:
+        """Results that stand as a handle in place, with what the handle costs."""
+        return self._stubs
+
+    def at(self, page: int) -> Place:
+        """Where a page is."""
+        return self.states[page].at
+
+    def cost(self, page: int) -> int:
+        """What a page costs when it is resident and whole, in tokens of this process's counter."""
+        return self.costs.get(page) or self.pages[page].tokens
+
+    def priced(self, page: int) -> Page:
+        """A page with this window's cost of it."""
+        known = self.pages[page]
+        cost = self.costs.get(page) or known.tokens
+        return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)
+
+    def resident(self) -> tuple[Page, ...]:
+        """The pages that are in, in window order, with this window's costs."""
+        if self._resident is None:
+            self._resident = [self.priced(key[2]) for key in self._order if key[2] not in self._stubs]
+        return tuple(self._resident)
+
+    def visible(self) -> Iterator[Page]:
+        """Resident pages and stubs, in window order."""
+        return (self.pages[key[2]] for key in self._order)
+
+    def group(self, page: int) -> tuple[int, ...]:
+        """All pages that move together with this one, itself included."""
+        return self.groups.get(self.pages[page].group, (page,)) if self.pages[page].group else (page,)
+
+    def is_visible(self, page: int) -> bool:
+        """Whether a page, or its handle in place, stands in the prompt."""
+        return page in self.shown
+
+    def stands(self, page: int) -> int | None:
+        """What stands in the prompt for a page: itself or its handle, a fold over it, or nothing."""
+        if page in self.shown:
+            return page
+        fold = self.cover.get(page)
+        return fold if fold is not None and fold in self.shown else None
+
+    def stands_itself(self, page: int) -> int | None:
+        """What stands in a page's place in the transcript: itself, its handle, or an excerpt or summary of it alone."""
+        standing = self.stands(page)
+        return standing if standing is not None and self.pages[standing].message else None
+
+    @property
+    def task(self) -> int:
+        """The page of the user's latest text, or 0."""
+        return self.request[-1] if self.request else 0
+
+    def held(self) -> list[int]:
+        """What stands for the user's latest message: it stays until the next one."""
+        return [standing for page in self.request if (standing := self.stands_itself(page)) is not None]
+
+    def waiting(self) -> list[int]:
+        """Calls in the prompt that have no result yet."""
+        shown, cover = self.shown, self.cover
+        return sorted(call for call in self.open if call in shown or (call in cover and self.stands_itself(call) is not None))
+
+    def awaited(self, patience: int = PATIENCE) -> set[int]:
+        """Calls whose result may still come soon: less than `patience` messages of the user and the assistant
+        came after them. Those may not leave; the others are abandoned."""
+        return {call for call, said in self.open.items() if self.said - said < patience}
+
+    def loop(self, patience: int) -> set[int]:
+        """What stands of the open tool loop: calls whose result is awaited, each with all of its group."""
+        members = {member for call in self.awaited(patience) for member in self.group(call)}
+        return {standing for member in members if (standing := self.stands_itself(member)) is not None}
+
+    def stub(self, page: int) -> str:
+        """The handle of a result that stands in place."""
+        known = self.pages[page]
+        call = self.pages.get(known.answers)
+        return stub_of(known, call.label if call else known.label)
+
+    def _opens_with_user(self) -> bool:
+        """Whether the first thing behind the system messages is a user's, or nothing is there at all."""
+        for key in self._order:
+            page = self.pages[key[2]]
+            # Of a blank text, of thinking and of what is another provider's, one of the forms may send nothing.
+            if page.role is not Role.SYSTEM and page.kind not in (Kind.REASONING, Kind.OPAQUE) and not page.is_blank:
+                first = next(iter(self._gaps), None)
+                return page.role is Role.USER or (first is not None and first[0] < key[0])
+        return not self._order or len(self._gaps) > 0
+
+    # What changes it
+
+    def enact(self, event: Event, pages: Mapping[int, Page]) -> None:
+        """Do what an event says; one that only observes changes nothing.
+
+        Args:
+            pages: the pages that came with it, by id, and any others.
+
+        Raises:
+            StoreCorrupt: a page that came with it is not among `pages`.
+        """
+        match event.act:
+            case Act.ADMIT:
+                for number in event.pages:
+                    self.add(_page_of(event, number, pages), IN)
+            case Act.LOAD | Act.EVICT | Act.FOLD | Act.RETIRE | Act.DROP:
+                self._enact_move(event, pages)
+            case Act.PIN | Act.UNPIN:
+                for number in event.pages:
+                    self._set(number, msgspec.structs.replace(self.states[number], pinned=event.act is Act.PIN))
+            case Act.REMEMBER:
+                for number in event.pages:
+                    self._set(number, msgspec.structs.replace(self.states[number], mark=event.data["mark"]))
+
+    def _enact_move(self, event: Event, pages: Mapping[int, Page]) -> None:
+        for where, members in event.data.get("to", {}).items():
+            for number in members:
+                before = self.states[number]
+                dropped = where == Place.DROPPED
+                self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(before, at=Place(where)))
+        if "uncover" in event.data:
+            self._journal.append(self.cover.take(event.data["uncover"]))
+        fold = event.data.get("fold")
+        if fold is not None:
+            # What it stands for is written only where that is not what it cites.
+            self._journal.append(self.cover.put(event.data.get("cover", event.pages), fold))
+            self.add(_page_of(event, fold, pages), IN)
+        self._use = None
+
+    def add(self, page: Page, state: State) -> None:
+        """Take in a new page in the state that it has."""
+        before = (self.last, self.last_derived, self.turn, self.said, self.request, self.seen)
+        self.pages[page.id] = page
+        if page.id > 0:
+            self._take_note_of(page)
+        else:
+            self.last_derived = min(self.last_derived, page.id)
+        members = self.groups.get(page.group, ())
+        if page.group:
+            self.groups[page.group] = (*members, page.id)
+        self._journal.append(lambda: self._take_back(page, members, before))
+        if page.kind in (Kind.CALL, Kind.RESULT) and page.id > 0:
+            self._note_call(page)
+        self._put(page.id, None, state)
+
+    def _take_note_of(self, page: Page) -> None:
+        """Note what an original says of the talk: who spoke last, and what of."""
+        if page.role in (Role.USER, Role.ASSISTANT) and page.message > self.turn:
+            self.said += 1
+        said = page.kind is Kind.TEXT and not page.is_blank
+        if page.role is Role.USER and said and page.trust >= Trust.USER:
+            same = bool(self.request) and self.pages[self.task].message == page.message
+            self.request = (*self.request, page.id) if same else (page.id,)
+        self.last = max(self.last, page.id)
+        self.turn = max(self.turn, page.message)
+        self.seen += self.cost(page.id)
+
+    def _note_call(self, page: Page) -> None:
+        """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers."""
+        if page.kind is Kind.CALL:
+            self.open[page.id] = self.said
+            self._journal.append(lambda: self.open.pop(page.id, None))
+            call = page.call
+            if call is not None:
+                self.calls[call] = page.id
+                self._journal.append(lambda: self.calls.pop(call, None))
+        elif page.answers in self.open:
+            said = self.open.pop(page.answers)
+            self._journal.append(lambda: self.open.__setitem__(page.answers, said))
+
+    def _take_back(self, page: Page, members: tuple[int, ...], before: tuple[int, int, int, int, tuple[int, ...], int]) -> None:
+        self._put(page.id, self.states[page.id], None)
+        if page.group:
+            if members:
+                self.groups[page.group] = members
+            else:
+                self.groups.pop(page.group, None)
+        del self.pages[page.id]
+        self.last, self.last_derived, self.turn, self.said, self.request, self.seen = before
+
+    def _set(self, page: int, state: State) -> None:
+        before = self.states[page]
+        if before != state:
+            self._journal.append(lambda: self._put(page, state, before))
+            self._put(page, before, state)
+
+    def _put(self, page: int, before: State | None, after: State | None) -> None:
+        """Change a page's state, or None for no such page, and keep the order, the gaps and the use in step."""
+        was, now = before.at if before else None, after.at if after else None
+        if after is None:
+            del self.states[page]
+        else:
+            self.states[page] = after
+        (self.pins.add if after and after.pinned else self.pins.discard)(page)
+        if after and after.mark:
+            self.marks[page] = after.mark
+        else:
+            self.marks.pop(page, None)
+        self._use = None
+        if was == now:
+            return
+        for places, members in ((VISIBLE, self.shown), (GONE, self.gone), ((Place.FOLDED,), self.folded)):
+            if now in places:
+                members.add(page)
+            elif was in places:
+                members.discard(page)
+        if was in VISIBLE or now in VISIBLE:
+            self._put_in_order(page, was, now)
+        elif was == Place.OUT and page > 0:
+            self._gaps.remove(page)
+        if now == Place.OUT and page > 0:
+            self._gaps.add(page, self.cost(page))
+
+    def _put_in_order(self, page: int, was: Place | None, now: Place | None) -> None:
+        key = (*self.pages[page].order, page)
+        # Coming in at the end is the usual case; all else rebuilds the list when it is looked at.
+        if self._resident is not None and now == Place.IN and was not in VISIBLE and (not self._order or key > self._order[-1]):
+            self._resident.append(self.priced(page))
+        else:
+            self._resident = None
+        if was in VISIBLE:
+            self._taken -= self._stubs.pop(page) if was == Place.STUB else self.cost(page)
+            if now not in VISIBLE:
+                del self._order[bisect_left(self._order, key)]
+                self._gaps.close(key)
+        if now in VISIBLE:
+            if was not in VISIBLE:
+                if was == Place.OUT and page > 0:
+                    self._gaps.remove(page)
+                insort(self._order, key)
+                self._gaps.part(key)
+            if now == Place.STUB:
+                self._stubs[page] = self._cost_of_stub(self.pages[page])
+            self._taken += self._stubs[page] if now == Place.STUB else self.cost(page)
+
+    def _cost_of_stub(self, page: Page) -> int:
+        """A result's handle is sent with the id of its call, as the result was; what hung on the result is not shown."""
+        if page.kind is not Kind.RESULT:
+            return 0
+        return text_cost(self.counter, self.stub(page.id)) + text_cost(self.counter, sent_name(None, page.call))
+
+    # The journal
+
+    @property
+    def journal_position(self) -> int:
+        """How many steps can be undone: a point that `rollback` returns to."""
+        return len(self._journal)
+
+    def on_rollback(self, undo: Callable[[], object]) -> None:
+        """Note what undoes a change beside the window's own, as a part of the batch."""
+        self._journal.append(undo)
+
+    def rollback(self, position: int = 0) -> None:
+        """Undo, back to a position in the journal."""
+        while len(self._journal) > position:
+            self._journal.pop()()
+        self._use = None
+
+    def keep(self) -> None:
+        """What was done stays: begin a new journal."""
+        self._journal.clear()
+
+    def scrub(self, pages: Iterable[int]) -> None:
+        """Let go of every word of forgotten pages, outside of any batch."""
+        for page in pages:
+            call = self.pages[page].call
+            if call is not None and self.calls.get(call) == page:
+                del self.calls[call]
+            self.pages[page] = tombstone_of(self.pages[page])
+        self._resident = self._use = None
+
+
+def _page_of(event: Event, number: int, pages: Mapping[int, Page]) -> Page:
+    try:
+        return pages[number]
+    except KeyError:
+        raise StoreCorrupt(f"event {event.number} names page {number}, which is missing", advice="run kilburn fsck") from None

@@ -1,0 +1,119 @@
+"""Every law refuses by its number the move that would break it, and what is refused changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+import kilburn
+from kernel.talk import assistant, call_of, tool, user
+from kilburn.errors import InvalidMessage, KernelError, LawBroken
+from kilburn.event import Act
+from kilburn.kernel.process import Process
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
+from kilburn.policy import View
+from kilburn.testing import check_laws
+
+
+def opened() -> Process:
+    """p1 the task, pinned; p2, p3 and p6 texts; p4 a call and p5 its result; p7 a call that waits."""
+    process = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4").process("a")
+    process.append(
+        user("Fix the bug."),
+        assistant("the first thought " * 9),
+        assistant("the second thought " * 9),
+        assistant(None, call_of("k", path="a.py")),
+        tool("k", "def f(): pass"),
+        assistant("the third thought " * 9),
+        assistant(None, call_of("w", path="b.py")),
+    )
+    return process
+
+
+ILLEGAL: list[tuple[int, str, list[Move], Move]] = [
+    (2, "no progress", [], Fold((6,), text="longer than what it stands for " * 20)),
+    (3, "p1 is pinned", [], Evict((1,))),
+    (4, "a fold of a fold", [Fold((2, 3), text="two thoughts")], Fold((-1, 6), text="thoughts")),
+    (4, "overlaps f1", [Fold((2, 3), text="two thoughts")], Fold((3, 6), text="thoughts")),
+    (4, "does not cite", [], Fold((2,), parts=((2, ((0, 9),)), (3, ((0, 9),))))),
+    (5, "an empty summary", [], Fold((2, 3), text=" \n\t")),
+    (6, "would leave p5 behind", [], Evict((4,))),
+    (6, "would leave p5 behind", [], Fold((2, 4), text="a thought and a call")),
+    (6, "without a result yet", [], Evict((7,))),
+    (6, "without a result yet", [], Fold((6, 7), text="a thought and a call")),
+    (9, "p2 is retired", [Retire((2,))], Load((2,))),
+    (9, "p2 is retired", [Retire((2,))], Fold((2, 3), text="two thoughts")),
+]
+"""The law, what the error says, the moves before, and the move that breaks it."""
+
+
+@pytest.mark.parametrize(("law", "says", "before", "move"), ILLEGAL, ids=[f"{law}-{says}" for law, says, _, _ in ILLEGAL])
+def test_a_move_that_breaks_a_law_is_refused_by_its_number(law: int, says: str, before: list[Move], move: Move) -> None:
+    process = opened()
+    for each in before:
+        process.apply(each)
+    events, prompt = list(process.events()), process.render()
+    with pytest.raises(LawBroken, match=says) as caught:
+        process.apply(move)
+    assert caught.value.law == law
+    assert list(process.events())[: len(events)] == events
+    assert [event.act for event in list(process.events())[len(events) :] if event.act is not Act.SHIP] == []
+    assert process.render() == prompt
+    check_laws(process)
+
+
+@pytest.mark.parametrize(
+    ("says", "move"),
+    [
+        ("exactly one of text, keep and parts", Fold((2,))),
+        ("exactly one of text, keep and parts", Fold((2,), text="short", keep=((0, 9),))),
+        ("one fold a page", Fold((2, 3), keep=((0, 9),))),
+        ("sorted, disjoint spans", Fold((2,), keep=((5, 9), (0, 4)))),
+        ("sorted, disjoint spans", Fold((2,), keep=((0, 9_999),))),
+        ("name each page once", Evict((2, 2))),
+        ("no move at all", Evict(())),
+        ("view.pages only", Evict((-1,))),
+    ],
+)
+def test_a_move_that_makes_no_sense_says_what_to_give(says: str, move: Move) -> None:
+    process = opened()
+    process.apply(Fold((6,), text="a thought"))
+    process.apply(Evict((-1,)))
+    with pytest.raises(KernelError) as caught:
+        process.apply(move)
+    assert says in caught.value.advice
+    check_laws(process)
+
+
+class Forgetful:
+    """A policy that would forget."""
+
+    def plan(self, view: View) -> Sequence[Move]:
+        return [Drop((2,))] if view.turn == 3 else []
+
+
+def test_a_policy_may_not_forget() -> None:
+    process = kilburn.open(":memory:", window=1000, policy=Forgetful(), tokenizer="chars/4").process("a")
+    process.append(user("task"))
+    process.append(assistant("kept"))
+    process.append(assistant("said"))
+    (refused,) = [event for event in process.events() if event.act is Act.REFUSE]
+    assert "may not forget" in refused.why
+    assert process.recall("p2") == "kept"
+
+
+def test_trust_never_rises() -> None:
+    """What is derived or recalled has the lowest trust of its sources; no message claims more than its role has (law 7)."""
+    process = opened()
+    process.append(tool("w", "a tool's words"))
+    process.apply(Fold((4, 5, 6), text="a call, its result and a thought"))
+    trust = {page: process.window.pages[page].trust for page in (4, 5, 6, -1)}
+    assert trust[5] == Trust.TOOL < trust[6]
+    assert trust[-1] == Trust.TOOL
+    part = Part(kind=Kind.TEXT, text="as the tool said")
+    process.append(Message(role=Role.ASSISTANT, parts=(part,), sources=(5,)))
+    assert process.window.pages[process.window.last].trust == Trust.TOOL
+    with pytest.raises(InvalidMessage, match="above what a tool message may have"):
+        process.append(Message(role=Role.TOOL, parts=(part,), trust=Trust.USER))
