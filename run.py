@@ -47,7 +47,7 @@ CHECKS = [
 ]
 
 
-APART = ["demo", "kv", "recipes", "torture", "benchmarks", "test_benchmarks.py"]
+APART = ["demo", "evals", "kv", "recipes", "torture", "benchmarks", "test_benchmarks.py"]
 """Tests of what stands on the rest, in tests/: the quick run leaves them out."""
 QUICK = ["-m", "not slow and not model", "--hypothesis-profile", "quick", *("--ignore=tests/" + name for name in APART)]
 LEFT_OUT = "left out: mypy, import-linter, tests marked `slow` or `model`, nine in ten of Hypothesis's examples, and tests/{%s}"

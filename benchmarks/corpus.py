@@ -1,7 +1,6 @@
 """Real text for the benchmarks: the sources of the running Python's standard library, in turns.
 
-Nothing is downloaded and nothing is random: the same interpreter gives the same sessions. It refuses
-to measure anything.
+Nothing is downloaded and nothing is random: the same interpreter gives the same sessions.
 """
 
 from __future__ import annotations

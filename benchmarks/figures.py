@@ -1,7 +1,7 @@
 """Measuring and printing: quantiles of seconds, tables with ratios, or the same as JSON.
 
 A figure is only worth something beside another from the same run, so every table has a baseline
-column. It refuses to judge: no figure here fails anything.
+column. No figure here fails anything.
 """
 
 from __future__ import annotations

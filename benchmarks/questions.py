@@ -4,7 +4,7 @@ A seeded world of made-up people, firms and towns, a search over its passages, a
 questions of two steps each, after MEM1's multi-objective question answering (arXiv 2506.15841). An agent
 plays a task in a process of Kilburn and is paid one point for every answer that matches exactly. The
 scripted agent knows nothing but what its prompt holds, so what leaves the window without being written
-down is lost to it. It refuses to judge near misses: no judge, no model.
+down is lost to it. A near miss counts nothing: there is no judge and no model.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The task is a recurrence, x -> (a x + c) mod m, N times: the problem is a line, the state is a number, and
 nothing but doing the steps gives the answer. `Stepper` is a public solver that does them and knows
 nothing but its prompt, so that what comes out depends on the rounds alone; a language model can be put
-in its place. It refuses to measure how clever a model is.
+in its place.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ value. Later a question names a key, and the value is the answer. The toy is a L
 parameters, the size that Memento (Microsoft, github.com/microsoft/memento) used to look at its implicit
 channel; the task here is ours. A stage of training shows all text (full attention), or masks a block once its
 memento is complete, or lets mementos go as well, so that each has to hand on what the one before it
-held. It refuses to measure; see `implicit_channel.measurement`.
+held. `implicit_channel.measurement` measures them.
 """
 
 from __future__ import annotations

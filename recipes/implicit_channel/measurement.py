@@ -2,7 +2,7 @@
 
 Three toys (see `implicit_channel.curriculum`), and one that was never trained, answer questions on blocks
 that are there, masked, evicted, or left out of a new start from the mementos' text. A linear probe then looks
-for the value in the mementos' keys and values. It refuses to speak of models that it did not run.
+for the value in the mementos' keys and values.
 
     report = measure(Setting(seed=0))
     print(report.table())

@@ -2,7 +2,7 @@
 
 What is cut is gone; what stays keeps the keys and values that it had, and its logical positions, so that
 nothing that follows is rotated anew. It is slow (each cut copies), and a yardstick for engines that are
-not. It refuses to choose what leaves.
+not.
 
     slices = Slices(model)
     slices.feed(prompt)

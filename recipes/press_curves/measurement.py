@@ -4,8 +4,8 @@ Contexts of pages with planted facts (`press_curves.needles`) are prefilled once
 each budget of a fork of that very cache, and the same tokens are read behind all of them: how the last
 page goes on, and a question with its answer. The question is asked twice: of a cache that was pressed
 before it was known, and of one that was pressed when it stood at the end, as SnapKV has it. An answer is
-right where each of its tokens is the most probable one, which is what greedy decoding says. It refuses
-to tell a press where the answer stands.
+right where each of its tokens is the most probable one, which is what greedy decoding says.
+No press is told where the answer stands.
 
     report = evaluate(load(find("smollm2")), library(), Setting(cases=8))
     print(report.table())
@@ -27,7 +27,7 @@ from kilburn.kv.presses import press as press_of
 from kilburn.kv.sequence import CachedSequence as Cached
 from kilburn.kv.weights import Weights
 from press_curves.needles import Case, Passage, case_of, excerpts, frame_of, summary
-from press_curves.report import FULL, OURS, TEXTS, WHENS, Outcome, Pressed
+from press_curves.report import FULL, OURS, TEXTS, WHENS, Pressed, PressResult
 
 try:
     import torch
@@ -127,7 +127,7 @@ def evaluate(
     # The context twice, and a cache of each way at a time, with what is read behind it and copied while it is pressed.
     share = max((budget for budget in budgets if budget < 1), default=0.0) + 0.5
     engine = Engine(weights, round((chosen.tokens + chosen.rest + 800) * (3 + share * len(ways))), share=False)
-    outcomes: list[Outcome] = []
+    outcomes: list[PressResult] = []
     for number in range(chosen.cases):
         case = case_of(documents, weights, frame, number, tokens=chosen.tokens, rest=chosen.rest, seed=chosen.seed)
         outcomes += _Trial(engine, case, ways, number).outcomes(budgets)
@@ -153,7 +153,7 @@ class _Trial:
         self.asked = engine.fork(self.base)
         engine.prefill(self.asked, case.question)
 
-    def outcomes(self, budgets: Sequence[float]) -> Iterator[Outcome]:
+    def outcomes(self, budgets: Sequence[float]) -> Iterator[PressResult]:
         """Of the full cache, and then of all ways at each budget."""
         full = {when: self._scored(when, [(FULL, 1.0, self._copy(when))])[0] for when in WHENS}
         yield from full.values()
@@ -199,7 +199,7 @@ class _Trial:
         text = RESTARTS[name](case, room, weights, case.asked if when == FIRST else "")
         return self.engine.open([*first, *weights.tokens(text)[:room], *last])
 
-    def _scored(self, when: str, made: Sequence[tuple[str, float, Cached]]) -> list[Outcome]:
+    def _scored(self, when: str, made: Sequence[tuple[str, float, Cached]]) -> list[PressResult]:
         """Read the answer behind each cache, in one batch; before the question also how the text goes on. They are freed."""
         if not made:
             return []
@@ -224,7 +224,7 @@ class _Trial:
         for cache in caches:
             engine.free(cache)
         return [
-            Outcome(
+            PressResult(
                 case=self.number,
                 kind=case.kind,
                 when=when,

@@ -3,7 +3,7 @@
 Some pages are older outputs that a later one superseded, and say what was true then; of one page an
 excerpt stands further on; the first page is the system prompt. That is what a hierarchy knows, and all
 that `Case.facts` tells. The question is drawn when the context is there, from all of its facts, so that
-nothing a press is told says where the answer stands. It refuses to run a model.
+nothing a press is told says where the answer stands.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from kilburn.evals.intervals import interval, wilson
 from kilburn.evals.picture import picture, plain_axes
 from kilburn.evals.report import EvalReport, grid, row_of
 
-__all__ = ["FULL", "OURS", "TEXTS", "WHENS", "Cell", "Outcome", "Pressed", "draw"]
+__all__ = ["FULL", "OURS", "TEXTS", "WHENS", "Cell", "PressResult", "Pressed", "draw"]
 
 FULL, OURS = "full", "pages"
 
@@ -32,7 +32,7 @@ _COLOURS = ("#c05621", "#d69e2e", "#2f855a", "#b83280", "#718096", "#805ad5", "#
 _ASKED = {"later": "pressed before the question was known", "first": "pressed with the question at the end"}
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class PressResult(msgspec.Struct, frozen=True, kw_only=True):
     """One question, read behind one cache.
 
     Args:
@@ -59,7 +59,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         share: of right answers. low, high: its 95% interval (Wilson).
         kinds: right answers and questions of each kind.
-        logprob: see `Outcome`; the mean.
+        logprob: see `PressResult`; the mean.
         rest: nats a token of the held-out text, the mean over cases; None where it was not read.
         rest_low, rest_high: what it is above the full cache, 95% (bootstrap over the pairs of a case).
         ours: by how much the share of the page-aware press is above this one; None where that was not measured.
@@ -92,12 +92,12 @@ class Pressed(EvalReport, frozen=True, kw_only=True):
     tokens: int
     seed: int
     cells: list[Cell]
-    outcomes: list[Outcome]
+    outcomes: list[PressResult]
 
     @classmethod
     def of(
         cls,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[PressResult],
         ways: Sequence[str],
         budgets: Sequence[float],
         *,
@@ -107,7 +107,7 @@ class Pressed(EvalReport, frozen=True, kw_only=True):
         seed: int,
     ) -> Pressed:
         """From what came of each question; that of the full cache is there once, under budget 1."""
-        found: dict[tuple[str, str, float], list[Outcome]] = {}
+        found: dict[tuple[str, str, float], list[PressResult]] = {}
         for one in outcomes:
             found.setdefault((one.when, one.way, one.budget), []).append(one)
         cells = []
@@ -176,7 +176,9 @@ class Pressed(EvalReport, frozen=True, kw_only=True):
         return grid(["press", *(f"{budget:.1%}" for budget in self._budgets())], body, ("press",))
 
 
-def _cell(own: Sequence[Outcome], full: Sequence[Outcome], ours: Sequence[Outcome] | None, way: str, budget: float) -> Cell:
+def _cell(
+    own: Sequence[PressResult], full: Sequence[PressResult], ours: Sequence[PressResult] | None, way: str, budget: float
+) -> Cell:
     right = sum(one.right for one in own)
     low, high = wilson(right, len(own))
     kinds: dict[str, tuple[int, int]] = {}

@@ -1,7 +1,7 @@
 """A reasoning trace to training data: cut into blocks, each with a memento, as one tagged text.
 
 It joins the cut (`segmentation`) and the mementos (`compression`) and, like them, yields questions and does
-no I/O. It refuses to change a letter of the trace: the blocks joined are the trace.
+no I/O. No letter of the trace is changed: the blocks joined are the trace.
 """
 
 from __future__ import annotations

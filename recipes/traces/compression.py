@@ -3,7 +3,7 @@
 The rubric is that of Memento's data pipeline (microsoft/memento): formulas 3, values 2, methods 2,
 validation 1, nothing invented 1, result first 1; 8 of 10 is accepted, in three tries at most. `grade` reads
 it off without a model; `compress` asks one to write and, if wanted, one to judge, by yielding questions.
-It refuses to do any I/O, and to accept a memento with a number that the block does not have.
+A memento with a number that the block does not have is never accepted.
 """
 
 from __future__ import annotations

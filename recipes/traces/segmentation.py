@@ -4,7 +4,7 @@ The sentence split keeps formulas, code, decimals and abbreviations whole. The c
 data pipeline (microsoft/memento) maximises: the mean score of the borders that are cut at, less half the
 coefficient of variation of the blocks' sizes, with a least size. Theirs keeps one best prefix for each
 number of blocks, which such an objective does not allow; this one is exact. Pure functions over strings
-and numbers: it refuses to ask a model, but takes its scores.
+and numbers; a model's scores may be given.
 """
 
 from __future__ import annotations

@@ -150,6 +150,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there is something to use."""
         return self.outcome == Outcome.DONE
 
+    @property
+    def has_text(self) -> bool:
+        """Whether the model gave a text, whole or cut at its cap."""
+        return self.outcome in (Outcome.DONE, Outcome.TRUNCATED)
+
 
 class Deferred(msgspec.Struct, frozen=True, kw_only=True):
     """A question in the background: what it is about, since when, and the answer once there is one.

@@ -9,13 +9,14 @@ closes the connection.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
 from kilburn.message import Message, Part
 
-__all__ = ["Delta", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete", "is_count"]
+__all__ = ["Delta", "Finish", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete", "is_count"]
 
 LARGEST = 2**40
 """Bound on the tokens in a report."""
@@ -86,6 +87,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
+class Finish(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    """It was cut at its cap."""
+    CALLS = "calls"
+    """It wants tools run."""
+    REFUSED = "refused"
+
+
 class Delta(msgspec.Struct, frozen=True):
     """A piece of the reply's text as it came; `reasoning` marks a piece of its thinking."""
 
@@ -98,12 +110,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         message: an ASSISTANT message whose parts are texts, calls and reasoning, in order.
-        finish: "stop", "length" (cut at its cap), "calls" (it wants tools run) or "refused".
+        finish: why it ended.
         usage: what the provider counted, or None if it reported nothing, or something impossible.
     """
 
     message: Message
-    finish: str = "stop"
+    finish: Finish = Finish.STOP
     usage: Tokens | None = None
 
     @property

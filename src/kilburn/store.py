@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from kilburn.errors import SpecError
+from kilburn.errors import SpecError, StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, Place, Span
 
@@ -100,6 +100,20 @@ class Batch(msgspec.Struct, kw_only=True):
     unindex: Sequence[int] = ()
     erase: Sequence[int] = ()
     wait: bool = True
+
+    def check_continues(self, process: int, head: int) -> None:
+        """Check that this batch follows event `head` of a process.
+
+        Raises:
+            StoreStale: its writer knew another last event. StoreError: its events are not numbered without holes.
+        """
+        if head != self.head:
+            what = f"process {process} is at event {head}, not {self.head}"
+            raise StoreStale(what, advice="reopen the process, then do it again")
+        for at, event in enumerate(self.events, head + 1):
+            if event.number != at:
+                what = f"event {event.number} stands where {at} must"
+                raise StoreError(what, advice="number events from head + 1, without holes")
 
 
 @runtime_checkable

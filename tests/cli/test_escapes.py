@@ -56,7 +56,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     bad_ones = [EVIL, *map(json.dumps, ({EVIL: 1}, {"role": EVIL}, {"role": "user", "content": {EVIL: 1}}))]
     for number, bad in enumerate(bad_ones):
         (tmp_path / f"bad{number}{FILE}.jsonl").write_text(bad)
-    (tmp_path / "trace.txt").write_text(f"First {EVIL} one. " * 60 + "Wait. " + f"Then {EVIL} two. " * 60)
     monkeypatch.chdir(tmp_path)
     for name, value in {"TERM": "dumb", "COLUMNS": "200", "KILBURN_DB": "agent.db", "KILBURN_TENANT": TENANT}.items():
         monkeypatch.setenv(name, value)
@@ -96,8 +95,6 @@ VERBS: list[tuple[str, ...]] = [
     ("replay", EVIL),
     ("models", "list"),
     ("models", "pull", EVIL),
-    ("mementos", "trace.txt", "--least", "20", "--out", f"blocks{FILE}.jsonl"),
-    ("mementos", f"talk{FILE}.jsonl", "--key", EVIL),
     ("chat", "chat" + EVIL, "--model", "echo", "--no-memory"),
     ("chat", "--model", EVIL),
     ("chat", "--model", "echo", "--policy", f"fifo({EVIL!r})"),
@@ -124,7 +121,6 @@ VERBS: list[tuple[str, ...]] = [
 EXACT: list[tuple[str, ...]] = [
     ("recall", SESSION, "p5"),
     ("export", SESSION, "--no-note"),
-    ("mementos", "trace.txt", "--least", "20"),
 ]
 """Exact in a pipe, visible on a terminal."""
 

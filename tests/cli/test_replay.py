@@ -18,7 +18,7 @@ from kilburn.cli.sawtooth import thin, ticks
 from kilburn.errors import InvalidMessage
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.stores.memory import Memory
-from kilburn.wire.recording import Run, read_runs
+from kilburn.wire.recording import RecordedRun, read_runs
 
 FIGURES = {
     "name",
@@ -87,7 +87,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_an_export_can_be_replayed(db: Path, tmp_path: Path) -> None:
     assert kilburn("export", "--db", db, "--out", tmp_path / "out.jsonl").status == 0
-    assert list(read_runs(tmp_path / "out.jsonl")) == [Run("light", TALK)]
+    assert list(read_runs(tmp_path / "out.jsonl")) == [RecordedRun("light", TALK)]
 
 
 @pytest.mark.parametrize("policy", ["fifo", "lru", "tiered", "importance", "mask", "chain(mask(keep=2), fifo)"])
@@ -247,18 +247,20 @@ def test_loss_is_found_where_the_store_loses() -> None:
     """A run is compared with what comes back: another run's session does not pass for it."""
     with Hierarchy(Memory(), Budget(1000), "fifo", tokenizer="chars/4") as store:
         process = store.process("s")
-        measured = stream(process, Run("s", TALK))
+        measured = stream(process, RecordedRun("s", TALK))
         assert measured.overflow == 0
-        assert lost_bytes(process, Run("s", TALK)) == 0
+        assert lost_bytes(process, RecordedRun("s", TALK)) == 0
         changed = [*TALK[:3], {**TALK[3], "content": TALK[3]["content"].upper()}, *TALK[4:]]
-        assert lost_bytes(process, Run("s", changed)) >= len(TALK[3]["content"])
-        assert lost_bytes(process, Run("s", [*TALK, {"role": "user", "content": "never admitted"}])) >= len("never admitted")
+        assert lost_bytes(process, RecordedRun("s", changed)) >= len(TALK[3]["content"])
+        assert lost_bytes(process, RecordedRun("s", [*TALK, {"role": "user", "content": "never admitted"}])) >= len(
+            "never admitted"
+        )
 
 
 def test_overflow_is_found_by_counting_again() -> None:
     with package.open(":memory:", window=1000, policy="fifo", tokenizer="chars/4") as store:
         process = store.process("s")
-        stream(process, Run("s", TALK))
+        stream(process, RecordedRun("s", TALK))
         prompt = process.render()
         assert 0 < recount(prompt, store.counter) <= prompt.tokens
         longer = [*prompt, {"role": "user", "content": "x" * 4000}]

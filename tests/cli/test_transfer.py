@@ -232,7 +232,6 @@ def test_an_export_never_replaces_its_store_and_no_file_without_force(db: Path, 
             said = kilburn("export", "light", "--db", db, "--out", name, *force)
             assert (said.status, said.err.count("\n")) == (2, 1), name
             assert kilburn("eval", "paging", "--sample", "1", "--out", name, *force).status == 2
-            assert kilburn("mementos", tmp_path / "victim", "--out", name, *force).status == 2
     assert db.read_bytes() == before
     assert kilburn("export", "light", "--db", db, "--out", out).status == 0
     first = out.read_bytes()

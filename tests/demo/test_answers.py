@@ -44,7 +44,7 @@ def test_the_answerer_imports_nothing_that_reaches_a_file() -> None:
 
 
 def test_the_answerer_uses_two_verbs() -> None:
-    assert [name for name in vars(answers.Memory) if not name.startswith("_")] == ["search", "recall"]
+    assert [name for name in vars(answers.Searchable) if not name.startswith("_")] == ["search", "recall"]
 
 
 def test_what_was_never_read_is_not_answered(tree: Path, tmp_path: Path) -> None:

@@ -39,12 +39,11 @@ def test_listings_and_searches_go_on_where_they_stopped(shared_tree: Path) -> No
     assert library.search("e", "json", start=61).split("\n")[1] not in first
 
 
-def test_what_is_shown_is_recorded_first(shared_tree: Path) -> None:
-    recorded: list[str] = []
-    library = Library(shared_tree, record=recorded.append)
-    shown = [library.list_folder(), library.read("bisect.py"), library.search("^def ")]
-    assert recorded == shown
-    assert library.covered["bisect.py"] == 60
+def test_what_was_read_is_known(shared_tree: Path) -> None:
+    library = Library(shared_tree)
+    library.read("bisect.py")
+    library.read("bisect.py", start=11, count=10)
+    assert library.covered == {"bisect.py": 60}
 
 
 @pytest.mark.parametrize("path", ["..", "../x.py", "/etc/passwd", "json/../../x.py"])
@@ -77,21 +76,21 @@ def test_the_explorer_goes_where_a_listing_leads() -> None:
     calls = [
         asked(explorer, "folder . entries 3-3 of 3\na file.py 7 lines"),
         asked(explorer, "folder json entries 1-0 of 0"),
-        asked(explorer, ". matches 1-1 of 1\nbisect.py 5: def bisect():"),
-        asked(explorer, "json matches 1-0 of 0"),
         asked(explorer, "bisect.py lines 1-120 of 200\n..."),
         asked(explorer, "..."),
+        asked(explorer, "a file.py lines 1-7 of 7\n..."),
+        asked(explorer, ". matches 1-1 of 1\nbisect.py 5: def bisect():"),
     ]
     assert [(name, arguments["path"]) for name, arguments in calls] == [
         ("list", "json"),
-        ("search", "."),
-        ("search", "json"),
         ("read", "bisect.py"),
         ("read", "bisect.py"),
         ("read", "a file.py"),
+        ("search", "."),
+        ("search", "json"),
     ]
     assert explorer.files == {"bisect.py": 200, "a file.py": 7}
-    assert complete(explorer, Request(messages=[{"role": "tool", "content": "x"}])).finish == "stop"
+    assert complete(explorer, Request(messages=[{"role": "tool", "content": "json matches 1-0 of 0"}])).finish == "stop"
 
 
 def test_a_listing_that_was_shown_in_parts_is_asked_for_again_in_smaller_ones() -> None:

@@ -13,6 +13,7 @@ from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
+from kilburn.page import Span
 from kilburn.policy import View
 from kilburn.testing import check_laws
 
@@ -33,7 +34,7 @@ def opened() -> Process:
 
 
 ILLEGAL: list[tuple[int, str, list[Move], Move]] = [
-    (2, "no progress", [], Fold((6,), text="longer than what it stands for " * 20)),
+    (2, "no progress", [], Fold((6,), text="the third thought " * 9)),
     (3, "p1 is pinned", [], Evict((1,))),
     (4, "a fold of a fold", [Fold((2, 3), text="two thoughts")], Fold((-1, 6), text="thoughts")),
     (4, "overlaps f1", [Fold((2, 3), text="two thoughts")], Fold((3, 6), text="thoughts")),
@@ -84,6 +85,23 @@ def test_a_move_that_makes_no_sense_says_what_to_give(says: str, move: Move) -> 
     with pytest.raises(KernelError) as caught:
         process.apply(move)
     assert says in caught.value.advice
+    check_laws(process)
+
+
+@pytest.mark.parametrize(
+    ("keep", "shown"),
+    [
+        (((0, 18),), "the first thought \n…\n"),
+        (((4, 9), (144, 162)), "…\nfirst\n…\nthe first thought "),
+        (((0, 3), (153, 161)), "the\n…\n thought\n…\n"),
+    ],
+)
+def test_an_excerpt_is_its_spans_and_says_where_something_is_left_out(keep: tuple[Span, ...], shown: str) -> None:
+    process = opened()
+    process.apply(Fold((2,), keep=keep))
+    heading, _, kept = str(process.recall("f1")).partition("\n")
+    assert heading == "[p2 in part:]"
+    assert kept == shown
     check_laws(process)
 
 

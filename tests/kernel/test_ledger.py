@@ -105,6 +105,26 @@ def test_moves_faults_and_refaults_are_counted() -> None:
     assert stats.fallbacks == 0
 
 
+@pytest.mark.parametrize(("turns", "refaults"), [(10, 1), (11, 0)])
+def test_a_refault_is_a_fault_within_ten_turns(turns: int, refaults: int) -> None:
+    process = opened(10_000)
+    process.append(user("task"), assistant("needed again"))
+    process.apply(Evict((2,)))
+    for number in range(turns):
+        process.append(user(f"later {number}"))
+    process.recall("p2")
+    assert (process.stats().faults, process.stats().refaults) == (1, refaults)
+
+
+def test_a_prompt_that_fills_the_window_is_no_overflow() -> None:
+    said = [f"{number} " + "w" * 94 for number in range(6)]
+    process = opened(cost(opened(), *said))
+    process.append(user(said[0]), *map(assistant, said[1:]))
+    assert process.render().tokens == process.capacity
+    stats = process.stats()
+    assert (stats.utilisation, stats.overflow, stats.warnings) == (1.0, 0, [])
+
+
 def test_the_kernels_own_evictions_and_refused_moves_are_counted() -> None:
     class Stubborn:
         def plan(self, view: Any) -> list[Any]:

@@ -277,15 +277,18 @@ def test_a_resize_shows_its_budget_only_when_it_is_done() -> None:
 # Interrupts in the middle of a step, and calls from within
 
 
-def interrupted(process: Process, message: dict[str, Any], line: int) -> tuple[bool, BaseException | None]:
-    """Append with a Ctrl-C at the so-manieth line of our own code; whether that line was reached, and what was raised."""
+def interrupted(
+    process: Process, message: dict[str, Any], line: int, functions: tuple[str, ...] = ()
+) -> tuple[bool, BaseException | None]:
+    """Append with a Ctrl-C at the so-manieth line of our own code, or of functions of these names; whether that line was
+    reached, and what was raised."""
     left = line
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
         nonlocal left
         if "/kilburn/" not in frame.f_code.co_filename:
             return None
-        if event == "line":
+        if event == "line" and (not functions or frame.f_code.co_name in functions):
             left -= 1
             if left == 0:
                 sys.settrace(None)
@@ -301,6 +304,20 @@ def interrupted(process: Process, message: dict[str, Any], line: int) -> tuple[b
     finally:
         sys.settrace(before)
     return left <= 0, None
+
+
+def test_an_interrupt_at_a_border_of_a_batch_leaves_a_whole_session(tmp_path: Path) -> None:
+    """Every line that begins and ends a batch, one after another."""
+    with opened(tmp_path / "a.db", "fifo", window=400) as store:
+        process = store.process("a")
+        line, hit = 0, True
+        while hit:
+            line += 1
+            hit, error = interrupted(process, words(line, 20), line, ("_settling", "begin", "end", "check_free"))
+            assert error is None or isinstance(error, KeyboardInterrupt), (line, error)
+            process.append(user(f"go on {line}"))
+            check_laws(process)
+        assert line > 10
 
 
 @pytest.mark.parametrize("policy", ["fifo", "hybrid"])

@@ -1,6 +1,6 @@
 """What a session has to live with: a model that lies, a policy that breaks down, a counter that raises.
 
-All three come in by public seams. They refuse to know what is asked of them.
+All three come in by public seams.
 """
 
 from __future__ import annotations

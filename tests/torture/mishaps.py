@@ -1,6 +1,6 @@
 """Mishaps: what happens to a session between two looks at it, each a function of the session.
 
-A mishap acts as a user, another thread or another process would; it refuses to judge, which the session does after it.
+A mishap acts as a user, another thread or another process would. The session judges what it left.
 """
 
 from __future__ import annotations

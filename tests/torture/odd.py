@@ -1,7 +1,7 @@
 """Odd values at every place where a caller says something: what is refused must be refused with a typed error.
 
 Each entry is given a process and does one thing to it. An error of Kilburn's own and a return are both fine, if the session
-is the same afterwards; it refuses to know more.
+is the same afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What must be true of a session, judged from what it shows: the prompts it would send and the transcript it gives back.
 
 The rules of both wire forms and the weight of a prompt are written down here a second time, from the providers'
-references. It refuses to use the kernel, the wire code, or any figure that they give.
+references. Nothing of the kernel or of the wire code, and no figure that they give, is used.
 """
 
 from __future__ import annotations

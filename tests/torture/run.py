@@ -4,7 +4,7 @@
     assert not report.violations, report.table()
 
 Each session has a seed of its own, by which it comes again, but for the moments at which the system lets threads and
-processes go on. It refuses to go on with a session in which a promise broke.
+processes go on. A session ends where a promise broke.
 """
 
 from __future__ import annotations

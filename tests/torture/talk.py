@@ -1,7 +1,6 @@
 """Turns of an agent at work, seeded, in both wire forms: talk, thinking, calls, results, texts of all sizes, odd characters.
 
-Each message holds a mark that no other holds, so that one can be found again. It refuses to keep a transcript: which
-calls wait it is told.
+Each message holds a mark that no other holds, so that one can be found again. Which calls wait for a result the caller says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who goes on: threads take turns at every call into the kernel and at every lock, as a seed says.
 
 One thread runs at a time; at each point the turn may go to another. Where whoever has the turn waits for a lock that
-another holds, the turn is taken from it. It refuses to touch what it schedules: it looks on, as a profiler does.
+another holds, the turn is taken from it. What is scheduled is not changed: a profile function looks on.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from kilburn.move import Evict
 from kilburn.page import address_of
 from kilburn.policies.compact import Compact, behind
 from kilburn.wire.compaction import block_of, put_block_first
-from kilburn.wire.editing import Summarize, write
+from kilburn.wire.editing import SummarizeRequest, write
 
 __all__ = ["Compaction", "compact", "compact_at_provider"]
 
@@ -102,7 +102,7 @@ def compact_at_provider(
     _check_settled(process)
     with process.lock:
         prompt, turn = process.render("messages"), process.turn
-    form = write(Summarize(instructions=instructions) if instructions else Summarize())
+    form = write(SummarizeRequest(instructions=instructions) if instructions else SummarizeRequest())
     request = Request(
         messages=put_block_first(prompt), system=prompt.system, tools=tools, max_tokens=4096, options={"compaction": form}
     )

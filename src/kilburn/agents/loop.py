@@ -22,10 +22,10 @@ from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Delta, Model, Reply, Request, Tokens, ToolSpec
+from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
 
-__all__ = ["Agent", "Called", "Limits", "Outcome", "Returned", "Said", "Stopped"]
+__all__ = ["Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "set_up"]
 
 WORKERS = 8
 LEAST = 256
@@ -52,6 +52,25 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     reply: int = 1024
     prices: Prices = Prices()
 
+    def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0) -> str:
+        """The name of the limit that has been reached, or ""."""
+        spent = {"steps": steps, "tokens": tokens, "seconds": seconds, "money": money}
+        return next((name for name, used in spent.items() if (most := getattr(self, name)) is not None and used >= most), "")
+
+
+def set_up(process: Process, system: str, beside: int) -> None:
+    """Begin a process with a system prompt if it is new, and leave room for what is sent beside its pages.
+
+    Args:
+        system: the prompt, or "" for none.
+        beside: tokens of that, such as tool schemas; a counter's own overhead is added.
+    """
+    if system and not process.window.last:
+        process.append({"role": "system", "content": system})
+    budget, overhead = process.budget, beside + int(getattr(process.counter, "overhead", 0))
+    if overhead != budget.overhead:
+        process.resize(Budget(budget.window, budget.reserve, overhead))
+
 
 class Said(msgspec.Struct, frozen=True):
     """A piece of the model's text as it came."""
@@ -76,14 +95,14 @@ class Returned(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class RunResult(msgspec.Struct, kw_only=True):
     """How a run ended.
 
     `finish`: "stop", "length", "refused", or the limit that was reached: "steps", "tokens", "seconds"
     or "money". `text` is the last reply's. Sums are over all calls of the run.
     """
 
-    finish: str = "stop"
+    finish: str = Finish.STOP
     text: str = ""
     steps: int = 0
     tokens: int = 0
@@ -94,10 +113,10 @@ class Outcome(msgspec.Struct, kw_only=True):
 class Stopped(msgspec.Struct, frozen=True):
     """The last event of every run."""
 
-    outcome: Outcome
+    outcome: RunResult
 
 
-Event = Said | Called | Returned | Stopped
+RunEvent = Said | Called | Returned | Stopped
 
 
 class Agent:
@@ -134,16 +153,9 @@ class Agent:
             )
         self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *(memory_tools.SPECS if memory else ()))
         self.memory = memory
-        if system and not process.window.last:
-            process.append({"role": "system", "content": system})
-        budget = process.budget
-        counter = process.counter
-        schemas = counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
-        overhead = int(getattr(counter, "overhead", 0)) + schemas
-        if overhead != budget.overhead:
-            process.resize(Budget(budget.window, budget.reserve, overhead))
+        set_up(process, system, process.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0)
 
-    def run(self, text: str | dict[str, Any] | Message | None = None) -> Outcome:
+    def run(self, text: str | dict[str, Any] | Message | None = None) -> RunResult:
         """Work until the model stops calling tools, or a limit is reached.
 
         Args:
@@ -157,14 +169,14 @@ class Agent:
                 return event.outcome
         raise AssertionError("a run ended without its last event")
 
-    async def arun(self, text: str | dict[str, Any] | Message | None = None) -> Outcome:
+    async def arun(self, text: str | dict[str, Any] | Message | None = None) -> RunResult:
         """`run` for async callers; async tools run on the caller's event loop."""
         async for event in self.astream(text):
             if isinstance(event, Stopped):
                 return event.outcome
         raise AssertionError("a run ended without its last event")
 
-    async def astream(self, text: str | dict[str, Any] | Message | None = None) -> AsyncIterator[Event]:
+    async def astream(self, text: str | dict[str, Any] | Message | None = None) -> AsyncIterator[RunEvent]:
         """`stream` for async callers."""
         events = self.stream(text, loop=asyncio.get_running_loop())
         try:
@@ -178,15 +190,15 @@ class Agent:
 
     def stream(
         self, text: str | dict[str, Any] | Message | None = None, *, loop: asyncio.AbstractEventLoop | None = None
-    ) -> Iterator[Event]:
+    ) -> Iterator[RunEvent]:
         """The run's events as they happen; the last one is `Stopped`. Closing it early stops the model."""
         if text is not None:
             self.process.append({"role": "user", "content": text} if isinstance(text, str) else text)
-        outcome = Outcome()
+        outcome = RunResult()
         began = self.clock()
         while True:
             outcome.seconds = self.clock() - began
-            spent = self._spent(outcome)
+            spent = self.limits.reached(steps=outcome.steps, tokens=outcome.tokens, seconds=outcome.seconds, money=outcome.money)
             if spent:
                 outcome.finish = spent
                 break
@@ -199,19 +211,7 @@ class Agent:
         outcome.seconds = self.clock() - began
         yield Stopped(outcome)
 
-    def _spent(self, outcome: Outcome) -> str:
-        limits = self.limits
-        for name, used, allowed in (
-            ("steps", outcome.steps, limits.steps),
-            ("tokens", outcome.tokens, limits.tokens),
-            ("seconds", outcome.seconds, limits.seconds),
-            ("money", outcome.money, limits.money),
-        ):
-            if allowed is not None and used >= allowed:
-                return name
-        return ""
-
-    def _reply(self, outcome: Outcome) -> Generator[Event, None, Reply]:
+    def _reply(self, outcome: RunResult) -> Generator[RunEvent, None, Reply]:
         """One call of the model; an over-long prompt is compacted and tried once more."""
         prompt = self.process.render(self.model.form)
         try:
@@ -246,7 +246,7 @@ class Agent:
         except PinsExceedWindow:
             raise error from None
 
-    def _request(self, prompt: Prompt, outcome: Outcome) -> Request:
+    def _request(self, prompt: Prompt, outcome: RunResult) -> Request:
         seconds = self.limits.seconds
         return Request(
             messages=prompt,
@@ -256,7 +256,7 @@ class Agent:
             timeout=None if seconds is None else max(1.0, seconds - outcome.seconds),
         )
 
-    def _stream(self, request: Request) -> Generator[Event, None, Reply]:
+    def _stream(self, request: Request) -> Generator[RunEvent, None, Reply]:
         for piece in self.model.stream(request):
             if isinstance(piece, Delta):
                 yield Said(piece.text, piece.reasoning)
@@ -281,7 +281,7 @@ class Agent:
             return reply
         return msgspec.structs.replace(reply, message=msgspec.structs.replace(reply.message, parts=tuple(parts)))
 
-    def _work(self, calls: Sequence[Part], loop: asyncio.AbstractEventLoop | None) -> Iterator[Event]:
+    def _work(self, calls: Sequence[Part], loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
         """Run the calls of one reply, tools side by side; results are admitted in the calls' order."""
         for part in calls:
             yield Called(part.call or "", part.name or "", part.text)

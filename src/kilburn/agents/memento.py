@@ -17,17 +17,17 @@ from enum import StrEnum
 import msgspec
 
 from kilburn.agents.cap import Cap, clip
-from kilburn.agents.loop import Limits, Said
-from kilburn.budget import Budget
-from kilburn.effect import Answer, Ask, Outcome
+from kilburn.agents.loop import Limits, Said, set_up
+from kilburn.effect import Ask
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Role
-from kilburn.model import Delta, Model, Reply, Request
+from kilburn.model import Delta, Finish, Model, Reply, Request
 from kilburn.policies.memento import SYSTEM
 from kilburn.text.extract import Piece, extract
 from kilburn.text.judgement import Verdict, judge
+from kilburn.text.lines import whole_sentences
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
 from kilburn.wire.quotation import quoted
 
@@ -114,7 +114,7 @@ class Finished(msgspec.Struct, frozen=True):
     outcome: Reasoned
 
 
-Event = Said | Closed | Finished
+ReasoningEvent = Said | Closed | Finished
 
 
 class _Draft(msgspec.Struct, kw_only=True):
@@ -161,12 +161,8 @@ class MementoLoop:
         self.nudge = wording.nudge
         self._answer = answerer(model)
         self._count: Callable[[str], int] = process.counter.count
-        if wording.instructions and not process.window.last:
-            process.append({"role": "system", "content": wording.instructions})
-        counter, budget = process.counter, process.budget
-        overhead = int(getattr(counter, "overhead", 0)) + (self._count(self.nudge) + counter.envelope if self.nudge else 0)
-        if overhead != budget.overhead:
-            process.resize(Budget(budget.window, budget.reserve, overhead))
+        nudge = self._count(self.nudge) + process.counter.envelope if self.nudge else 0
+        set_up(process, wording.instructions, nudge)
 
     def run(self, text: str | None = None) -> Reasoned:
         """Reason until the model ends a reply outside of a block, or a limit is reached.
@@ -182,13 +178,13 @@ class MementoLoop:
                 return event.outcome
         raise AssertionError("a run ended without its last event")
 
-    def stream(self, text: str | None = None) -> Iterator[Event]:
+    def stream(self, text: str | None = None) -> Iterator[ReasoningEvent]:
         """The run's events as they happen; the last one is `Finished`. Closing it early stops the model."""
         if text is not None:
             self.process.append({"role": "user", "content": text})
         outcome = Reasoned()
         began = time.monotonic()
-        while not (spent := self._spent(outcome, time.monotonic() - began)):
+        while not (spent := self.limits.reached(steps=outcome.steps, tokens=outcome.tokens, seconds=time.monotonic() - began)):
             draft = _Draft(parser=Parser())
             yield from self._speak(draft, outcome)
             self._mend(draft)
@@ -199,11 +195,6 @@ class MementoLoop:
         else:
             outcome.finish = spent
         yield Finished(outcome)
-
-    def _spent(self, outcome: Reasoned, seconds: float) -> str:
-        used = {"steps": outcome.steps, "tokens": outcome.tokens, "seconds": seconds}
-        allowed = {"steps": self.limits.steps, "tokens": self.limits.tokens, "seconds": self.limits.seconds}
-        return next((name for name, most in allowed.items() if most is not None and used[name] >= most), "")
 
     def _speak(self, draft: _Draft, outcome: Reasoned) -> Iterator[Said]:
         """One reply, until it ends or the loop stops it. `draft.finish` stays "" if the reply is to be continued."""
@@ -220,7 +211,7 @@ class MementoLoop:
                 if draft.forced or self._breaks(draft):
                     break
                 if whole.add(piece.text):
-                    draft.text, draft.finish = whole.kept, "length"
+                    draft.text, draft.finish = whole.kept, Finish.LENGTH
                     break
         outcome.steps += 1
         draft.held = prompt.tokens + self._count(draft.text)
@@ -261,17 +252,17 @@ class MementoLoop:
         if not draft.finish and self._breaks(draft):
             draft.text = draft.text[: parser.blocks[-1].end]
             return
-        if not draft.forced and draft.finish != "length":
+        if not draft.forced and draft.finish != Finish.LENGTH:
             return
         head, inside = draft.text[: parser.opened], draft.text[parser.opened : min(parser.read, len(draft.text))]
         if parser.where is Where.BLOCK and inside.strip():
-            content = _whole_sentences(clip(inside, self.max_block_tokens, self._count))
+            content = whole_sentences(clip(inside, self.max_block_tokens, self._count), least=0.5)
             draft.text = f"{head}{content}{BLOCK_END}{SUMMARY_START}{self._memento(content)}{SUMMARY_END}"
         elif parser.where is Where.BETWEEN:
             start = head.rindex(BLOCK_START) + len(BLOCK_START)
             draft.text = f"{head}{SUMMARY_START}{self._memento(head[start : -len(BLOCK_END)])}{SUMMARY_END}"
         elif parser.where is Where.MEMENTO and inside.strip():
-            draft.text = f"{head}{_whole_sentences(clip(inside, self.max_memento_tokens, self._count))}{SUMMARY_END}"
+            draft.text = f"{head}{whole_sentences(clip(inside, self.max_memento_tokens, self._count), least=0.5)}{SUMMARY_END}"
         else:
             return
         draft.forced, draft.finish = True, ""
@@ -284,7 +275,7 @@ class MementoLoop:
         prompt = f"{quoted('block', content)}\nWrite the memento of this block in at most {max(10, most // 2)} words."
         timeout = 120.0 if self.limits.seconds is None else self.limits.seconds
         answer = self._answer(Ask(prompt=prompt, system=SYSTEM, max_tokens=most, purpose="memento", timeout=timeout))
-        said = TAG.sub("", clip(_text_of(answer), most, self._count)).strip()
+        said = TAG.sub("", clip(answer.text, most, self._count)).strip() if answer.has_text else ""
         if said and judge(said, [piece], prompt=prompt).verdict in (Verdict.DONE, Verdict.DROPS):
             return said
         spans = extract([piece], most, self._count).spans
@@ -293,7 +284,7 @@ class MementoLoop:
 
     def _admit(self, draft: _Draft, outcome: Reasoned) -> Iterator[Closed]:
         if not draft.text.strip():
-            draft.finish = "empty" if draft.finish in ("", "stop") else draft.finish
+            draft.finish = "empty" if draft.finish in ("", Finish.STOP) else draft.finish
             return
         address = self.process.append({"role": "assistant", "content": draft.text})
         found = parse(draft.text)
@@ -317,17 +308,7 @@ class MementoLoop:
             outcome.shown.append((draft.held, self.process.use))
 
 
-def _text_of(answer: Answer) -> str:
-    return answer.text if answer.outcome in (Outcome.DONE, Outcome.TRUNCATED) else ""
-
-
 def _outside(text: str, blocks: tuple[ThoughtBlock, ...]) -> str:
     """The words outside of blocks."""
     edges = [0, *(edge for block in blocks for edge in (block.start, block.end)), len(text)]
     return "".join(text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)).strip()
-
-
-def _whole_sentences(text: str) -> str:
-    """A text that was cut, without its last, incomplete sentence or line, if that is less than half of it."""
-    end = max(text.rfind("\n"), text.rfind(". ")) + 1
-    return text[:end].rstrip() if end > len(text) // 2 else text

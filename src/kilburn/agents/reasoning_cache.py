@@ -22,11 +22,12 @@ from kilburn.event import Act
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Role
-from kilburn.model import Model, Reply, Request
+from kilburn.model import Finish, Model, Reply, Request
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
 from kilburn.text.extract import Piece
 from kilburn.text.judgement import garbage
+from kilburn.text.lines import whole_sentences
 from kilburn.wire.quotation import nonce_of
 
 __all__ = ["Prompts", "Reasoning", "ReasoningCache", "Round", "Schedule", "boxed"]
@@ -283,7 +284,7 @@ class ReasoningCache:
             seed=None if schedule.seed is None else schedule.seed + number - 1,
             timeout=schedule.timeout,
         )
-        cap, finish = Cap(schedule.reason, self._count), "length"
+        cap, finish = Cap(schedule.reason, self._count), Finish.LENGTH
         with closing(self.model.stream(request)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 if isinstance(piece, Reply):
@@ -292,8 +293,8 @@ class ReasoningCache:
                     break
         trace = cap.kept
         if not trace.strip():
-            return "", Outcome.REFUSED if finish == "refused" else Outcome.EMPTY
-        return trace, {"length": Outcome.TRUNCATED, "refused": Outcome.REFUSED}.get(finish, Outcome.DONE)
+            return "", Outcome.REFUSED if finish == Finish.REFUSED else Outcome.EMPTY
+        return trace, {Finish.LENGTH: Outcome.TRUNCATED, Finish.REFUSED: Outcome.REFUSED}.get(finish, Outcome.DONE)
 
     def _summarise(self, prompt: str, number: int) -> Answer:
         schedule = self.schedule
@@ -303,7 +304,7 @@ class ReasoningCache:
 
     def _judged(self, answer: Answer, trace: str) -> tuple[str, Outcome]:
         """The new summary, or "" if the old one stays; and its outcome."""
-        if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
+        if not answer.has_text:
             return "", answer.outcome
         text = clip(answer.text.strip(), self.schedule.summary, self._count)
         # The reply may repeat the old summary, which is in the prompt, but not the instruction or the trace.
@@ -312,8 +313,7 @@ class ReasoningCache:
             return "", Outcome.REJECTED
         if text == answer.text.strip() and answer.ok:
             return text, Outcome.DONE
-        end = max(text.rfind("\n"), text.rfind(". ")) + 1
-        return (text[:end].rstrip() if end > len(text) // 2 else text), Outcome.TRUNCATED
+        return whole_sentences(text, least=0.5), Outcome.TRUNCATED
 
     def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: Outcome) -> None:
         """Take the trace out of the process's window. The summary stands for all traces, or a handle does."""

@@ -1,16 +1,16 @@
-"""How verbs reach a store: for reading beside its writer, or for writing without moving its windows.
+"""How verbs open a store: for reading beside its writer, or for writing without moving its windows.
 
-A session's window belongs to the agent that works in it. A verb opens it wide, so that nothing is
-evicted because somebody looked or forgot. It refuses to create a store that a verb was to read.
+A session's window belongs to the agent that works in it. A verb opens the session with a very large window, so that
+nothing is evicted by looking or forgetting. A verb that reads never creates a store.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kilburn
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
@@ -18,16 +18,17 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.models.weights import Progress, catalogue, pull
+from kilburn.store import Store
 from kilburn.stores.sqlite import Sqlite
 
-__all__ = ["WIDE", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
+__all__ = ["WIDE", "counter_of", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
 
 WIDE = 1 << 40
-"""Tokens: a window that holds whatever there is."""
+"""Tokens: a window that is always large enough."""
 
 
 def existing(db: str | None) -> str:
-    """The path of a store that is there.
+    """The path of an existing store.
 
     Raises:
         SpecError: there is none.
@@ -40,17 +41,19 @@ def existing(db: str | None) -> str:
 
 def reading(db: str | None, tenant: str | None) -> Hierarchy:
     """An existing store, opened for reading only: nothing that is asked is recorded."""
-    return kilburn.open(existing(db), window=WIDE, policy="fifo", tenant=tenant or "default", readonly=True)
+    return writing(existing(db), tenant, readonly=True)
 
 
 def writing(
-    db: str | None, tenant: str | None, *, clock: Callable[[], float] | None = None, tokenizer: str = "auto", create: bool = False
+    path: str,
+    tenant: str | None,
+    *,
+    clock: Callable[[], float] = time.time,
+    tokenizer: str = "auto",
+    readonly: bool = False,
 ) -> Hierarchy:
-    """A store opened for changes made by a person; `clock` gives times other than now."""
-    path = (db or "agent.db") if create else existing(db)
-    if clock is None:
-        return kilburn.open(path, window=WIDE, policy="fifo", tenant=tenant or "default", tokenizer=tokenizer)
-    store = Sqlite(path, tenant=tenant or "default")
+    """A store opened for changes made by a person, at times that `clock` tells."""
+    store = Sqlite(path, tenant=tenant or "default", readonly=readonly)
     try:
         return Hierarchy(store, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock)
     except BaseException:
@@ -67,25 +70,23 @@ def session(store: Hierarchy, name: str) -> Process:
     infos = store.processes()
     known = [info.name for info in infos]
     if name not in known:
-        near = (
-            f"this tenant has {', '.join(map(repr, known[:5]))}{' ...' if len(known) > 5 else ''}"
-            if known
-            else "this tenant has no session"
-        )
-        raise SpecError(f"no session {name!r}", advice=near)
+        names = ", ".join(map(repr, known[:5])) + (" ..." if len(known) > 5 else "")
+        raise SpecError(f"no session {name!r}", advice=f"this tenant has {names or 'no session'}")
     return opened(store, infos[known.index(name)].number, name)
 
 
 def opened(store: Hierarchy, number: int, name: str) -> Process:
     """A session that exists, counted by the counter that its agent used, so that nothing is counted again."""
-    ruler = "auto"
-    for event in store.store.events(number):
-        if event.act is Act.NOTE:
-            ruler = event.data.get("tokenizer", ruler)
-    own = (
-        store if ruler == store.counter.name else Hierarchy(store.store, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
-    )
-    return own.process(name)
+    ruler = counter_of(store.store, number)
+    if ruler != store.counter.name:
+        store = Hierarchy(store.store, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
+    return store.process(name)
+
+
+def counter_of(store: Store, number: int) -> str:
+    """The name of the counter that a session's tokens were counted by last."""
+    named = [event.data["tokenizer"] for event in store.events(number) if event.act is Act.NOTE and "tokenizer" in event.data]
+    return str(named[-1]) if named else "auto"
 
 
 def window_of(process: Process) -> int | None:
@@ -101,10 +102,10 @@ def model_of(spec: str | None, fetch: Progress | None = None) -> Any:
     """The model of a spec; of a name of the catalogue, an `hf:` name or a GGUF file; None for "none".
 
     Args:
-        fetch: where given, a file that is not on this machine yet is brought here first, and this is told how far it is.
+        fetch: if given, a missing file is downloaded first, and this function is called with the progress.
 
     Raises:
-        SpecError: it names nothing. ModelError, MissingExtra: it cannot be had.
+        SpecError: it names nothing. ModelError, MissingExtra: it is not available.
     """
     if spec is None or spec == "none":
         return None

@@ -5,9 +5,8 @@
     {"parts": [...], "role": ..., "time": SECONDS, ...}    where no wire form says all of it
     {"state": {"pinned": [...], "retired": [...], "marks": {...}}}
 
-The originals travel with their addresses; what was forgotten leaves a hole (a `null` part) that
-keeps its number. Folds and the window do not travel: they are made from the originals again. It
-refuses a line that it does not know.
+The originals keep their addresses. A forgotten page leaves a hole (a `null` part), which keeps its number. Folds and
+the window are not exported: they are made again from the originals. An unknown line is an error.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from kilburn.store import ProcessInfo, checked_name
 from kilburn.terminal import line
 from kilburn.wire.form import dump, parse
 
-__all__ = ["Clock", "Entry", "Saved", "gather", "rebuild", "write"]
+__all__ = ["ArchivedMessages", "ArchivedSession", "Clock", "gather", "rebuild", "write"]
 
 VERSION = 1
 
 Time = Annotated[float, msgspec.Meta(ge=0, le=253_402_214_400)]
-"""Seconds since the epoch, up to the year 9999: what a store can hold and a calendar can show."""
+"""Seconds since the epoch, up to the year 9999: the range of the store and of calendars."""
 
 
 class Clock:
-    """A clock that stands where a line of the file says."""
+    """A clock that shows the time of a line of the file."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -47,7 +46,7 @@ class Clock:
         return self.now
 
 
-class Entry(msgspec.Struct, kw_only=True):
+class ArchivedMessages(msgspec.Struct, kw_only=True):
     """One line of a session: messages, and the holes among their parts (0 is the entry's first part)."""
 
     where: str
@@ -56,17 +55,17 @@ class Entry(msgspec.Struct, kw_only=True):
     holes: list[int] = []
 
 
-class Saved(msgspec.Struct, kw_only=True):
-    """One session as a file has it; addresses are those that it will have again."""
+class ArchivedSession(msgspec.Struct, kw_only=True):
+    """One session as in a file; its addresses will be the same again."""
 
     name: str
     created: float | None = None
-    entries: list[Entry] = []
+    entries: list[ArchivedMessages] = []
     pinned: list[str] | None = None
     retired: list[str] = []
     marks: dict[str, float] = {}
     state: str = ""
-    """Where the line with these three stands."""
+    """The place of the line with these three."""
 
 
 class _Header(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -76,15 +75,15 @@ class _Header(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     created: Time
 
 
-class _Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _Appended(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A message as it was appended."""
 
     message: dict[str, Any]
     time: Time
 
 
-class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message that no wire form says whole: in Kilburn's own parts, holes as null."""
+class _InParts(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A message that no wire form can express: in Kilburn's own parts, with holes as null."""
 
     parts: list[Part | None]
     role: Role
@@ -141,12 +140,12 @@ def _messages(process: Process) -> Iterator[list[Page]]:
 
 
 def _goes_on(message: Message) -> bool:
-    """Whether the wire form made more messages of the same dict."""
+    """Whether the next message comes from the same dict."""
     return message.extra is not None and bool(msgspec.json.decode(message.extra).get("more"))
 
 
 def _message(process: Process, pages: Sequence[Page]) -> Message:
-    """The message as `parse` gave it; what is forgotten of it is left out."""
+    """The message as `parse` returned it, without its forgotten parts."""
     parts, extra = [], None
     for page in pages:
         if process.window.at(page.id) != Place.DROPPED:
@@ -161,7 +160,7 @@ def _message(process: Process, pages: Sequence[Page]) -> Message:
 
 
 def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Iterator[Any]:
-    """One line with the original dict where that says everything, else one line a message."""
+    """One line with the original dict if that says everything, else one line for each message."""
     messages = [message for message, _ in group]
     if not messages:
         return
@@ -175,7 +174,7 @@ def _lines(process: Process, group: Sequence[tuple[Message, list[Page]]]) -> Ite
         left = iter(message.parts)
         parts = [None if at(page.id) == Place.DROPPED else next(left) for page in pages]
         holed = None in parts
-        yield _Line(
+        yield _InParts(
             parts=parts,
             role=message.role,
             time=pages[0].time,
@@ -197,12 +196,12 @@ def _original(messages: list[Message]) -> dict[str, Any] | None:
 
 
 def _call_of(process: Process, page: Page) -> str | None:
-    """The id of a call, also of a forgotten one: its partner tells it; where both are forgotten, its address serves."""
+    """The id of a call. Of a forgotten one, its result has the id; if both are forgotten, its address is used."""
     tier = process.window
     call = page.id if page.kind is Kind.CALL else page.answers
     if page.call is not None or not call:
         return page.call
-    # A thinking message is one group with all of its calls, so that the group alone does not say whose result it is.
+    # A thinking message is one group with all of its calls, so the group alone does not identify the call of a result.
     members = [tier.pages[member] for member in tier.groups.get(page.group, ())]
     told = [member.call for member in members if member.call is not None and call in (member.id, member.answers)]
     made = f"forgotten {address_of(call)}"
@@ -211,11 +210,11 @@ def _call_of(process: Process, page: Page) -> str | None:
     return told[0] if told else made
 
 
-def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: str | None = None) -> list[Saved]:
-    """The sessions of a file: an export's, or one of bare messages, named `otherwise`.
+def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: str | None = None) -> list[ArchivedSession]:
+    """The sessions of a file: those of an export, or one session of plain messages, named `otherwise`.
 
     Args:
-        name: what the one session shall be called, whatever the file says.
+        name: the name for the one session, instead of the file's.
 
     Raises:
         InvalidMessage: a line that is no part of an export and no message; it names the line.
@@ -223,7 +222,7 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
     """
     if name is not None:
         checked_name(name, "session")
-    found: list[Saved] = []
+    found: list[ArchivedSession] = []
     for where, value in lines:
         if "kilburn" in value:
             found.append(_header(where, value, name))
@@ -235,7 +234,7 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
                 raise InvalidMessage(
                     f"{where}: neither an export of Kilburn nor a message", advice="for trajectories, use kilburn replay --db"
                 )
-            found.append(Saved(name=name or _name(where, otherwise)))
+            found.append(ArchivedSession(name=name or _name(where, otherwise)))
         if "state" in value:
             state = _converted(value["state"], _State, where)
             found[-1].pinned, found[-1].retired, found[-1].marks = state.pinned, state.retired, state.marks
@@ -245,18 +244,18 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
     return found
 
 
-def _header(where: str, value: dict[str, Any], name: str | None) -> Saved:
+def _header(where: str, value: dict[str, Any], name: str | None) -> ArchivedSession:
     version = value.get("version")
     if version != VERSION:
         raise InvalidMessage(
             f"{where}: an export of version {version!r}, this Kilburn reads {VERSION}", advice="pip install -U kilburn"
         )
     header = _converted(value, _Header, f"{where}: the header")
-    return Saved(name=name or _name(where, header.session), created=header.created)
+    return ArchivedSession(name=name or _name(where, header.session), created=header.created)
 
 
 def _name(where: str, name: str) -> str:
-    """A name that a file gives. A program may choose any; one from elsewhere has nothing to hide."""
+    """A session name from a file. It is checked more strictly than a name that a program chooses."""
     try:
         checked_name(name, "session")
     except SpecError as error:
@@ -268,33 +267,33 @@ def _name(where: str, name: str) -> str:
     return name
 
 
-def _entry(where: str, value: dict[str, Any]) -> Entry:
+def _entry(where: str, value: dict[str, Any]) -> ArchivedMessages:
     try:
         if "parts" in value:
-            return _own(where, _converted(value, _Line, where))
+            return _own(where, _converted(value, _InParts, where))
         if "role" in value:
-            return Entry(where=where, messages=parse(value))
-        said = _converted(value, _Said, where)
-        return Entry(where=where, messages=parse(said.message), time=said.time)
+            return ArchivedMessages(where=where, messages=parse(value))
+        said = _converted(value, _Appended, where)
+        return ArchivedMessages(where=where, messages=parse(said.message), time=said.time)
     except KilburnError as error:
         if not error.what.startswith(where):
             error.add_note(f"in {where}")
         raise
 
 
-def _own(where: str, line: _Line) -> Entry:
+def _own(where: str, line: _InParts) -> ArchivedMessages:
     holes = [offset for offset, part in enumerate(line.parts) if part is None]
     if holes and not len(line.kinds) == len(line.calls) == len(line.parts):
         raise InvalidMessage("a line with holes and without their kinds", advice="export it again")
     parts = [_hole(line.kinds[at], line.calls[at]) if part is None else part for at, part in enumerate(line.parts)]
     sources = tuple(parse_address(source)[0] for source in line.sources)
-    # A message that is all hole keeps no leftovers; nothing of it is read again.
+    # A message of holes only has no leftovers; nothing of it is read again.
     message = Message(role=line.role, parts=tuple(parts), extra=line.extra, trust=line.trust, sources=sources)
-    return Entry(where=where, messages=parse(message), time=line.time, holes=holes)
+    return ArchivedMessages(where=where, messages=parse(message), time=line.time, holes=holes)
 
 
 def _hole(kind: Kind, call: str | None) -> Part:
-    """What stands for a forgotten part until it is forgotten again."""
+    """A dummy for a forgotten part, until it is forgotten again."""
     if kind is Kind.CALL and call is not None:
         return Part(kind=Kind.CALL, text="{}", call=call, name="forgotten")
     if kind is Kind.RESULT and call is not None:
@@ -311,7 +310,7 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
         raise InvalidMessage(f"{where}: {error}", advice="export it again") from None
 
 
-def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
+def rebuild(store: Hierarchy, clock: Clock, saved: ArchivedSession) -> Process:
     """Make a session again: its pages at their addresses, with their times, trust, pins and marks.
 
     Raises:
@@ -342,8 +341,8 @@ def rebuild(store: Hierarchy, clock: Clock, saved: Saved) -> Process:
     return process
 
 
-def _settle(kernel: Kernel, saved: Saved) -> None:
-    """Retire, pin and mark what was."""
+def _settle(kernel: Kernel, saved: ArchivedSession) -> None:
+    """Restore which pages are retired or pinned, and their importance."""
     if saved.pinned is not None:
         kernel.unpin(sorted(kernel.window.pins))
     retired = [page for address in saved.retired for page in kernel.resolve(address)]

@@ -1,6 +1,6 @@
-"""`chat`: talk with a model whose whole past stays addressable; the session goes on where it was left.
+"""`chat`: talk with a model whose whole past stays addressable; a session continues where it was left.
 
-Lines come from a terminal or from a pipe. It refuses to run tools other than the memory's own.
+Lines come from a terminal or from a pipe. The only tools are the memory tools.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import typer
 import kilburn
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import model_of
-from kilburn.cli.screen import count, many
-from kilburn.cli.session import percent
+from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
+from kilburn.model import Finish
 from kilburn.terminal import line, say, tell
 
 __all__ = ["chat"]
@@ -46,7 +46,7 @@ def chat(
 ) -> None:
     """Talk with a model; its replies stream, and it can recall whatever left its window.
 
-    Lines that begin with a slash are for Kilburn: /help lists them. Reads lines from a pipe as well.
+    Lines that begin with a slash are commands to Kilburn; /help lists them. Lines may also come from a pipe.
 
     Example:
 
@@ -107,7 +107,7 @@ def _lines() -> Iterator[str]:
 
 
 def _own(agent: Agent, word: str, rest: str) -> str:
-    """What a line with a slash asks of Kilburn."""
+    """Carry out a line that begins with a slash."""
     process = agent.process
     if word == "/recall":
         return process.recall(rest)
@@ -125,9 +125,7 @@ def _own(agent: Agent, word: str, rest: str) -> str:
     if word == "/stats":
         stats = process.stats()
         used = f"{count(stats.tokens_in_window)} of {count(stats.window)} tokens in the window, {count(stats.tokens_seen)} seen"
-        return (
-            f"{used}; hit rate {percent(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
-        )
+        return f"{used}; hit rate {cell(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
     return HELP
 
 
@@ -143,7 +141,7 @@ def _answer(agent: Agent, typed: str) -> None:
                 say(f"[{line(event.name)} {event.arguments}]")
             elif isinstance(event, Returned):
                 say(f"[{'failed' if event.failed else 'back'}: {count(len(event.text))} characters]")
-            elif isinstance(event, Stopped) and event.outcome.finish not in ("stop", "length"):
+            elif isinstance(event, Stopped) and event.outcome.finish not in (Finish.STOP, Finish.LENGTH):
                 say(f"[stopped: {event.outcome.finish}]")
     except KeyboardInterrupt:
         if not sys.stdin.isatty():

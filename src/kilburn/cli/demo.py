@@ -7,8 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +18,10 @@ from kilburn.cli.access import model_of
 from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import table
 from kilburn.cli.shell import Force, Json, app
-from kilburn.demo.job import Outcome, Plan, Told, perform
+from kilburn.demo.job import JobResult, Plan, Told, perform
 from kilburn.errors import MissingExtra, ModelError
 from kilburn.evals.picture import check_picture
-from kilburn.terminal import console, emit, line, plain, say
+from kilburn.terminal import console, emit, line, say
 
 __all__ = ["demo"]
 
@@ -35,8 +34,8 @@ PHASES = {
     "rivals": "truncation and summarisation",
     "model": "the model's part",
 }
-EVERY = 10.0
-"""Seconds between lines where standard error is no terminal."""
+EVERY = 5.0
+"""Seconds between two lines of progress in a phase."""
 
 FEW, MANY = 40, 200
 WIDTH, HEIGHT = 72, 7
@@ -92,152 +91,127 @@ def demo(
     )
     speaker: Any = None
     missing = ""
-    with _progress() as told:
-        try:
-            speaker = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
-        except (ModelError, MissingExtra) as error:
-            missing = str(error)
-        try:
-            outcome = perform(plan, speaker, told)
-        finally:
-            if hasattr(speaker, "close"):
-                speaker.close()
+    told = _progress()
+    try:
+        speaker = model_of(model, lambda name, done, total: told("fetch", done, total, f"bytes of {name}"))
+    except (ModelError, MissingExtra) as error:
+        missing = str(error)
+    try:
+        results = perform(plan, speaker, told)
+    finally:
+        if hasattr(speaker, "close"):
+            speaker.close()
     if json:
-        figures: dict[str, Any] = msgspec.to_builtins(outcome)
+        figures: dict[str, Any] = msgspec.to_builtins(results)
+        figures["capacity"] = results.stats.window
         figures = figures.pop("stats") | figures.pop("plan") | figures
-        verdict = {"ok": outcome.ok, "questions": len(outcome.asked), "exact": outcome.exact}
-        emit(verdict | figures | verdict | {"model_missing": missing})
+        verdict = {"questions": len(results.asked), "exact": results.exact, "model_missing": missing}
+        emit({"ok": results.ok} | figures | verdict)
     else:
-        _show(outcome, missing)
+        _show(results, missing)
     if plot is not None:
-        title = f"Python {outcome.python}'s library through {window:,} tokens, {policy}"
-        draw(plot, outcome.curve, window=outcome.capacity, title=title, force=force)
+        title = f"Python {results.python}'s library through {window:,} tokens, {policy}"
+        draw(plot, results.curve, window=results.stats.window, title=title, force=force)
         say(f"drawn: {plot}")
-    if not outcome.ok:
+    if not results.ok:
         raise typer.Exit(1)
 
 
-@contextmanager
-def _progress() -> Iterator[Told]:
-    """Progress on standard error: a bar on a terminal, else a line a phase and one every ten seconds."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TimeElapsedColumn())
-    shown = console(stderr=True)
+def _progress() -> Told:
+    """Progress on standard error: a line a phase, and one every few seconds."""
     began = time.monotonic()
     current, spoken = "", 0.0
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bars:
-        task = bars.add_task("")
 
-        def told(phase: str, done: int, total: int | None, words: str) -> None:
-            nonlocal current, spoken
-            now = time.monotonic()
-            if shown.is_terminal:
-                bars.update(task, description=plain(f"{PHASES[phase]} {words}")[:60], completed=done, total=total)
-            elif phase != current or now - spoken >= EVERY:
-                share = f" {done:,} of {total:,}" if total else ""
-                say(f"{now - began:6.1f} s  " + (PHASES[phase] if phase != current else f"  ...{share} {words}"))
-                current, spoken = phase, now
+    def told(phase: str, done: int, total: int | None, words: str) -> None:
+        nonlocal current, spoken
+        now = time.monotonic()
+        if phase != current or now - spoken >= EVERY:
+            share = f"  ... {done:,} of {total:,} {words}" if total else f"  ... {words}"
+            say(f"{now - began:6.1f} s  {PHASES[phase] if phase != current else share}")
+            current, spoken = phase, now
 
-        yield told
+    return told
 
 
-def _show(outcome: Outcome, missing: str) -> None:
-    """Print the outcome for people."""
-    plan, stats, number = outcome.plan, outcome.stats, len(outcome.asked)
-    seen = outcome.output_tokens
-    stopped = f" Its time was up then, with {outcome.stopped:,} files unread." if outcome.stopped else ""
-    _print(f"\nPython {outcome.python}'s library through a window of {plan.window:,} tokens", "bold")
-    _print(f"{line(outcome.library)}\n")
-    _print(f"An agent made {outcome.calls:,} tool calls and read {outcome.lines:,} lines in {outcome.files:,} files:")
+def _show(results: JobResult, missing: str) -> None:
+    """Print the results for people."""
+    plan, stats, number = results.plan, results.stats, len(results.asked)
+    seen = results.output_tokens
+    stopped = f" Its time was up then, with {results.stopped:,} files unread." if results.stopped else ""
+    _print(f"\nPython {results.python}'s library through a window of {plan.window:,} tokens", "bold")
+    _print(f"{line(results.library)}\n")
+    _print(f"An agent made {results.calls:,} tool calls and read {results.lines:,} lines in {results.files:,} files:")
     _print(f"{seen:,} tokens of tool output, {seen / plan.window:,.0f} windows full.{stopped}")
     _print(f"Then it was asked {number} questions about exact details, and had only its memory to answer from.")
     _print("Programs choose the calls and read out the answers, for the rivals too; the rival's summary is an extract.\n")
     heads = ("same window, same questions", "answered exactly", "source line still there", "can still be reached")
-    rows = [("Kilburn", outcome.exact, "-" if outcome.lost else f"{number} of {number}", "all of it, exactly")]
-    rows += [(f"plain {it.name}", it.exact, f"{it.evidence} of {number}", f"{it.tokens:,} tokens") for it in outcome.rivals]
+    rows = [("Kilburn", results.exact, "-" if results.lost else f"{number} of {number}", "all of it, exactly")]
+    rows += [(f"plain {it.name}", it.exact, f"{it.evidence} of {number}", f"{it.tokens:,} tokens") for it in results.rivals]
     table(heads, ((name, f"{exact} of {number}", *rest) for name, exact, *rest in rows))
-    for asked in outcome.asked:
+    for asked in results.asked:
         if not asked.exact:
             _print(f"  missed: {line(asked.question)}\n    expected {asked.expected!r}\n    got      {asked.answer!r}", "red")
     _print()
-    samples = {asked.kind: asked for asked in reversed(outcome.asked)}.values()
+    samples = {asked.kind: asked for asked in reversed(results.asked)}.values()
     table(("for example", "answer, from memory", "page"), ((it.question, _short(it.answer), it.address) for it in samples))
-    _show_window(outcome)
-    _print()
+    _draw_window(results.curve, stats.window)
+    room = f"{stats.window:,} is what {plan.window:,} leave beside the tools' schemas"
+    _print(f"{room}; the fullest prompt had {stats.peak:,}.\n")
     ledger = (
         ("prompts", stats.prompts, "pages", stats.pages),
         ("prompts over the window", stats.overflow, "evictions", stats.evictions),
-        ("pages compared, bit by bit", outcome.checked, "folds and excerpts", stats.folds),
-        ("bytes compared", outcome.checked_bytes, "faults while answering", outcome.faults),
-        ("bytes lost", outcome.lost, "searches while answering", outcome.searches),
-        ("tokens sent in prompts", stats.tokens_shipped, "kilobytes on disk", outcome.bytes_on_disk // 1000),
+        ("pages compared, bit by bit", results.checked, "folds and excerpts", stats.folds),
+        ("bytes compared", results.checked_bytes, "faults while answering", results.faults),
+        ("bytes lost", results.lost, "searches while answering", results.searches),
+        ("tokens sent in prompts", stats.tokens_shipped, "kilobytes on disk", results.bytes_on_disk // 1000),
     )
     for left, first, right, second in ledger:
         _print(f"{left:<26}  {first:>12,}  {right:<24}  {second:>8,}")
     _print(f"policy {plan.policy}; tokens counted as {plan.tokenizer} does; seed {plan.seed}")
-    _show_model(outcome, missing)
-    _show_end(outcome)
+    _show_model(results, missing)
+    _show_end(results)
 
 
-def _show_window(outcome: Outcome) -> None:
-    """The window over time: the whole run, and some prompts of it one by one."""
-    used, top = [tokens for _, tokens in outcome.curve], outcome.capacity
-    middle = max(0, (len(used) - WIDTH) // 2)
-    near = used[middle : middle + WIDTH]
-    bottom = min(near, default=0) // 1000 * 1000
-    _print(f"\ntokens in the window, all {len(used):,} prompts (░ between least and most)", "bold")
-    _draw(used, 0, top)
-    _print(f"\n{len(near)} prompts from the middle, one by one, from {bottom:,} tokens up", "bold")
-    _draw(near, bottom, top)
-    room = f"{top:,} is what {outcome.plan.window:,} leave beside the tools' schemas"
-    _print(f"{room}; the fullest prompt had {outcome.stats.peak:,}.")
-
-
-def _draw(values: Sequence[int], bottom: int, top: int) -> None:
-    """Values as columns of letters; where a column stands for several, full up to their least and shaded up to their most."""
-    width = min(WIDTH, len(values))
-    stretches = [values[at * len(values) // width : (at + 1) * len(values) // width] for at in range(width)]
+def _draw_window(curve: Sequence[tuple[int, int]], top: int) -> None:
+    """The window at work, in letters: a column a prompt, as many as fit, from the middle of the run."""
+    middle = max(0, (len(curve) - WIDTH) // 2)
+    used = [tokens for _, tokens in curve[middle : middle + WIDTH]]
+    bottom = min(used, default=0) // 1000 * 1000
+    _print(f"\ntokens in the window: {len(used)} of {len(curve):,} prompts, from the middle, from {bottom:,} tokens up", "bold")
     for row in reversed(range(HEIGHT)):
-        cells = ""
-        for stretch in stretches:
-            low, high = (
-                min(8, max(0, round(8 * ((end - bottom) / max(top - bottom, 1) * HEIGHT - row))))
-                for end in (min(stretch), max(stretch))
-            )
-            cells += " ▁▂▃▄▅▆▇█"[low] if low == high or low >= 4 else "░" if high >= 4 else " "
+        levels = ((tokens - bottom) / max(top - bottom, 1) * HEIGHT - row for tokens in used)
         label = f"{top:,}" if row == HEIGHT - 1 else "" if row else f"{bottom:,}"
-        _print(f"{label:>7} {'┤' if label else '│'}{cells}")
+        _print(f"{label:>7} {'┤' if label else '│'}{''.join(' ▁▂▃▄▅▆▇█'[max(0, min(8, round(8 * level)))] for level in levels)}")
 
 
-def _show_model(outcome: Outcome, missing: str) -> None:
+def _show_model(results: JobResult, missing: str) -> None:
     if missing:
         _print(f"\nWithout a model: {missing}")
-    if outcome.model_folds:
-        _print(f"\n{outcome.model} was asked to fold, in a session of its own; a summary that fails its check is not used")
-        rows = [(fold.pages, f"{fold.tokens:,}", fold.outcome, fold.why, f"{fold.seconds:.1f} s") for fold in outcome.model_folds]
-        table(("pages", "tokens", "outcome", "the ledger says", "time"), rows, numbers=("tokens", "time"))
-    if outcome.phrases:
-        _print(f"\n{outcome.model} says, given the recalled text; the exact answer is what counts")
-    for phrase in outcome.phrases:
+    if results.model_folds:
+        _print(f"\n{results.model} was asked to fold, in a session of its own; a summary that fails its check is not used")
+        rows = [(fold.pages, f"{fold.tokens:,}", fold.outcome, fold.why, f"{fold.seconds:.1f} s") for fold in results.model_folds]
+        table(("pages", "tokens", "outcome", "the ledger says", "time"), rows)
+    if results.phrases:
+        _print(f"\n{results.model} says, given the recalled text; the exact answer is what counts")
+    for phrase in results.phrases:
         _print(f"  {line(phrase.question)}\n    exact  {_short(phrase.exact)}")
         _print(f"    model  {_short(phrase.said)}  ({'has it' if phrase.holds else 'not exact'}, {phrase.seconds:.1f} s)")
 
 
-def _show_end(outcome: Outcome) -> None:
-    spent = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in outcome.seconds.items())
-    _print(f"\n{sum(outcome.seconds.values()):.0f} seconds: {spent}")
-    if outcome.ok:
+def _show_end(results: JobResult) -> None:
+    spent = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in results.seconds.items())
+    _print(f"\n{sum(results.seconds.values()):.0f} seconds: {spent}")
+    if results.ok:
         _print("Nothing overflowed, nothing was lost, everything was answered.", "bold green")
     else:
         _print("FAILED: see above.", "bold red")
     # By its name where the shell finds it, else by its path.
     called = Path(sys.argv[0])
     by_path = called.name == "kilburn" and called.exists() and not shutil.which("kilburn")
-    program = f"{shlex.quote(str(called)) if by_path else 'kilburn'} --db {shlex.quote(outcome.plan.db)}"
-    example = next((asked.address for asked in outcome.asked if asked.address), "p1")
+    program = f"{shlex.quote(str(called)) if by_path else 'kilburn'} --db {shlex.quote(results.plan.db)}"
+    example = next((asked.address for asked in results.asked if asked.address), "p1")
     _print("\nGo on with what the agent remembers:", "bold")
-    for verb in ('search "JSONDecoder object_hook"', f"recall {outcome.session} {example}", f"show {outcome.session}"):
+    for verb in ('search "JSONDecoder object_hook"', f"recall {results.session} {example}", f"show {results.session}"):
         _print(f"  {program} {verb}")
 
 

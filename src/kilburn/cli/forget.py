@@ -1,7 +1,6 @@
-"""`forget`: pages and everything made from them, gone from every place that Kilburn reaches.
+"""`forget`: deletes pages and everything made from them, from every place that Kilburn reaches.
 
-It shows first what would go and what stays elsewhere, and hands out a receipt. It refuses to go on
-without a yes.
+It first shows what would be deleted and what stays elsewhere, asks for confirmation, and prints a receipt.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ def forget(
 ) -> None:
     """Forget pages, with their folds and index entries, for ever; prints a receipt.
 
-    A session that `kilburn fsck --repair` quarantined has no pages that can be named any more: --all erases
-    whatever is left of it, texts that no other session has included.
+    In a session that `kilburn fsck --repair` quarantined, pages have no addresses any more. --all erases what is left
+    of it, including texts that no other session has.
 
     Example:
 
@@ -56,7 +55,7 @@ def forget(
     if address is None:
         _forget_quarantined(existing(db), tenant or "default", name, yes=yes, json=json)
         return
-    with writing(db, tenant) as store:
+    with writing(existing(db), tenant) as store:
         process = session(store, name)
         pages = process.closure(address)
         copies, exports = _copies(store, process, pages), _exports(process, pages)
@@ -112,7 +111,7 @@ def _announce(pages: list[Page], copies: list[dict[str, str]], exports: list[dic
 
 
 def _copies(store: Hierarchy, process: Process, pages: list[Page]) -> list[dict[str, str]]:
-    """Pages of this tenant, outside of what goes, that have the same text."""
+    """Pages of this tenant that have the same text and stay."""
     going = {page.digest: page.address for page in pages if page.digest}
     gone = {page.id for page in pages}
     found = []

@@ -1,27 +1,26 @@
-"""`fsck`: is everything in a store what it was when it was acknowledged?
+"""`fsck`: checks that everything in a store is as it was written.
 
-The store checks its own file, every seal, every hash, and its index; here each session is opened as its
-reader opens it, and every derived page is held against its sources. It refuses to repair by guessing.
+The store checks its own file, every seal, every hash, and its index. Here each session is opened as usual, and every
+derived page is compared with its sources. A repair never guesses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.access import existing
+from kilburn.cli.access import counter_of, existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import KernelError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
-from kilburn.event import Act
 from kilburn.kernel.folding import keeps_its_spans
 from kilburn.kernel.replay import rebuild
-from kilburn.kernel.window import Window
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 from kilburn.store import Batch, ProcessInfo, State
+from kilburn.stores.inspection import Finding
 from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
@@ -29,13 +28,11 @@ from kilburn.terminal import emit, line, say, tell
 __all__ = ["fsck"]
 
 TRIES = 5
-"""Checks of a store that others write to, until one finds it at rest or in order."""
-
-Finding = dict[str, Any]
+"""How often a store is checked at most, if others write to it meanwhile."""
 
 
 class Ruler:
-    """Counts as little as it can under the name of a session's own counter: no page is counted anew."""
+    """A cheap counter under the name of a session's own counter, so that no page is counted again."""
 
     envelope = 0
     exact = True
@@ -59,11 +56,11 @@ def fsck(
 ) -> None:
     """Check a store: every seal and hash, every fold's sources, index against pages, ledger against states.
 
-    --repair rebuilds the text index, counters and states, puts a note in the place of an observation that
-    cannot be read, and puts a session that cannot be opened into quarantine under another name. It deletes nothing
-    that was said; an altered text stays reported.
+    --repair rebuilds the text index, counters and states, replaces an observation that cannot be read by a note, and
+    quarantines a session that cannot be opened, under another name. It deletes nothing that was said. An altered text
+    is still reported afterwards.
 
-    Exit status 1 where something is wrong (after --repair: where something stays wrong).
+    Exit status 1 if something is wrong (after --repair: if something is still wrong).
 
     Example:
 
@@ -73,8 +70,10 @@ def fsck(
     found: list[Finding] = []
     left: list[Finding] = []
     infos: list[ProcessInfo] = []
+    names: dict[int, str] = {}
     try:
         with Sqlite(path, tenant=tenant or "default", readonly=not repair, restore=repair) as store:
+            names = {info.number: info.name for info in store.processes()}
             found = left = _check(store)
             if repair and found:
                 left = _repair(store, found)
@@ -82,17 +81,19 @@ def fsck(
     except (StoreBusy, StoreFull, StoreReadOnly):
         raise
     except StoreError as error:
-        broken = {"kind": "file", "session": None, "page": None, "what": error.what, "derived": False}
+        broken = Finding(kind="file", what=error.what)
         found, left = [*found, broken], [*left, broken]
     quarantined = [info.name for info in infos if info.damaged == QUARANTINED]
     sessions, pages = len(infos), sum(info.pages for info in infos)
     if json:
-        report = {"db": path, "sessions": sessions, "pages": pages, "findings": found, "left": left if repair else None}
+        rows, rows_left = ([_row(finding, names) for finding in findings] for findings in (found, left))
+        report = {"db": path, "sessions": sessions, "pages": pages, "findings": rows, "left": rows_left if repair else None}
         emit(report | ({"quarantined": quarantined} if quarantined else {}))
     else:
         for finding in found:
-            place = " ".join(str(finding[key]) for key in ("session", "page") if finding[key])
-            tell(line(f"{finding['kind']}: {place + ': ' if place else ''}{finding['what']}"))
+            row = _row(finding, names)
+            place = " ".join(row[key] for key in ("session", "page") if row[key])
+            tell(line(f"{finding.kind}: {place + ': ' if place else ''}{finding.what}"))
         for name in quarantined:
             tell(line(f"quarantined: {name}"))
         state = "all is well" if not found else "repaired" if repair and not left else many(len(left), "finding")
@@ -103,77 +104,67 @@ def fsck(
         raise typer.Exit(1)
 
 
+def _row(finding: Finding, names: Mapping[int, str]) -> dict[str, Any]:
+    """A finding with the names that a person knows."""
+    session, page = names.get(finding.process), address_of(finding.page) if finding.page else None
+    return {"kind": finding.kind, "session": session, "page": page, "what": finding.what, "derived": finding.derived}
+
+
 def _check(store: Sqlite) -> list[Finding]:
-    """All findings; again where an agent wrote meanwhile, since a store in motion disagrees with itself."""
+    """All findings. The check is repeated if an agent wrote meanwhile, because it then sees a mixture of states."""
     found: list[Finding] = []
     for _ in range(TRIES):
         before = store.processes()
-        found = _check_once(store, {info.number: info for info in before})
+        found = list(store.findings())
+        # What the store can mend: no second finding says that such a session cannot be replayed.
+        mendable = {finding.process for finding in found if finding.derived and finding.kind in ("state", "session", "ledger")}
+        whole = [info for info in before if not info.damaged]
+        with progress("replaying ledgers", len(whole)) as done:
+            for number, info in enumerate(whole, start=1):
+                found += _check_session(store, info, mendable=info.number in mendable)
+                done(number)
         if not found or store.processes() == before:
             return found
     say("kilburn: others wrote to this store all the while; run it again when they rest")
     return found
 
 
-def _check_once(store: Sqlite, infos: dict[int, ProcessInfo]) -> list[Finding]:
-    found = []
-    mendable: set[int] = set()
-    for finding in store.findings():
-        name = infos[finding.process].name if finding.process in infos else None
-        page = address_of(finding.page) if finding.page else None
-        found.append({"kind": finding.kind, "session": name, "page": page, "what": finding.what, "derived": finding.derived})
-        if finding.derived and finding.kind in ("state", "session", "ledger"):
-            mendable.add(finding.process)
-    whole = [info for info in infos.values() if not info.damaged]
-    with progress("replaying ledgers", len(whole)) as done:
-        for number, info in enumerate(whole, start=1):
-            found += _check_session(store, info, mendable=info.number in mendable)
-            done(number)
-    return found
-
-
-def _opened(store: Sqlite, info: ProcessInfo) -> Window:
-    """The window of a session as its reader opens it, under its own counter's name.
+def _replayed(store: Sqlite, info: ProcessInfo) -> Mapping[int, State]:
+    """The states of a session's pages as its ledger says, opened as its reader opens it.
 
     Raises:
         StoreCorrupt: it cannot be read.
     """
-    ruler = ""
-    for event in store.events(info.number):
-        if event.act is Act.NOTE:
-            ruler = str(event.data.get("tokenizer", ruler))
-    return rebuild(store, info, Ruler(ruler)).window
+    ruler = Ruler(counter_of(store, info.number))
+    return rebuild(store, info, ruler).window.states
 
 
 def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Iterator[Finding]:
-    def finding(kind: str, page: int, what: str, derived: bool = False) -> Finding:
-        return {"kind": kind, "session": info.name, "page": address_of(page) if page else None, "what": what, "derived": derived}
-
     try:
-        window = _opened(store, info)
-        rows = list(store.pages(info.number))
+        states, rows = _replayed(store, info), list(store.pages(info.number))
     except StoreCorrupt as error:
         if not mendable:
-            yield finding("ledger", 0, f"it cannot be replayed: {error.what}")
+            yield Finding(kind="ledger", what=f"it cannot be replayed: {error.what}", process=info.number)
         return
     pages = {page.id: page for page, _ in rows}
     for page, state in rows:
-        again = window.states.get(page.id)
+        again = states.get(page.id)
         if again is None:
-            yield finding("ledger", page.id, "the ledger does not know this page")
+            yield Finding(kind="ledger", what="the ledger does not know this page", process=info.number, page=page.id)
         elif again != state:
-            yield finding("state", page.id, f"stored as {_said(state)}, the ledger says {_said(again)}", derived=True)
+            what = f"stored as {_described(state)}, the ledger says {_described(again)}"
+            yield Finding(kind="state", what=what, derived=True, process=info.number, page=page.id)
         if page.id < 0 and state.at != Place.DROPPED:
-            for what in _wrong_with(store, page, pages, lambda number: window.states[number].at):
-                yield finding("fold", page.id, what)
+            for what in _wrong_with(store, page, pages, lambda number: states[number].at):
+                yield Finding(kind="fold", what=what, process=info.number, page=page.id)
 
 
-def _said(state: State) -> str:
+def _described(state: State) -> str:
     return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.mark:g}' if state.mark else ''}"
 
 
 def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[[int], str]) -> Iterator[str]:
-    """A derived page cites sources that exist, trusts them no more than they deserve, and quotes them exactly."""
+    """What is wrong with a derived page: missing sources, a trust above that of its sources, or an inexact quotation."""
     sources = [pages[source] for source in fold.sources if source in pages]
     if not fold.sources or len(sources) != len(fold.sources):
         yield f"it cites {len(fold.sources)} sources, {len(sources)} of them exist"
@@ -200,20 +191,19 @@ def _repair(store: Sqlite, found: list[Finding]) -> list[Finding]:
     try:
         store.repair()
     except StoreCorrupt as error:
-        return [*found, {"kind": "file", "session": None, "page": None, "what": f"not repaired: {error.what}", "derived": False}]
+        return [*found, Finding(kind="file", what=f"not repaired: {error.what}")]
     for info in store.processes():
         if not info.number or info.damaged == QUARANTINED:
             continue
         try:
             if info.damaged:
                 raise StoreCorrupt(info.damaged)
-            window, rows = _opened(store, info), list(store.pages(info.number))
+            replayed, rows = _replayed(store, info), list(store.pages(info.number))
         except StoreCorrupt as error:
             name = store.quarantine(info.number)
             say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))
             continue
-        known = {page.id: (state, window.states[page.id]) for page, state in rows if page.id in window.states}
-        states = {number: again for number, (state, again) in known.items() if again != state}
+        states = {page.id: replayed[page.id] for page, state in rows if replayed.get(page.id, state) != state}
         if states:
             store.commit(info.number, Batch(head=info.head, states=states))
     return _check(store)

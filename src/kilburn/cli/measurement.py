@@ -1,14 +1,14 @@
-"""One recorded run through a window, measured, and checked by other means than the kernel's own.
+"""Streams one recorded run through a window, and checks it independently of the kernel.
 
-Overflow is found by counting the rendered prompt again, message by message, from what would go to
-the provider; loss by comparing every message, and every page's bytes read back from the store, with
-what was admitted. It refuses to trust the figures that it checks.
+Overflow is found by counting the rendered prompt again, message by message, as it would go to the provider. Loss is
+found by comparing every message, and every page's bytes read back from the store, with what was admitted.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from kilburn.kernel.process import Process
 from kilburn.page import parse_address
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.form import parse
-from kilburn.wire.recording import Run
+from kilburn.wire.recording import RecordedRun
 
 __all__ = ["Measured", "Total", "lost_bytes", "recount", "stream", "total_of"]
 
@@ -52,7 +52,7 @@ class Measured(msgspec.Struct, kw_only=True):
     curve: list[tuple[int, int]] = []
 
     def figures(self) -> dict[str, Any]:
-        """All but the curve."""
+        """All figures except the curve."""
         return {key: value for key, value in msgspec.structs.asdict(self).items() if key != "curve"}
 
 
@@ -62,7 +62,7 @@ class Total(Measured, kw_only=True):
     runs: int = 0
 
 
-def stream(process: Process, run: Run, form: str = "chat") -> Measured:
+def stream(process: Process, run: RecordedRun, form: str = "chat") -> Measured:
     """Append a run's messages one by one, rendering a prompt before each message of the assistant and at the end.
 
     Raises:
@@ -131,21 +131,19 @@ def _strings(value: Any) -> list[str]:
     return []
 
 
-def lost_bytes(process: Process, run: Run) -> int:
+def lost_bytes(process: Process, run: RecordedRun) -> int:
     """Bytes of a run that do not come back: its messages as dicts, and its pages' texts by address.
 
-    Give a process that was just opened: what the one that worked has at hand proves nothing.
+    Pass a process that was just opened, because the one that did the work has texts cached.
     """
     lost = 0
-    given = run.messages[:]
-    back = process.messages()
-    for before, after in zip(given, [*back, *[None] * (len(given) - len(back))], strict=False):
+    for before, after in zip(run.messages, chain(process.messages(), repeat(None)), strict=False):
         written = msgspec.json.encode(before)
         if after is None or msgspec.json.encode(after) != written:
             lost += len(written)
-    parts = [part.text for message in given for parsed in parse(message) for part in parsed.parts]
+    parts = [part.text for message in run.messages for parsed in parse(message) for part in parsed.parts]
     recalled = process.recall(f"p1-p{process.window.last}").parts if parts else ()
-    for text, found in zip(parts, [*recalled, *[None] * (len(parts) - len(recalled))], strict=False):
+    for text, found in zip(parts, chain(recalled, repeat(None)), strict=False):
         lost += 0 if found == text else len(text.encode("utf-8"))
     return lost
 

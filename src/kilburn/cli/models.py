@@ -1,4 +1,4 @@
-"""`models`: which weights there are, and bringing them to this machine. It refuses to load one."""
+"""`models`: lists the known weights, and downloads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.screen import count, progress, table
+from kilburn.cli.screen import progress, table
 from kilburn.cli.shell import Json, app
 from kilburn.models import weights
 from kilburn.terminal import emit, tell
@@ -32,10 +32,9 @@ def list_models(json: Json = False) -> None:
         return
     heads = ("name", "MB", "here", "licence", "notes")
     shown = (
-        (row["name"], count(row["bytes"] // 10**6), "yes" if row["here"] else "no", row["licence"] or "-", row["notes"])
-        for row in rows
+        (row["name"], row["bytes"] // 10**6, "yes" if row["here"] else "no", row["licence"] or "-", row["notes"]) for row in rows
     )
-    table(heads, shown, numbers=("MB",))
+    table(heads, shown)
 
 
 def _files() -> list[dict[str, Any]]:
@@ -60,7 +59,7 @@ def pull(
     ],
     json: Json = False,
 ) -> None:
-    """Bring a model to this machine: verified by hash, kept in the cache, continued where it broke off.
+    """Download a model: it is verified by hash and kept in the cache, and an interrupted download continues.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""`policies`: what can sit at the window, by the names that a spec uses."""
+"""`policies`: lists the policies, by the names that a spec uses."""
 
 from __future__ import annotations
 

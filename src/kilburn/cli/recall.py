@@ -1,6 +1,6 @@
 """Getting text back: `recall` by address, exact to the byte; `search` by words.
 
-Looking from a shell is no page fault of the agent: nothing is recorded.
+A recall or search from the shell is not one of the agent's: nothing is recorded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def recall(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Write the exact bytes at an address to standard output, and nothing else.
+    """Write the exact text at an address to standard output, and nothing else.
 
     On a terminal, escapes and control characters are made visible; a pipe and a file get every byte.
 

@@ -1,19 +1,19 @@
 """`receipts`: what left a session's window, why, by which policy, and how to get it back.
 
-It refuses to change anything: the store is opened for reading.
+The store is opened for reading; nothing changes.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from kilburn.cli.access import reading, session
-from kilburn.cli.screen import count, many, table
+from kilburn.cli.screen import many, table
 from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.kernel.process import Process
@@ -39,9 +39,9 @@ def receipts(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """List what each compaction took out of the window, why, by which policy, and how it went.
+    """List what each compaction took out of the window, why, by which policy, and with which outcome.
 
-    Every address under "left" is given back whole by `kilburn recall`.
+    `kilburn recall` returns the whole text of every address under "left".
 
     Examples:
 
@@ -62,12 +62,12 @@ def receipts(
         emit({"session": name, "receipts": [_card(name, receipt) for receipt in chosen]})
         return
     heads = ("turn", "outcome", "policy", "freed", "left", "in its place", "why")
-    table(heads, (_row(receipt) for receipt in chosen), numbers=("turn", "freed"))
+    table(heads, (_row(receipt) for receipt in chosen))
     tell(_footer(name, chosen))
 
 
 def _check(process: Process, address: str) -> None:
-    """Raise `UnknownAddress` for pages that were never there; forgotten ones still have their receipts."""
+    """Raise `UnknownAddress` for pages that never existed; forgotten pages still have their receipts."""
     if not set(parse_address(address)) <= process.window.pages.keys():
         process.resolve(address)
 
@@ -84,16 +84,16 @@ def _card(name: str, receipt: Receipt) -> dict[str, object]:
     return msgspec.structs.asdict(receipt) | {"recall": again}
 
 
-def _row(receipt: Receipt) -> tuple[str, ...]:
+def _row(receipt: Receipt) -> tuple[Any, ...]:
     why = receipt.why
     if receipt.asked:
         why += f"{'; ' if why else ''}the model: {', '.join(receipt.asked)}"
     figures = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in receipt.figures.items())
     return (
-        count(receipt.turn),
+        receipt.turn,
         receipt.outcome,
         receipt.policy,
-        count(receipt.freed),
+        receipt.freed,
         _short(receipt.left),
         _short(receipt.folds) or (f"back: {_short(receipt.back)}" if receipt.back else ""),
         f"{why} ({figures})" if figures else why,

@@ -1,4 +1,4 @@
-"""`replay`: stream recorded runs through a window, and say what it cost and whether anything went wrong."""
+"""`replay`: stream recorded runs through a window, and report what it cost and whether anything went wrong."""
 
 from __future__ import annotations
 
@@ -19,12 +19,26 @@ from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.evals.picture import check_picture
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.terminal import emit, line, say, tell
-from kilburn.wire.recording import Run, read_runs
+from kilburn.wire.recording import RecordedRun, read_runs
 
 __all__ = ["replay"]
 
 SHOWN = 20
 """Runs that are listed one by one for people."""
+
+COLUMNS = {
+    "messages": "messages",
+    "tokens": "tokens_seen",
+    "shipped": "tokens_shipped",
+    "re-prefilled": "tokens_reprefilled",
+    "evictions": "evictions",
+    "folds": "folds",
+    "faults": "faults",
+    "peak": "peak",
+    "overflow": "overflow",
+    "lost": "lost",
+}
+"""Heads of the table, and the figures of a run under them."""
 
 
 @app.command()
@@ -54,7 +68,7 @@ def replay(
 ) -> None:
     """Stream recorded runs through a window: overflow and bytes lost (both must be 0), tokens shipped, evictions, folds, time.
 
-    Exit status 1 where a prompt overflowed or a byte was lost.
+    Exit status 1 if a prompt overflowed or a byte was lost.
 
     Example:
 
@@ -101,7 +115,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _runs(source: Path, limit: int | None, form: str) -> list[Run]:
+def _runs(source: Path, limit: int | None, form: str) -> list[RecordedRun]:
     """The runs to stream, all read before the first one starts."""
     if form not in ("chat", "messages"):
         raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
@@ -111,7 +125,7 @@ def _runs(source: Path, limit: int | None, form: str) -> list[Run]:
     return runs
 
 
-def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
+def _measure(store: Hierarchy, runs: list[RecordedRun], form: str) -> list[Measured]:
     taken = {info.name for info in store.processes()} & {run.name for run in runs}
     if taken:
         raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another --db, or none")
@@ -124,7 +138,7 @@ def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
             except KilburnError as error:
                 error.add_note(f"in message {process.window.turn + 1} of run {run.name!r}")
                 raise
-            # Opened anew, so that texts come from the store and places from the ledger.
+            # Opened again, so that texts come from the store and places from the ledger.
             again = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter)
             found.lost = lost_bytes(again.process(run.name), run)
             measured.append(found)
@@ -133,42 +147,17 @@ def _measure(store: Hierarchy, runs: list[Run], form: str) -> list[Measured]:
 
 
 def _report(measured: list[Measured], total: Total, title: str) -> None:
-    heads = (
-        "run",
-        "messages",
-        "tokens",
-        "shipped",
-        "re-prefilled",
-        "evictions",
-        "folds",
-        "faults",
-        "peak",
-        "overflow",
-        "lost",
-        "seconds",
-    )
+    heads = ("run", *COLUMNS, "seconds")
     rows = [_row(run) for run in measured[:SHOWN]]
     if len(measured) > 1:
         rows.append(_row(total))
     tell(line(title))
-    table(heads, rows, numbers=heads[1:])
+    table(heads, rows)
     if len(measured) > SHOWN:
         tell(f"{len(measured) - SHOWN} more runs are in the total; --json lists all")
     verdict = "no overflow, nothing lost" if not total.overflow and not total.lost else "FAILED"
     tell(f"{verdict}: {total.overflow} of {count(total.prompts)} prompts over the window, {total.lost} bytes lost")
 
 
-def _row(run: Measured) -> tuple[str, ...]:
-    numbers: tuple[Any, ...] = (
-        run.messages,
-        run.tokens_seen,
-        run.tokens_shipped,
-        run.tokens_reprefilled,
-        run.evictions,
-        run.folds,
-        run.faults,
-        run.peak,
-        run.overflow,
-        run.lost,
-    )
-    return (run.name, *map(count, numbers), f"{run.seconds:.2f}")
+def _row(run: Measured) -> tuple[Any, ...]:
+    return (run.name, *(getattr(run, name) for name in COLUMNS.values()), f"{run.seconds:.2f}")

@@ -1,6 +1,6 @@
-"""The picture of a window at work: tokens in it over time, under the line that it may not cross.
+"""The picture of a window over time: the tokens in it, and its capacity as a line.
 
-`.png` through matplotlib; `.html` is one file with an SVG of our own, nothing loaded from anywhere.
+`.png` is drawn by matplotlib. `.html` is one file with its own SVG, which loads nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def draw(path: Path, curve: Sequence[tuple[int, int]], *, window: int, title: st
 
 
 def thin(curve: Sequence[tuple[int, int]], most: int = POINTS) -> list[tuple[int, int]]:
-    """At most about `most` points of a curve: of each stretch its lowest and its highest, so that every tooth stays."""
+    """At most about `most` points of a curve: the lowest and the highest of each stretch, so that every tooth stays
+    visible."""
     if len(curve) <= most:
         return list(curve)
     size = -(-2 * len(curve) // most)
@@ -83,7 +84,7 @@ def page(curve: Sequence[tuple[int, int]], window: int, title: str) -> str:
 
 
 class _Plane:
-    """Where values lie in the drawing."""
+    """Maps values to places in the drawing."""
 
     def __init__(self, most: float, top: float) -> None:
         self.most, self.top = most, top

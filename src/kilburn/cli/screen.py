@@ -1,4 +1,4 @@
-"""What people see: tables, ages, bars. It refuses to print JSON, and leaves texts to `kilburn.terminal`."""
+"""Output for people: tables, ages, bars. Plain texts go through `kilburn.terminal`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from kilburn.file import written
 from kilburn.terminal import console, line, plain, spelled, tell
 
-__all__ = ["Done", "Sink", "age", "bar", "count", "grid", "many", "progress", "sink", "table"]
+__all__ = ["Done", "Sink", "age", "bar", "cell", "count", "grid", "many", "progress", "sink", "table"]
 
 
 def count(number: int) -> str:
@@ -40,26 +40,35 @@ def bar(share: float, width: int = 20) -> str:
     return "█" * filled + "░" * (width - filled)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = (), title: str = "") -> None:
-    """Print a table; columns in `numbers` stand to the right."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> None:
+    """Print a table; see `grid`."""
     shown = console()
     if not shown.is_terminal:
         shown.width = 10_000
-    shown.print(grid(heads, rows, numbers=numbers, title=title), soft_wrap=not shown.is_terminal)
+    shown.print(grid(heads, rows, title=title), soft_wrap=not shown.is_terminal)
 
 
-def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = (), title: str = "") -> Any:
-    """The same table as a thing that rich can show."""
+def grid(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> Any:
+    """A table as a thing that rich can show: whole numbers with their thousands apart, shares as percentages, a dash for
+    None; columns that hold nothing else stand to the right."""
     from rich.table import Table
     from rich.text import Text
 
-    right = set(numbers)
+    rows = list(rows)
     made = Table(box=None, pad_edge=False, header_style="bold", title=Text(line(title)) if title else None, title_justify="left")
-    for head in heads:
-        made.add_column(head, justify="right" if head in right else "left", no_wrap=True, overflow="ellipsis")
+    for at, head in enumerate(heads):
+        words = any(isinstance(row[at], str) for row in rows)
+        made.add_column(head, justify="left" if words else "right", no_wrap=True, overflow="ellipsis")
     for row in rows:
-        made.add_row(*(Text(plain(cell).replace("\n", " ")) for cell in row))
+        made.add_row(*(Text(plain(cell(value)).replace("\n", " ")) for value in row))
     return made
+
+
+def cell(value: str | float | None) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.1%}" if isinstance(value, float) else count(value)
 
 
 class Sink(Protocol):
@@ -84,7 +93,7 @@ class _Shown:
 
 @contextmanager
 def sink(out: Path | None, force: bool) -> Iterator[Sink]:
-    """Where lines of JSON go: to a file that appears whole or not at all, else to standard output, exactly but for a terminal."""
+    """Where lines of JSON go: to a file, which is written whole or not at all, or to standard output."""
     if out is not None:
         with written(out, force=force) as file:
             yield file
@@ -96,7 +105,7 @@ def sink(out: Path | None, force: bool) -> Iterator[Sink]:
 
 
 class Done(Protocol):
-    """Tells a bar how much is done, and of how much where that became known only now."""
+    """Updates a bar: how much is done, and the total if it became known only now."""
 
     def __call__(self, done: int, total: int | None = None, /) -> None:
         """Show that `done` of `total` is done."""
@@ -106,7 +115,7 @@ class Done(Protocol):
 def progress(what: str, total: int | None = None, *, unit: str = "") -> Iterator[Done]:
     """A bar on standard error while the block runs; `unit` is "bytes" for a download.
 
-    Nothing is shown where standard error is no terminal.
+    Nothing is shown if standard error is not a terminal.
     """
     if not sys.stderr.isatty():
         yield lambda done, total=None: None

@@ -1,8 +1,9 @@
-"""Looking at sessions: `ps`, `show`, `stats`. It refuses to change anything: the store is opened for reading."""
+"""Looking at sessions: `ps`, `show`, `stats`. The store is opened for reading; nothing changes."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -13,50 +14,47 @@ from kilburn.cli.screen import age, count, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, StoreCorrupt
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
+from kilburn.kernel.ledger import Stats
 from kilburn.message import Trust
 from kilburn.page import Page, address_of
 from kilburn.store import ProcessInfo, State
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["figures", "ps", "row_of", "show", "stats"]
+__all__ = ["cells_of", "ps", "row_of", "show", "stats"]
 
 Session = Annotated[str, typer.Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
 
 
-def figures(info: ProcessInfo, process: Process) -> dict[str, Any]:
-    """What `ps` says of one session."""
-    stats = process.stats()
-    places: dict[str, int] = {}
-    for _, state in process.pages():
-        places[state.at] = places.get(state.at, 0) + 1
-    return {
-        "session": info.name,
-        "pages": stats.pages,
-        "tokens": stats.tokens_seen,
-        "tokens_in_window": stats.tokens_in_window,
-        "window": window_of(process),
-        "places": places,
-        "hit_rate": stats.hit_rate,
-        "faults": stats.faults,
-        "refaults": stats.refaults,
-        "evictions": stats.evictions,
-        "folds": stats.folds,
-        "created": info.created,
-        "used": info.used,
-    }
-
-
 def row_of(store: Hierarchy, info: ProcessInfo) -> dict[str, Any]:
     """What `ps` and `top` say of one session; one that cannot be read says so in `damaged` and blocks no other."""
+    found, window, places, damaged = Stats(), None, Counter[str](), None
     try:
         if info.damaged:
             raise StoreCorrupt(info.damaged)
-        return figures(info, opened(store, info.number, info.name)) | {"damaged": None}
+        process = opened(store, info.number, info.name)
+        found, window = process.stats(), window_of(process)
+        places = Counter(state.at for _, state in process.pages())
     except StoreCorrupt as error:
-        nothing = dict.fromkeys(("pages", "tokens", "tokens_in_window", "faults", "refaults", "evictions", "folds"), 0)
-        dates = {"created": info.created, "used": info.used}
-        return {"session": info.name, "window": None, "places": {}, "hit_rate": None, **nothing, **dates, "damaged": error.what}
+        damaged = error.what
+    keys = ("hit_rate", "faults", "refaults", "evictions", "folds")
+    return {
+        "session": info.name,
+        "pages": found.pages,
+        "tokens": found.tokens_seen,
+        "tokens_in_window": found.tokens_in_window,
+        "window": window,
+        "places": dict(places),
+        **{key: found[key] for key in keys},
+        "created": info.created,
+        "used": info.used,
+        "damaged": damaged,
+    }
+
+
+def cells_of(row: dict[str, Any], *keys: str) -> list[Any]:
+    """Some figures of a row of `row_of` for a table: behind the session's name, before its last use."""
+    name = row["session"] + (" (damaged)" if row["damaged"] else "")
+    return [name, *(row[key] for key in keys), f"{age(row['used'])} ago"]
 
 
 @app.command()
@@ -78,32 +76,11 @@ def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
         emit(rows)
         return
     heads = ("session", "pages", "tokens", "in window", "of", "hit rate", "faults", "folds", "last use")
-    table(
-        heads,
-        (
-            (
-                row["session"] + (" (damaged)" if row["damaged"] else ""),
-                count(row["pages"]),
-                count(row["tokens"]),
-                count(row["tokens_in_window"]),
-                count(row["window"]) if row["window"] else "-",
-                percent(row["hit_rate"]),
-                count(row["faults"]),
-                count(row["folds"]),
-                f"{age(row['used'])} ago",
-            )
-            for row in rows
-        ),
-        numbers=heads[1:-1],
-    )
+    keys = ("pages", "tokens", "tokens_in_window", "window", "hit_rate", "faults", "folds")
+    table(heads, [cells_of(row, *keys) for row in rows])
     for row in rows:
         if row["damaged"]:
             say(line(f"kilburn: {row['session']!r} is damaged: {row['damaged']}; see kilburn fsck"))
-
-
-def percent(share: float | None) -> str:
-    """A share as people write it; a dash for none."""
-    return "-" if share is None else f"{share:.0%}"
 
 
 @app.command()
@@ -121,17 +98,10 @@ def stats(name: Session, db: Db = None, tenant: Tenant = None, json: Json = Fals
     if json:
         emit(found)
         return
-    shown = {key: value for key, value in found.items() if key != "warnings"}
-    table(("figure", "value"), ((key.replace("_", " "), value_of(value)) for key, value in shown.items()), numbers=("value",))
-    for warning in found["warnings"]:
+    warnings = found.pop("warnings")
+    table(("figure", "value"), [(key.replace("_", " "), value) for key, value in found.items()])
+    for warning in warnings:
         tell(f"warning: {warning}")
-
-
-def value_of(value: Any) -> str:
-    """A figure as people write it."""
-    if value is None:
-        return "-"
-    return f"{value:.1%}" if isinstance(value, float) else count(value)
 
 
 @app.command()
@@ -144,7 +114,7 @@ def show(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Show a session's page table, or pages with all that is known of them, text included.
+    """Show a session's page table, or everything about some pages, including their text.
 
     Examples:
 
@@ -186,7 +156,7 @@ def citing(pages: Any) -> dict[int, list[str]]:
 
 
 def describe(page: Page, state: State, cited: dict[int, list[str]]) -> dict[str, Any]:
-    """All that is known of a page but its text."""
+    """Everything about a page except its text."""
     return {
         "address": page.address,
         "kind": str(page.kind),
@@ -215,30 +185,22 @@ def _page_table(rows: list[dict[str, Any]]) -> None:
     table(
         heads,
         (
-            (
-                row["address"],
-                row["kind"],
-                row["role"],
-                count(row["tokens"]),
-                age(row["time"], now),
-                row["trust"],
-                row["at"],
-                ("pinned " if row["pinned"] else "") + (f"mark {row['mark']:g}" if row["mark"] else ""),
-                row["label"],
-            )
+            (*(row[key] for key in heads[:4]), age(row["time"], now), row["trust"], row["at"], _marks(row), row["label"])
             for row in rows
         ),
-        numbers=("tokens", "age"),
     )
+
+
+def _marks(row: dict[str, Any]) -> str:
+    return ", ".join((["pinned"] if row["pinned"] else []) + ([f"mark {row['mark']:g}"] if row["mark"] else []))
 
 
 def _card(row: dict[str, Any]) -> str:
     when = datetime.fromtimestamp(row["time"]).astimezone().isoformat(sep=" ", timespec="seconds")
-    marks = (", pinned" if row["pinned"] else "") + (f", mark {row['mark']:g}" if row["mark"] else "")
     lines = [
         f"{row['address']}  {row['kind']}, {row['role']}, {count(row['tokens'])} tokens, trust {row['trust']}",
         f"  admitted  {when} ({age(row['time'])} ago), message {row['message']}",
-        f"  is        {row['at']}{marks}",
+        f"  is        {', '.join(filter(None, (row['at'], _marks(row))))}",
     ]
     for key, title in (("call", "call"), ("name", "tool"), ("group", "group")):
         if row[key]:

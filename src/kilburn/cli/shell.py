@@ -1,12 +1,9 @@
 """The program around the verbs: its options, its exit status, its errors.
 
-    0    done
-    1    it was done and something is wrong (findings, overflow, loss), or it failed
-    2    what was given cannot be used: no such file, session or address, a broken input, an unknown option
-    130  interrupted
+    0    done 1    it was done and something is wrong (findings, overflow, loss), or it failed 2    the arguments
+    cannot be used: no such file, session or address, a broken input, an unknown option 130  interrupted
 
-A program reads standard output; people read standard error. It refuses to know any verb: they
-register themselves with `app`.
+Standard output is for programs; standard error is for people. The verbs register themselves with `app`.
 """
 
 from __future__ import annotations
@@ -31,10 +28,10 @@ from kilburn.terminal import say, tell
 __all__ = ["Db", "Force", "Json", "Tenant", "app", "main"]
 
 USAGE = (WireError, SpecError, KernelError)
-"""Errors in what was given, not in what was done with it."""
+"""Errors in the arguments."""
 
 Unusable: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
-"""What the parser of the command line raises; it quotes what was given."""
+"""Errors of the command line's parser; their messages quote the arguments."""
 
 app = typer.Typer(
     name="kilburn",
@@ -49,7 +46,7 @@ app = typer.Typer(
 
 
 def _inherited(name: str, otherwise: str) -> Any:
-    """A callback that takes an option from the program where the verb was given none."""
+    """A callback that takes the program's option if the verb has none."""
 
     def choose(ctx: typer.Context, value: str | None) -> str:
         return value or ctx.find_root().params.get(name) or otherwise
@@ -97,7 +94,7 @@ def program(
 
 
 def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "kilburn") -> int:
-    """Run one verb; returns the exit status. Takes the process's own arguments where none are given.
+    """Run one verb; returns the exit status. Without arguments it takes those of the operating-system process.
 
     Args:
         commands: other than Kilburn's own: a program of `recipes/` has the same exit statuses and errors. name: its name.
@@ -163,5 +160,5 @@ def _words_of(error: BaseException) -> str:
 
 
 def _hush() -> None:
-    """The reader of our output went away: nothing more is to be written, not even at exit."""
+    """The reader of our output is gone: write nothing more, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

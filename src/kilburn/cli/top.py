@@ -1,4 +1,4 @@
-"""`top`: a live screen of the levels, read beside the agents that work. It refuses to write."""
+"""`top`: a live screen of the levels, while agents work. The store is opened for reading."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from kilburn.cli.access import WIDE, reading
-from kilburn.cli.screen import age, bar, count, grid, many
-from kilburn.cli.session import percent, row_of
+from kilburn.cli.screen import bar, count, grid, many
+from kilburn.cli.session import cells_of, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.page import Place
@@ -77,39 +77,15 @@ def frame(rows: list[dict[str, Any]], tenant: str) -> Any:
     title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(places.values()), 'page')}: " + ", ".join(
         f"{count(number)} {place}" for place, number in places.items() if number
     )
-    heads = (
-        "session",
-        "window",
-        "",
-        "in window",
-        "of",
-        "seen",
-        Place.IN,
-        Place.STUB,
-        Place.FOLDED,
-        Place.OUT,
-        "hit rate",
-        "faults",
-        "refaults",
-        "evictions",
-        "folds",
-        "last use",
-    )
-    return grid(heads, (_row(row) for row in rows), numbers=(*heads[3:-1],), title=title.rstrip(": "))
+    figures = "in window", "of", "seen", "in", "stub", "folded", "out", "hit rate", "faults", "refaults", "evictions", "folds"
+    heads = ("session", "window", "", *figures, "last use")
+    return grid(heads, (_row(row) for row in rows), title=title.rstrip(": "))
 
 
-def _row(row: dict[str, Any]) -> tuple[str, ...]:
-    window = row["window"]
-    share = row["tokens_in_window"] / window if window else 0.0
-    return (
-        row["session"] + (" (damaged)" if row["damaged"] else ""),
-        bar(share),
-        f"{share:.0%}" if window and window < WIDE else "-",
-        count(row["tokens_in_window"]),
-        count(window) if window else "-",
-        count(row["tokens"]),
-        *(count(row["places"].get(place, 0)) for place in PLACES[:4]),
-        percent(row["hit_rate"]),
-        *(count(row[key]) for key in ("faults", "refaults", "evictions", "folds")),
-        f"{age(row['used'])} ago",
-    )
+def _row(row: dict[str, Any]) -> list[Any]:
+    window, used = row["window"], row["tokens_in_window"]
+    share = used / window if window else 0.0
+    name, *figures = cells_of(row, "tokens", "hit_rate", "faults", "refaults", "evictions", "folds")
+    places = [row["places"].get(place, 0) for place in PLACES[:4]]
+    filled = share if window and window < WIDE else None
+    return [name, bar(share), filled, used, window, figures[0], *places, *figures[1:]]

@@ -1,4 +1,4 @@
-"""`export` and `import`: sessions as JSONL, without loss. It refuses to write into a session that exists."""
+"""`export` and `import`: sessions as JSONL, without loss. An import never changes an existing session."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, reading, session, writing
-from kilburn.cli.archive import Clock, Saved, gather, rebuild, write
+from kilburn.cli.access import WIDE, existing, reading, session, writing
+from kilburn.cli.archive import ArchivedSession, Clock, gather, rebuild, write
 from kilburn.cli.screen import Sink, many, progress, sink
 from kilburn.cli.shell import Db, Force, Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy, StoreCorrupt, StoreReadOnly, WireError
@@ -43,8 +43,8 @@ def export(
 ) -> None:
     """Write sessions as JSONL, every message as it was appended; `import` makes the same sessions again.
 
-    The ledger keeps a note of it, so that `forget` can say which copies it knows of. An agent that has
-    the session open must then reopen it; --no-note leaves it in peace.
+    The ledger records the export, so that `forget` can name this copy. An agent that has the session open must then
+    reopen it; with --no-note it need not, and nothing is recorded.
 
     Example:
 
@@ -85,7 +85,7 @@ def export(
 
 @contextmanager
 def _target(out: Path | None, force: bool) -> Iterator[Sink]:
-    """Where an export goes, packed where the name says so."""
+    """The file of an export, compressed if its name says so."""
     with sink(out, force) as whole:
         if out is not None and out.suffix == ".gz":
             with gzip.GzipFile(filename="", mode="wb", fileobj=whole, mtime=0) as packed:
@@ -95,9 +95,9 @@ def _target(out: Path | None, force: bool) -> Iterator[Sink]:
 
 
 def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> None:
-    """Remember in each session's ledger that a copy of it exists."""
+    """Record in each session's ledger that a copy exists."""
     try:
-        with writing(db, tenant) as store:
+        with writing(existing(db), tenant) as store:
             for name in names:
                 process = session(store, name)
                 with process.batch() as kernel:
@@ -120,9 +120,9 @@ def bring(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Bring sessions into a store: all of the file, or nothing of it.
+    """Import sessions into a store: the whole file, or nothing of it.
 
-    An export becomes the sessions that it was made from; a file of one message a line becomes one session.
+    An export becomes the sessions that it was made from. A file with one message a line becomes one session.
 
     Example:
 
@@ -134,7 +134,7 @@ def bring(
         raise WireError(f"{source} is empty", advice="give an export, or one message a line")
     _rehearse(saved, tokenizer)
     clock = Clock(time.time())
-    with writing(db, tenant, clock=clock, tokenizer=tokenizer, create=True) as store:
+    with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
         taken = {info.name for info in store.processes() if info.pages} & {item.name for item in saved}
         if taken:
             raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another name with --session")
@@ -158,7 +158,7 @@ def bring(
         tell(f"{line(made)}: {many(pages, 'page')}, {many(tokens, 'token')}")
 
 
-def _rehearse(saved: list[Saved], tokenizer: str) -> None:
+def _rehearse(saved: list[ArchivedSession], tokenizer: str) -> None:
     """Do it all in memory first, and read it back as a store is read: what does not fit leaves no half of it in the store.
 
     Raises:

@@ -14,13 +14,13 @@ from typing import NamedTuple, Protocol
 from kilburn.demo.explorer import READ
 from kilburn.kernel.found import Found
 
-__all__ = ["Answered", "Memory", "answer"]
+__all__ = ["Answered", "Searchable", "answer"]
 
 TOKENS, HITS = 100_000, 200
 """What one search may bring back."""
 
 
-class Memory(Protocol):
+class Searchable(Protocol):
     """What a `Process` offers to find text again."""
 
     def search(self, query: str, tokens: int = ..., limit: int = ...) -> Sequence[Found]:
@@ -39,7 +39,7 @@ class Answered(NamedTuple):
     address: str = ""
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a file as memory has it."""
 
     path: str
@@ -48,7 +48,7 @@ class Line(NamedTuple):
     address: str
 
 
-def answer(question: str, memory: Memory) -> Answered:
+def answer(question: str, memory: Searchable) -> Answered:
     """The exact answer to a question as `kilburn.demo.questions` asks them, from memory alone."""
     for pattern, find in _QUESTIONS.items():
         if asked := re.fullmatch(pattern, question):
@@ -56,7 +56,7 @@ def answer(question: str, memory: Memory) -> Answered:
     return Answered()
 
 
-def _signature(memory: Memory, path: str, name: str, owner: str = "") -> Iterator[Answered]:
+def _signature(memory: Searchable, path: str, name: str, owner: str = "") -> Iterator[Answered]:
     """The text from `def` to the colon, of a function or of a method of the class `owner`."""
     for start in _defined(memory, f"class {owner}" if owner else f"def {name}", path):
         text = ""
@@ -68,15 +68,15 @@ def _signature(memory: Memory, path: str, name: str, owner: str = "") -> Iterato
                     break
 
 
-def _constant(memory: Memory, path: str, name: str) -> Iterator[Answered]:
+def _constant(memory: Searchable, path: str, name: str) -> Iterator[Answered]:
     return (Answered(line.text.removeprefix(f"{name} = "), line.address) for line in _defined(memory, f"{name} =", path))
 
 
-def _line(memory: Memory, path: str, number: str) -> Iterator[Answered]:
+def _line(memory: Searchable, path: str, number: str) -> Iterator[Answered]:
     return (Answered(line.text, line.address) for line in _lines(memory, path, int(number)))
 
 
-def _place(memory: Memory, what: str, name: str) -> Iterator[Answered]:
+def _place(memory: Searchable, what: str, name: str) -> Iterator[Answered]:
     found = _defined(memory, f"class {name}" if what == "class" else f"def {name}")
     return (Answered(line.path, line.address) for line in found)
 
@@ -90,15 +90,15 @@ _QUESTIONS: dict[str, Callable[..., Iterator[Answered]]] = {
 }
 
 
-def _defined(memory: Memory, definition: str, path: str = "") -> Iterator[Line]:
+def _defined(memory: Searchable, definition: str, path: str = "") -> Iterator[SourceLine]:
     """Lines of an outline that say where something is defined, in one file or in any."""
     wanted = re.compile(rf"^({re.escape(path) or '.+'}) (\d+): ((?:async )?{definition}(?!\w).*)$", re.MULTILINE)
     for hit in memory.search(f"{path} {definition}", TOKENS, HITS):
         for found in wanted.finditer(hit.text):
-            yield Line(found[1], int(found[2]), found[3], hit.address)
+            yield SourceLine(found[1], int(found[2]), found[3], hit.address)
 
 
-def _lines(memory: Memory, path: str, number: int) -> Iterator[Line]:
+def _lines(memory: Searchable, path: str, number: int) -> Iterator[SourceLine]:
     """The lines of a file from one on, as far as memory holds them without a gap."""
     while True:
         start = number - (number - 1) % READ
@@ -109,7 +109,7 @@ def _lines(memory: Memory, path: str, number: int) -> Iterator[Line]:
         if not lines:
             return
         for line in lines:
-            yield Line(path, number, line.partition("\t")[2], address)
+            yield SourceLine(path, number, line.partition("\t")[2], address)
             number += 1
 
 

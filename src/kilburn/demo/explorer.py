@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Delta, Reply, Request
+from kilburn.model import Delta, Finish, Reply, Request
 
 __all__ = ["READ", "TASK", "Explorer"]
 
 TASK = (
-    "Work through this Python library: list every folder, note where things are defined, "
-    "and read every file from its first line to its last. You will be asked about exact details afterwards."
+    "Work through this Python library: list every folder, read every file from its first line to its last, "
+    "and search for what is defined where. You will be asked about exact details afterwards."
 )
 OUTLINE = r"^(class|def|async def) |^\w+ = "
 READ = 120
@@ -31,10 +31,10 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Explorer:
-    """Lists a whole tree, searches it for definitions, and reads it; `files` has the lines of each file that it knows of.
+    """Lists a whole tree, reads its files, and searches it for definitions; `files` has the lines of each file that it knows of.
 
     Args:
-        record: called with all that it says: its calls' arguments, and its last words.
+        enough: asked before each file; where it says so, no more are read.
     """
 
     name = "explorer"
@@ -42,9 +42,9 @@ class Explorer:
     context: int | None = None
     tokenizer: Any = "auto"
 
-    def __init__(self, *, record: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, enough: Callable[[], bool] = lambda: False) -> None:
         self.files: dict[str, int] = {}
-        self._record = record
+        self._enough = enough
         self._work = self._explore()
         self._calls = 0
 
@@ -54,12 +54,11 @@ class Explorer:
         try:
             name, arguments = self._work.send(shown)
         except StopIteration:
-            part, finish = Part(kind=Kind.TEXT, text=f"Done: {len(self.files)} files read. Ask me."), "stop"
+            part, finish = Part(kind=Kind.TEXT, text="Done. Ask me."), Finish.STOP
         else:
             self._calls += 1
             text = msgspec.json.encode(arguments).decode()
-            part, finish = Part(kind=Kind.CALL, call=f"e{self._calls}", name=name, text=text), "calls"
-        self._record(part.text)
+            part, finish = Part(kind=Kind.CALL, call=f"e{self._calls}", name=name, text=text), Finish.CALLS
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(part,)), finish=finish)
 
     def _explore(self) -> Generator[Call, str | None, None]:
@@ -73,11 +72,13 @@ class Explorer:
                 elif path.endswith(" lines"):
                     name, length, _ = path.rsplit(" ", 2)
                     self.files[name] = int(length)
-        for folder in folders:
-            yield from self._every("search", {"pattern": OUTLINE, "path": folder})
         for path, lines in self.files.items():
+            if self._enough():
+                break
             for start in range(1, lines + 1, READ):
                 yield "read", {"path": path, "start": start, "count": READ}
+        for folder in folders:
+            yield from self._every("search", {"pattern": OUTLINE, "path": folder})
 
     def _every(self, name: str, arguments: dict[str, Any]) -> Generator[Call, str | None, list[str]]:
         """Call until all entries were shown; fewer at a time where the window showed only parts of them."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 import kilburn
-from kilburn.agents.loop import Agent, Limits, Returned
+from kilburn.agents.loop import Agent, Called, Limits, Returned, Stopped
 from kilburn.demo.answers import answer
 from kilburn.demo.explorer import TASK, Explorer
 from kilburn.demo.library import Library
@@ -30,7 +30,7 @@ from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.model import Model
 
-__all__ = ["Asked", "Outcome", "Plan", "Rival", "check", "perform"]
+__all__ = ["Asked", "JobResult", "Plan", "Rival", "check", "perform"]
 
 SESSION = "library"
 SYSTEM = "You are an agent that explores a Python library with tools: list, read, search."
@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         whole: tests and applications of the library too.
         folds, phrases: how much of it a model does, where there is one.
         tokenizer: who counts.
-        seconds: after which the agent stops once it has seen `enough` tokens of tool output; None for never.
+        seconds: after which the agent reads no more files once it has seen `enough` tokens of tool output; None for never.
     """
 
     db: str
@@ -87,7 +87,7 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
     evidence: int
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class JobResult(msgspec.Struct, kw_only=True):
     """All that is reported. Tokens by the plan's tokenizer; `lost` in bytes; `failed` tool calls; `stopped` the files that
     were not read when the time was up; `stats` the ledger's figures of the work; `curve` tokens seen and in the window, a
     pair a prompt; `seconds` by phase."""
@@ -96,7 +96,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     plan: Plan
     python: str = sys.version.split()[0]
     session: str = SESSION
-    capacity: int = 0
     files: int = 0
     lines: int = 0
     calls: int = 0
@@ -130,7 +129,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         return not self.stats.overflow and not self.lost and bool(self.asked) and self.exact == len(self.asked)
 
 
-def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> Outcome:
+def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> JobResult:
     """Run the whole demo; without a model its part is left out.
 
     Raises:
@@ -139,14 +138,14 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
     root = Path(plan.library or sysconfig.get_path("stdlib"))
     if not root.is_dir():
         raise SpecError(f"{root} is no folder", advice="give a folder with Python sources")
-    outcome = Outcome(library=str(root), plan=plan)
+    results = JobResult(library=str(root), plan=plan)
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
         began = time.monotonic()
         told(name, 0, None, "")
         yield
-        outcome.seconds[name] = time.monotonic() - began
+        results.seconds[name] = time.monotonic() - began
 
     with kilburn.open(plan.db, window=plan.window, policy=plan.policy, tokenizer=plan.tokenizer) as store:
         if any(info.name == SESSION for info in store.processes()):
@@ -154,89 +153,87 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
         process = store.process(SESSION)
         given = [SYSTEM, TASK]
         with phase("work"):
-            covered = _work(process, root, given, outcome, told)
+            covered = _work(process, root, given, results, told)
         with phase("check"):
-            check(given, outcome)
+            check(given, results)
         with phase("questions"):
             asked = questions(root, covered, number=plan.questions, seed=plan.seed)
         with phase("answers"):
-            _answer(process, asked, outcome, told)
+            _answer(process, asked, results, told)
         with phase("rivals"):
-            _compare(process, asked, outcome, told)
+            _compare(process, given, asked, results, told)
         if model is not None:
             with phase("model"):
-                _speak(model, process, outcome, told)
-    outcome.bytes_on_disk = sum(path.stat().st_size for path in Path(plan.db).parent.glob(Path(plan.db).name + "*"))
-    return outcome
+                _speak(model, process, results, told)
+    results.bytes_on_disk = sum(path.stat().st_size for path in Path(plan.db).parent.glob(Path(plan.db).name + "*"))
+    return results
 
 
-def _work(process: Process, root: Path, given: list[str], outcome: Outcome, told: Told) -> dict[str, int]:
-    """Let the explorer work; `given` gets every text that goes into the process. Returns the last line read of each file."""
-    plan = outcome.plan
+def _work(process: Process, root: Path, given: list[str], results: JobResult, told: Told) -> dict[str, int]:
+    """Let the explorer work; `given` gets every text that it and its tools say. Returns the last line read of each file."""
+    plan, began = results.plan, time.monotonic()
 
-    def record(output: str) -> None:
-        given.append(output)
-        outcome.output_tokens += process.counter.count(output)
+    def enough() -> bool:
+        return plan.seconds is not None and time.monotonic() - began > plan.seconds and results.output_tokens >= plan.enough
 
-    library, explorer = Library(root, whole=plan.whole, record=record), Explorer(record=given.append)
+    library, explorer = Library(root, whole=plan.whole), Explorer(enough)
     agent = Agent(explorer, library.tools(), process, limits=Limits(steps=None, reply=0), system=SYSTEM)
-    outcome.capacity = process.capacity
-    began = time.monotonic()
     for event in agent.stream(TASK):
+        if isinstance(event, Called):
+            given.append(event.arguments)
+        elif isinstance(event, Stopped):
+            given.append(event.outcome.text)
         if not isinstance(event, Returned):
             continue
-        outcome.calls += 1
-        if event.failed:
-            given.append(event.text)
-            outcome.failed += 1
-        if plan.seconds is not None and time.monotonic() - began > plan.seconds and outcome.output_tokens >= plan.enough:
-            outcome.stopped = sum(library.covered.get(path, 0) < lines for path, lines in explorer.files.items())
-            break
-        told("work", len(library.covered), len(explorer.files), f"files, {outcome.output_tokens:,} tokens of tool output")
-    outcome.files, outcome.lines = len(library.covered), sum(library.covered.values())
-    outcome.stats = process.stats()
+        given.append(event.text)
+        results.calls += 1
+        results.failed += event.failed
+        results.output_tokens += process.counter.count(event.text)
+        told("work", len(library.covered), len(explorer.files), f"files, {results.output_tokens:,} tokens of tool output")
+    results.stopped = sum(lines > library.covered.get(path, 0) for path, lines in explorer.files.items())
+    results.files, results.lines = len(library.covered), sum(library.covered.values())
+    results.stats = process.stats()
     cost = {page.id: page.tokens for page, _ in process.pages()}
     seen = 0
     for entry in process.events():
         seen += sum(cost[page] for page in entry.pages) if entry.act is Act.ADMIT else 0
         if entry.act is Act.SHIP:
-            outcome.curve.append((seen, entry.tokens))
+            results.curve.append((seen, entry.tokens))
     return library.covered
 
 
-def check(given: Sequence[str], outcome: Outcome) -> None:
+def check(given: Sequence[str], results: JobResult) -> None:
     """Every page, read back from the file by a second reader, against what was handed over."""
-    with kilburn.open(outcome.plan.db, window=WIDE, policy="fifo", readonly=True) as store:
-        back = store.process(SESSION).recall(f"p1-p{outcome.stats.pages}").parts
-    outcome.checked = len(given)
-    outcome.checked_bytes = sum(len(text.encode()) for text in given)
-    outcome.lost = sum(max(1, len((text or "").encode())) for text, found in zip_longest(given, back) if text != found)
+    with kilburn.open(results.plan.db, window=WIDE, policy="fifo", readonly=True) as store:
+        back = store.process(SESSION).recall(f"p1-p{results.stats.pages}").parts
+    results.checked = len(given)
+    results.checked_bytes = sum(len(text.encode()) for text in given)
+    results.lost = sum(max(1, len((text or "").encode())) for text, found in zip_longest(given, back) if text != found)
 
 
-def _answer(process: Process, asked: Sequence[Question], outcome: Outcome, told: Told) -> None:
+def _answer(process: Process, asked: Sequence[Question], results: JobResult, told: Told) -> None:
     for number, question in enumerate(asked, start=1):
         told("answers", number, len(asked), question.question)
         found = answer(question.question, process)
         exact = found.text == question.expected
-        outcome.asked.append(Asked(**msgspec.structs.asdict(question), answer=found.text, address=found.address, exact=exact))
+        results.asked.append(Asked(**msgspec.structs.asdict(question), answer=found.text, address=found.address, exact=exact))
     # Not from `stats`: asked forty questions and nothing else, a window misses, and that is no reason to warn.
     acts = Counter(event.act for event in process.events())
-    outcome.recalls, outcome.searches = acts[Act.FAULT], acts[Act.SEARCH]
-    outcome.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
+    results.recalls, results.searches = acts[Act.FAULT], acts[Act.SEARCH]
+    results.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
 
 
-def _compare(process: Process, asked: Sequence[Question], outcome: Outcome, told: Told) -> None:
+def _compare(process: Process, given: Sequence[str], asked: Sequence[Question], results: JobResult, told: Told) -> None:
     """The same questions to those who keep only their window: each searches and recalls what it kept."""
-    count, last = process.counter.count, outcome.stats.pages
-    recalled = process.recall(f"p1-p{last}")
-    transcript = list(zip(recalled.pages, recalled.parts, strict=True))
+    count, capacity = process.counter.count, process.capacity
+    transcript = [(page, text) for (page, _), text in zip(process.pages(), given, strict=False)]
 
     def summarising(page: int) -> None:
-        told("rivals", page, last, "summarising")
+        told("rivals", page, len(given), "pages summarised")
 
     for name, kept in (
-        ("truncation", truncated(transcript, outcome.capacity, count)),
-        ("summarisation", summarised(transcript, outcome.capacity, count, summarising)),
+        ("truncation", truncated(transcript, capacity, count)),
+        ("summarisation", summarised(transcript, capacity, count, summarising)),
     ):
         with kilburn.open(":memory:", window=WIDE, policy="fifo", tokenizer=process.counter) as store:
             memory = store.process(name)
@@ -244,19 +241,19 @@ def _compare(process: Process, asked: Sequence[Question], outcome: Outcome, told
             exact = sum(answer(question.question, memory).text == question.expected for question in asked)
         text = "\n".join(kept)
         evidence = sum(question.evidence in text for question in asked)
-        outcome.rivals.append(Rival(name=name, tokens=count(text), exact=exact, evidence=evidence))
+        results.rivals.append(Rival(name=name, tokens=count(text), exact=exact, evidence=evidence))
 
 
-def _speak(model: Model, process: Process, outcome: Outcome, told: Told) -> None:
-    plan = outcome.plan
+def _speak(model: Model, process: Process, results: JobResult, told: Told) -> None:
+    plan = results.plan
 
     def folding(done: int, line: str) -> None:
         told("model", done, plan.folds + plan.phrases, line)
 
-    outcome.model = model.name
-    root = Path(outcome.library)
-    outcome.model_folds = folds(model, root, plan.db, window=plan.window, number=plan.folds, told=folding)
-    short = [asked for asked in outcome.asked if asked.address and asked.kind != "line" and len(asked.answer) <= SHORT]
+    results.model = model.name
+    root = Path(results.library)
+    results.model_folds = folds(model, root, plan.db, window=plan.window, number=plan.folds, told=folding)
+    short = [asked for asked in results.asked if asked.address and asked.kind != "line" and len(asked.answer) <= SHORT]
     for done, asked in enumerate(short[: plan.phrases], start=plan.folds):
         folding(done, "phrasing an answer")
-        outcome.phrases.append(phrase(model, process, asked.question, asked.answer, asked.address))
+        results.phrases.append(phrase(model, process, asked.question, asked.answer, asked.address))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,14 +28,12 @@ class Library:
     Args:
         root: the folder that paths are relative to.
         whole: also the folders that hold tests and applications rather than library.
-        record: called with each output before anybody else sees it.
     """
 
-    def __init__(self, root: Path, *, whole: bool = False, record: Callable[[str], None] = lambda output: None) -> None:
+    def __init__(self, root: Path, *, whole: bool = False) -> None:
         self.root = root.resolve()
         self.covered: dict[str, int] = {}
         self._skipped = FOREIGN if whole else SKIPPED
-        self._record = record
 
     def tools(self) -> list[Tool]:
         """The three, as an agent takes them."""
@@ -79,9 +77,7 @@ class Library:
         """Some of the entries, under a line that says which of how many."""
         shown = entries[start - 1 : start - 1 + count]
         output = "\n".join([f"{what} {start}-{start - 1 + len(shown)} of {len(entries)}", *shown])
-        output = output.encode("utf-8", "backslashreplace").decode("utf-8")
-        self._record(output)
-        return output
+        return output.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,7 @@
-"""What everybody does today, as candidates: the tail, truncated outputs, the last outputs, a tail with BM25.
+"""The usual strategies, as baselines: the tail, truncated outputs, the last outputs, a tail with BM25.
 
-Each is fed a run's events and says what it would show before the next action, in a window of so many
-tokens of four characters. A policy is measured against them.
+Each gets a run's events, and says what it would show before the next action, in a window of so many tokens of four
+characters. Policies are compared with them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORD = re.compile(r"[a-z0-9_]+")
 
 @runtime_checkable
 class Candidate(Protocol):
-    """Is fed the events of one run in order, and says what stands in the window before the next action."""
+    """Gets the events of one run in order, and says what is in the window before the next action."""
 
     def thought(self, text: str) -> None:
         """The agent thinks."""
@@ -75,7 +75,7 @@ class Truncated(Tail):
     """The tail of the events, where a long output is its first and last 1,000 characters."""
 
     def observation(self, text: str) -> None:
-        """The world answers; the middle of a long answer is lost."""
+        """An output comes; the middle of a long output is lost."""
         half = LONGEST_OUTPUT // 2
         super().observation(text if len(text) <= LONGEST_OUTPUT else f"{text[:half]}\n...\n{text[-half:]}")
 
@@ -84,7 +84,7 @@ class LastOutputs(Tail):
     """The tail of the events without the outputs before the last three."""
 
     def observation(self, text: str) -> None:
-        """The world answers; what it said long ago is lost."""
+        """An output comes; old outputs are lost."""
         super().observation(text)
         if len(self.outputs) > OUTPUTS:
             self.events[self.outputs[-OUTPUTS - 1]] = ""
@@ -94,7 +94,7 @@ class Paged(Tail):
     """One half the tail, the other half whole chunks of 800 characters of the outputs, ranked by the last thought."""
 
     def prompt_text(self) -> str:
-        """Chunks in their own order, then the tail; everything, while it fits. A chunk may stand in the tail too."""
+        """Chunks in their own order, then the tail; everything, while it fits. A chunk may also be in the tail."""
         text = "\n".join(self.events)
         if len(text) <= self.room:
             return text

@@ -1,4 +1,4 @@
-"""A process of Kilburn as a candidate: fed a recorded run's events, asked what it shows before each action."""
+"""A Kilburn process as a candidate: it gets a recorded run's events, and shows a prompt before each action."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class KilburnCandidate:
     Args:
         window: tokens of four characters.
         policy: a policy spec, or a policy, as `kilburn.open` takes it.
-        model: who answers the policy's questions, or None.
-        tools: whether actions are told as tool calls and outputs as their results, for policies that act on
-            those; else all are plain messages. Either way each is one message and one page.
+        model: answers the policy's questions, or None.
+        tools: whether actions are presented as tool calls and outputs as their results, for policies that act on
+            those; otherwise all are plain messages. In both cases each is one message and one page.
     """
 
     def __init__(self, window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> None:
@@ -69,12 +69,12 @@ class KilburnCandidate:
         return "\n".join(texts)
 
     def finds(self, reference: Reference) -> bool:
-        """Whether one search for the name, 1,000 tokens of hits, brings it back."""
+        """Whether one search for the name, with 1,000 tokens of hits, finds it."""
         return any(reference.name in names(hit.text) for hit in self._process.search(reference.name, tokens=1000))
 
     def recalls(self, reference: Reference) -> bool:
-        """Whether one fault by the address of an output that had it brings it back. It counts as a use of that
-        page, which a policy sees: ask when the run is over."""
+        """Whether one recall of an output that had the name returns it. It counts as a use of that page, which a policy
+        sees, so ask when the run is over."""
         return reference.name in names(self._process.recall(self._outputs[reference.origins[-1]]))
 
     def stats(self) -> Stats:
@@ -103,7 +103,8 @@ def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def append_and_wait(process: Process, message: dict[str, Any]) -> str:
-    """Append a message; a question in the background is answered before this returns, since recorded work takes no time."""
+    """Append a message. A question in the background is answered before this returns, because recorded work takes no
+    time."""
     address = process.append(message)
     for thread in threading.enumerate():
         if thread.name == "kilburn-later":
@@ -112,7 +113,7 @@ def append_and_wait(process: Process, message: dict[str, Any]) -> str:
 
 
 def policy_for(run: Trajectory, wanted: list[Reference], spec: str) -> str | Policy:
-    """What sits at the window for one run: the spec, or the optimum that knows this run's future."""
+    """The policy for one run: the spec's, or the optimum that knows this run's future."""
     return Belady(future_of(run, wanted)) if spec == BELADY else spec
 
 

@@ -1,4 +1,4 @@
-"""What the prompts of a run cost: the prefix that they share with the prompt before, and the rest.
+"""What the prompts of a run cost: the prefix that each shares with the previous prompt, and the rest.
 
 The shared prefix is read at the price of a cache; the rest is processed and written to it. Replies are
 the same for every policy on recorded runs, so they are left out.
@@ -27,7 +27,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         tables: price tables by name.
-        pause: seconds between a prompt and the next; None where a cached prefix never grows too old.
+        pause: seconds between a prompt and the next; None if a cached prefix never expires.
     """
 
     tables: dict[str, Prices]
@@ -46,9 +46,10 @@ def rates_of(names: Sequence[str] = ("hosted", "local"), pause: float | None = N
 
 
 def cost_of(shipped: int, cached: int, prices: Prices, pause: float | None = None) -> float:
-    """Cost of prompts of `shipped` tokens of which `cached` continue the prompt before, in the table's unit.
+    """Cost of prompts of `shipped` tokens, of which `cached` are in the prefix shared with the previous prompt, in the
+    table's unit.
 
-    A pause longer than a cached prefix lives makes all of them fresh.
+    If the pause is longer than a cached prefix lives, all of them are fresh.
     """
     known = 0 if pause is not None and pause > prices.ttl else cached
     return (known * prices.cached + (shipped - known) * prices.written) / 1e6

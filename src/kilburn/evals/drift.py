@@ -1,8 +1,8 @@
 """Drift: what is left of facts and rules after 1, 5, 20 compactions, in the window and one step away from it.
 
-Facts and standing rules are planted at the start of a seeded stream of work. After each compaction it is
-looked up which of them stand in the prompt verbatim; at chosen ones also which of them one search brings
-back, and one recall of an address that the prompt shows. What a compaction did is read from the ledger.
+Facts and standing rules are planted at the start of a seeded stream of work. After each compaction, it is checked
+which of them are in the prompt verbatim. After some compactions it is also checked which of them one search finds,
+and one recall of an address that the prompt shows. What a compaction did is read from the ledger.
 
     report = evaluate(["summarize", "recursive"], replicates=20)
     print(report.table())
@@ -39,17 +39,17 @@ POLICIES = ("summarize", "recursive", "hybrid", "fifo")
 PASSES = (1, 5, 20)
 REPLICATES = 20
 WITH_MODEL = 3
-"""Replicates where a model answers: it takes seconds a question."""
+"""Replicates if a model answers, because it takes seconds for each question."""
 
 LONGEST = 400
-"""Windows of work after which a stream ends though too little was compacted: some policies act seldom."""
+"""A stream ends after this many windows of work, even with too few compactions, because some policies act seldom."""
 
 HITS = 1000
 """Tokens that the hits of one search may take."""
 
 _LEAVING = {Act.EVICT, Act.FOLD, Act.RETIRE}
 _HANDLE = re.compile(r"\[((?:[pf]\d+(?:-p\d+)? ?)+)(?:out|in short|in part):")
-"""What the kernel itself writes into a prompt; what looks like an address in the work does not count."""
+"""Text that the kernel itself writes into a prompt; addresses in the work do not count."""
 
 
 def evaluate(
@@ -68,14 +68,14 @@ def evaluate(
 
     Args:
         policies: specs of Kilburn's policies.
-        arms: where the rules stand, of `kilburn.evals.plants.ARMS`.
+        arms: where the rules are, of `kilburn.evals.plants.ARMS`.
         window: in tokens of four characters.
         passes: compactions after which search and recall are tried too.
-        replicates: seeds; None for 20, and 3 where a model answers.
-        seed: the first of them; for the intervals too.
+        replicates: number of seeds; None for 20, or 3 if a model answers.
+        seed: the first of them; also for the intervals.
         data: JSON lines of recorded runs for the work; None for made-up work.
-        model: who answers the policies that ask: they are measured once more with it. A spec, or a model.
-        progress: called with the trials that are done and that there are.
+        model: answers the policies that ask; they are measured a second time with it. A spec, or a model.
+        progress: called with the number of finished trials and of all trials.
 
     Raises:
         SpecError: a number that means nothing, no such arm, policy or model, or a file without runs.
@@ -143,12 +143,12 @@ class _Stream:
             addresses.append(self._append(message))
             if number == planted.pin:
                 process.pin(addresses[-1])
-        # A message's last page is its text or its result: a call stands in front of neither here.
+        # A message's last page is its text or its result.
         self.homes = [(plant, parse_address(addresses[at])[1]) for plant, at in planted.plants]
         self._something_left()
 
     def add(self, messages: Sequence[dict[str, Any]]) -> bool:
-        """Append a step of work; whether something left the window meanwhile."""
+        """Append a step of work; returns whether something left the window."""
         for message in messages:
             self._append(message)
         trial, process, window = self.trial, self.process, self.process.window
@@ -178,7 +178,7 @@ class _Stream:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All that a model reads of a prompt; arguments of calls as they are, without JSON's quotes."""
+    """The text of a prompt as a model reads it; arguments of calls as they are, without JSON's quotes."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -192,8 +192,8 @@ def _texts(value: Any) -> Iterator[str]:
 def _probes(process: Process, stream: _Stream, trial: Trial) -> Iterator[Probe]:
     """Each plant: in the window, in the hits of one search, in what one address of the prompt gives back.
 
-    Read as `Process.search` and `Process.recall` do, but without the note in the ledger that they leave:
-    a policy sees how pages are used, and a look must not change what comes after it.
+    Reads as `Process.search` and `Process.recall` do, but records nothing: a policy sees how pages are used, and the
+    measurement must not change that.
     """
     shown = "\n".join(_texts(list(process.render())))
     handles = dict.fromkeys(address for handle in _HANDLE.findall(shown) for address in handle.split())
@@ -216,8 +216,8 @@ def _probes(process: Process, stream: _Stream, trial: Trial) -> Iterator[Probe]:
 
 
 def _way(home: int, spans: Sequence[tuple[int, int]], pages: Mapping[int, Page]) -> list[str]:
-    """Addresses to recall one after another, from those in the prompt, until one is the shortest stretch that holds
-    a page; each recalled summary names its own sources. Empty where no way leads there."""
+    """Addresses to recall one after another, from those in the prompt, to the shortest stretch with a page; each
+    recalled summary names its own sources. Empty if there is no way."""
     way: list[str] = []
     while spans:
         around = [span for span in spans if span[0] <= home <= span[1]]

@@ -1,4 +1,4 @@
-"""The report of `kilburn.evals.drift`: trials, the rows that they add up to, their tables and their picture."""
+"""The report of `kilburn.evals.drift`: trials, their rows, tables and picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Decline", "DriftReport", "Health", "KeptShare", "Probe", "Trial", "d
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one plant after so many compactions.
+    """The state of one plant after so many compactions.
 
     Args:
         kind: "fact" or "rule".
@@ -47,7 +47,7 @@ class Trial(msgspec.Struct, kw_only=True):
         depth: the deepest of them.
         overflow: prompts over the window.
         lost: whether the transcript below the window is not what was appended.
-        outcomes, asked: of compactions, and of a model's answers, by type.
+        outcomes, asked: of compactions, and of a model's answers, counted by type.
     """
 
     policy: str
@@ -97,10 +97,10 @@ class Decline(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         rate: of the facts that a prompt showed, the share that it did not show after the next compaction.
-        back: of those that it did not show, the share that it showed again after the next: 0 where
-            summaries are made of summaries only.
+        back: of those that it did not show, the share that it showed again after the next: 0 if summaries are made
+            only from summaries.
         curve: the share shown after 1, 2, 3 ... compactions.
-        compound: what would be left at the last of them if each lost `rate` and nothing came back.
+        compound: what would be left at the end if each compaction lost `rate` and nothing came back.
     """
 
     policy: str
@@ -160,15 +160,15 @@ class DriftReport(EvalReport, frozen=True, kw_only=True):
         return cls(window=window, passes=list(passes), replicates=many, shares=shares, losses=losses, health=health)
 
     def share(self, policy: str, kind: str, passes: int, arm: str = "") -> KeptShare:
-        """One row; KeyError where it was not measured. Rules have an arm, facts have none."""
+        """One row; KeyError if it was not measured. Rules have an arm, facts have none."""
         return row_of(self.shares, policy=policy, kind=kind, passes=passes, arm=arm)
 
     def loss(self, policy: str) -> Decline:
-        """How one policy loses facts; KeyError where it was not measured."""
+        """How one policy loses facts; KeyError if it was not measured."""
         return row_of(self.losses, policy=policy)
 
     def table(self) -> str:
-        """Plain text: facts, rules, how they go, and what must hold."""
+        """Plain text: facts, rules, how they decline, and what must hold."""
         facts = [row for row in self.shares if row.kind == "fact"]
         rules = [row for row in self.shares if row.kind == "rule"]
         parts = [
@@ -331,9 +331,9 @@ def _grid(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def draw(path: Path, report: DriftReport, *, force: bool = False) -> None:
-    """Draw which share of the facts the prompt shows, compaction by compaction; the file's suffix says the format.
+    """Draw the share of the facts that the prompt shows, after each compaction; the file's suffix gives the format.
 
-    The dashed lines are what losing the mean share at each compaction would leave.
+    The dashed lines show what would be left if each compaction lost the mean share.
 
     Raises:
         SpecError, MissingExtra, OSError: see `kilburn.evals.picture.picture`.

@@ -1,4 +1,4 @@
-"""What a recorded run will need, and when: the knowledge that only an offline optimum may use."""
+"""What a recorded run will need, and when: knowledge for the offline optimum only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["future_of"]
 def future_of(run: Trajectory, references: Sequence[Reference]) -> Future:
     """The uses of each older output's page: the turn of the thought before the action that uses it, and the lines.
 
-    Thought, action and output of a step are a page and a message each, so event k is page k and turn k.
-    A name that several outputs had is taken from the newest of them, which has to be held shortest; of its
-    lines the one that another reference needs already, else the shortest. A name that no line has (of a
-    shuffled measurement) is no use.
+    Thought, action and output of a step are one page and one message each, so event k is page k and turn k. A name
+    that several outputs had is taken from the newest of them, which has to be kept for the shortest time. Of its
+    lines, the one that another reference needs too is taken, else the shortest. A name without a line (in a shuffled
+    measurement) is ignored.
     """
     needed: dict[int, set[Span]] = {}
     uses: dict[int, dict[int, set[Span]]] = {}

@@ -19,7 +19,7 @@ T = TypeVar("T")
 def resampled(figure: Callable[[Sequence[T]], float | None], items: Sequence[T], seed: int) -> tuple[float, float] | None:
     """The middle 95% of a figure when items are drawn with replacement (Efron's bootstrap).
 
-    None where fewer than half of the drawings have the figure.
+    None if fewer than half of the resamples have the figure.
     """
     chance = random.Random(seed)
     drawn = (figure(chance.choices(items, k=len(items))) for _ in range(RESAMPLES))
@@ -45,7 +45,7 @@ def wilson(right: int, asked: int) -> tuple[float, float]:
     """The 95% interval of a share (Wilson 1927).
 
     Raises:
-        SpecError: nothing was asked, or more is right than was asked.
+        SpecError: no questions, or more right answers than questions.
     """
     if asked < 1 or not 0 <= right <= asked:
         raise SpecError(f"{right} right of {asked} asked", advice="count one answer or more")

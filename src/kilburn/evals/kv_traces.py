@@ -1,4 +1,4 @@
-"""Recorded prompts of many sessions as units of a KV cache, woven into one stream of events.
+"""Recorded prompts of many sessions as units of a KV cache, merged into one stream of events.
 
 Read from JSON lines, plain or gzip, a trace a line: requests with their time, what they read as
 `[first, count]` stretches of block ids, their stop reason, and sub-agents with requests of their own.
@@ -37,7 +37,7 @@ class RecordedPrompt(msgspec.Struct, frozen=True):
     Args:
         time: seconds since the trace began. agent: 0, or the number of a sub-agent.
         units: its whole units, head first, numbered within the trace; equal numbers have equal prefixes.
-        ran: seconds until the reply was complete. why: its stop reason, "" where it was not recorded.
+        ran: seconds until the reply was complete. why: its stop reason, "" if it was not recorded.
     """
 
     time: float
@@ -105,7 +105,7 @@ def _trace_of(found: _TraceLine, where: str) -> Trace:
 
 
 def _units(stretches: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Whole units: the id of a block names all of the prefix, so that of a unit's last block names the unit."""
+    """Whole units: a block's id identifies the whole prefix, so the id of a unit's last block identifies the unit."""
     blocks: list[int] = []
     for first, many in stretches:
         blocks.extend(range(first, first + many))

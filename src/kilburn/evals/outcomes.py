@@ -13,8 +13,8 @@ __all__ = ["COUNTS", "Cell", "ReferenceOutcome", "join_cells"]
 
 
 class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one reference: shown at all, shown in a whole line of an older output, found by
-    one search, found by one search or one fault by address (None where there is no store to ask)."""
+    """The result for one reference: shown at all, shown in a whole line of an older output, found by one search, found
+    by one search or one recall (None if there is no store)."""
 
     run: str
     step: int
@@ -29,18 +29,18 @@ class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Cell:
-    """What is added up while one policy is measured at one window. Tokens are of four characters.
+    """The counts of one policy at one window. Tokens are of four characters.
 
     Args:
-        policy: its label; `spec` is what it was made from, `model` who answered its questions.
+        policy: its label; `spec` is what it was made from, `model` answered its questions.
         calls: prompts. overflow: those longer than the window.
-        shipped: tokens of all prompts. cached: those that continue the prompt before, from its beginning.
-        refilled: tokens that had to be read again only because the prompt had changed before them.
-        acts: times that the policy itself moved something. asks: questions that it asked a model,
-            unanswered those of them without a usable answer.
+        shipped: tokens of all prompts. cached: those in the prefix shared with the previous prompt.
+        refilled: tokens re-prefilled only because of an edit.
+        acts: times that the policy itself moved something. asks: questions that it asked a model. unanswered: those
+            without a usable answer.
         refused: plans of the policy that broke a law.
         fallbacks: pages that the kernel evicted because the policy had not made room.
-        seconds: wall time of all runs, with what the measurement itself takes.
+        seconds: wall time of all runs, including the measurement itself.
     """
 
     policy: str
@@ -68,7 +68,7 @@ class Cell:
         self.calls += 1
         self.overflow += tokens > self.window
         self.shipped += tokens
-        # The seams are taken to be spread evenly; that is wrong by a few characters.
+        # The seams are assumed to be spread evenly, which is wrong by a few characters.
         self.cached += (same - seams * same // max(1, len(shown))) // CHARACTERS
         self.refilled += max(0, len(shown) - same - _count_new(fresh, shown[same:])) // CHARACTERS
 
@@ -78,7 +78,7 @@ COUNTS = ("calls", "overflow", "shipped", "cached", "refilled", "acts", "asks", 
 
 
 def join_cells(parts: Sequence[Cell]) -> Cell:
-    """One cell of the parts of one that were measured apart, in their order."""
+    """One cell, joined from parts that were measured separately, in their order."""
     whole = replace(parts[0], outcomes=[outcome for part in parts for outcome in part.outcomes])
     for name in COUNTS:
         setattr(whole, name, sum(getattr(part, name) for part in parts))
@@ -86,7 +86,8 @@ def join_cells(parts: Sequence[Cell]) -> Cell:
 
 
 def _count_new(fresh: Sequence[str], new: str) -> int:
-    """Characters of `new` that are shown for the first time: fresh texts that stand there whole, else their lines that do."""
+    """Characters of `new` that are shown for the first time: fresh texts that are in it whole, else those of their lines
+    that are."""
     lines = {line.rstrip() for line in new.split("\n")}
     total = 0
     for text in fresh:
@@ -96,7 +97,7 @@ def _count_new(fresh: Sequence[str], new: str) -> int:
 
 
 def _common_prefix(one: str, other: str) -> int:
-    """Characters that both begin with, found by halving."""
+    """Length of the common prefix, found by bisection."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

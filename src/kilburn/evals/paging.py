@@ -1,9 +1,8 @@
 """Future-reference survival: of the names that the agent will need next, how many does the window show?
 
-Recorded runs are fed, event by event, to candidates: the baselines, and Kilburn processes. Just before
-each action that refers to an older output, it is looked up whether the name stands in the window. The
-head of a run is left out; one token is four characters for everybody. Unless one is given, no model
-takes part.
+Recorded runs are fed, event by event, to candidates: the baselines, and Kilburn processes. Just before each action
+that refers to an older output, it is checked whether the name is in the window. The head of a run is left out. One
+token is four characters for all candidates. No model takes part unless one is given.
 
     report = evaluate(sample_of("runs.jsonl.gz"), windows=[1000, 2000], policies=["tail", "hybrid"])
     print(report.table())
@@ -36,7 +35,7 @@ from kilburn.evals.trajectories import Trajectory
 __all__ = ["evaluate", "measure"]
 
 PARTS = 6
-"""Into how many pieces a cell is cut, so that workers end together and progress can be seen."""
+"""A cell is split into so many pieces, so that workers finish together and progress can be shown."""
 
 
 class _Job(NamedTuple):
@@ -64,10 +63,10 @@ def evaluate(
         windows: in tokens of four characters.
         policies: names of baselines, or specs of Kilburn's policies, in which `{50%}` stands for that share of
             the window; "belady" for the offline optimum. "tail" is always scored too: all are paired with it.
-        model: the spec of a model. Policies that can ask are then scored twice, without it and with it.
-        rates: how prompts are priced; by "hosted" and "local" unless given.
-        workers: processes to spread the work over.
-        progress: called with what is done and what there is, in runs times windows times policies.
+        model: the spec of a model. Policies that can ask are then measured twice, without it and with it.
+        rates: how prompts are priced; by default by "hosted" and "local".
+        workers: operating-system processes for the work.
+        progress: called with the finished and the total work, in runs times windows times policies.
         saved: cells that were measured before; new ones are added to it.
 
     Raises:
@@ -75,7 +74,7 @@ def evaluate(
     """
     jobs = _jobs(windows, policies, model)
     if any(job.entry.model for job in jobs):
-        model_of(model)  # a model that cannot be had is found out here, and not in a worker
+        model_of(model)  # an unavailable model is found here, and not in a worker
     done: dict[int, Cell] = {} if saved is None else _saved_cells(jobs, saved)
     total = len(jobs) * len(sample.runs)
     so_far = len(done) * len(sample.runs)
@@ -128,7 +127,7 @@ def _pieces(sample: Sample) -> dict[int, int]:
 
 
 def _measure_pieces(sample: Sample, jobs: list[_Job], pieces: dict[int, int], workers: int) -> Iterator[tuple[_Job, int, Cell]]:
-    """Each piece of each job as it is done; those first that are likely to take longest."""
+    """Each piece of each job when it is finished; those that are likely to take longest are started first."""
     order = sorted(jobs, key=lambda job: (not job.entry.model, job.entry.spec in BASELINES, job.window))
     if workers < 2 or not jobs:
         for job in order:
@@ -149,7 +148,7 @@ def _measure_pieces(sample: Sample, jobs: list[_Job], pieces: dict[int, int], wo
 
 
 _samples: list[Sample] = []
-"""What a worker process measures on: sent once, not with each piece."""
+"""The data of a worker process: sent once, not with each piece."""
 
 
 def _keep_sample(sample: Sample) -> None:

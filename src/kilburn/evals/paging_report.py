@@ -19,8 +19,8 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
     Args:
         sample: in words, which runs these are.
         rates: how prompts were priced.
-        verdicts: against the baselines; empty where not all of them were measured.
-        losses: what a model's words changed; empty where none took part.
+        verdicts: against the baselines; empty if not all of them were measured.
+        losses: what a model's words changed; empty if none took part.
     """
 
     sample: str
@@ -33,7 +33,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
     outcomes: list[ReferenceOutcome]
 
     def row(self, policy: str, window: int) -> Row:
-        """The row of a policy at a window; KeyError where it was not measured."""
+        """The row of a policy at a window; KeyError if it was not measured."""
         return row_of(self.rows, policy=policy, window=window)
 
     def table(self) -> str:
@@ -109,7 +109,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
         return grid([*heads, "acted", "asked", "refused", "s"], body)
 
     def _specs(self) -> list[str]:
-        """What stands behind labels that are no specs."""
+        """The specs of labels that are not specs themselves."""
         specs: dict[str, dict[str, None]] = {}
         for row in self.rows:
             if row.spec != row.policy:
@@ -150,7 +150,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
         return grid(heads, body, ("policy", "above", "fewer"))
 
     def to_json(self, *, outcomes: bool = False) -> str:
-        """The whole report as one JSON object; each outcome too where asked for."""
+        """The whole report as one JSON object; optionally with each outcome."""
         kept = self if outcomes else msgspec.structs.replace(self, outcomes=[])
         return msgspec.json.encode(kept).decode()
 

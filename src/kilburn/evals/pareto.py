@@ -1,6 +1,6 @@
-"""The Pareto picture: what each policy shows against what it costs, a panel a window.
+"""The Pareto picture: what each policy shows against what it costs, one panel for each window.
 
-A policy is on the front where none shows more for less.
+A policy is on the front if no other shows more for less.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ REFILLED = "refilled"
 _BLUE, _GREY, _GREEN = "#2b6cb0", "#718096", "#2f855a"
 _MARKS = {"policy": (_BLUE, "o"), "baseline": (_GREY, "s"), "offline optimum": (_GREEN, "*")}
 _SIZE = 7.5
-"""Points of a label's letters."""
+"""Font size of a label, in points."""
 
 Box = tuple[float, float, float, float]
 """Left, bottom, right and top, in dots of the picture."""
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The numbers of those (cost, worth) that no other equals or beats in both, cheapest first."""
+    """The indices of those (cost, worth) that no other equals or beats in both, cheapest first."""
     chosen: list[int] = []
     best = float("-inf")
     for at in sorted(range(len(points)), key=lambda at: (points[at][0], -points[at][1], at)):
@@ -78,7 +78,7 @@ def _worth(row: Row, axis: str) -> tuple[float, float]:
 
 
 def _panel(axes: Any, rows: Sequence[Row], window: int, axis: str) -> None:
-    """One window: the points, the front of what can be had without knowing the future, the names."""
+    """One window: the points, the front without the optimum that knows the future, the names."""
     points = [_worth(row, axis) for row in rows]
     costs = [cost for cost, _ in points]
     wide = (max(costs) - min(costs)) or max(costs) or 1.0
@@ -141,7 +141,7 @@ def _label(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[str
 
 
 def _group_points(places: Sequence[tuple[float, float]], near: float) -> list[list[int]]:
-    """Points that lie on each other, so that they share one label."""
+    """Points at the same place, which share one label."""
     groups: list[list[int]] = []
     for at, (x, y) in enumerate(places):
         for group in groups:

@@ -17,10 +17,11 @@ WITHOUT_MATPLOTLIB = (".html",)
 
 
 def check_picture(path: Path, *, force: bool = False, formats: tuple[str, ...] = FORMATS) -> None:
-    """Before an hour of work: can this picture be drawn, and is there no file of its name (or `force`)?
+    """Check before a long measurement that the picture can be drawn, and that no file is in the way (except with
+    `force`).
 
     Raises:
-        SpecError: a format that is not drawn here, or a file that is there. MissingExtra: no matplotlib.
+        SpecError: an unknown format, or an existing file. MissingExtra: no matplotlib.
     """
     if path.suffix not in formats:
         raise SpecError(f"cannot draw {path.name}", advice=f"give a name that ends in {', '.join(formats)}")

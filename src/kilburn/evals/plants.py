@@ -1,4 +1,4 @@
-"""What is planted at the start of a stream of work, and the work that follows.
+"""What is planted at the start of a stream of work, and the work after it.
 
 Facts are exact values (a path, a port, a hash, a decision), rules are constraints that hold for the
 whole job. The work after them repeats their words with other values, so that a search has to choose.
@@ -20,7 +20,7 @@ from kilburn.evals.trajectories import Step, Trajectory, shell_call, synthetic
 __all__ = ["ARMS", "FACTS", "RULES", "Garden", "Plant", "garden", "work"]
 
 ARMS = ("system", "pinned", "plain")
-"""Where the rules stand: in the system prompt, in a user message that is pinned, in one that is not."""
+"""Where the rules are: in the system prompt, in a user message that is pinned, or in one that is not."""
 
 FACTS = 12
 RULES = 5
@@ -64,7 +64,7 @@ class Plant(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         kind: "fact" or "rule".
         text: the sentence as it was said.
-        value: what must stand there verbatim: a fact's value, a rule's whole sentence.
+        value: what must be there verbatim: a fact's value, a rule's whole sentence.
         query: what one would search for.
     """
 
@@ -133,7 +133,7 @@ def garden(seed: int, arm: str) -> Garden:
     standing = "Rules that hold for the whole job:\n" + "\n".join(f"- {rule.text}" for rule in rules)
     system = "You look after a cluster with a shell, one command at a time."
     messages: list[Dicts] = [{"role": "system", "content": f"{system}\n{standing}" if arm == "system" else system}]
-    # The kernel pins the system prompt and the first words of the user: no plant but the arm's own stands there.
+    # The kernel pins the system prompt and the first user message, so no plants except the arm's own are there.
     messages.append({"role": "user", "content": "Find out why the nightly job fails, and repair it."})
     messages.append({"role": "assistant", "content": "What should I know before I begin?"})
     homes = [(rule, 0 if arm == "system" else len(messages)) for rule in rules]
@@ -146,7 +146,7 @@ def garden(seed: int, arm: str) -> Garden:
     messages.append({"role": "tool", "tool_call_id": "plant-0", "content": "\n".join(fact.text for fact in listed)})
     homes += [(fact, len(messages)) for fact in settled]
     messages.append({"role": "assistant", "content": "\n".join(fact.text for fact in settled)})
-    # The user's latest message stays in the window: no plant may stand in it, only what the plants are about.
+    # The user's latest message stays in the window, so it has no plant, only what the plants are about.
     messages.append({"role": "user", "content": f"Good. Go on with {', '.join(parts)}."})
     return Garden(messages, homes, 3 if arm == "pinned" else None, parts)
 
@@ -156,8 +156,8 @@ def work(seed: int, parts: Sequence[str], runs: Sequence[Trajectory] = ()) -> It
 
     Args:
         seed: of made-up work; of recorded runs, with which one to begin.
-        parts: whose words are said again, with other values.
-        runs: recorded runs to go through again and again; none for made-up ones.
+        parts: their words are repeated, with other values.
+        runs: recorded runs to repeat; none for made-up work.
     """
     chance = random.Random(f"work/{seed}")
     for number, step in enumerate(_steps(seed, runs)):

@@ -1,9 +1,9 @@
-"""Which words of an agent's action it could only have from an older tool output.
+"""Finds the names in an agent's action that it can only know from an older tool output.
 
-At step i the action names identifiers. One that stood in the output of an earlier step than the last
-one, and neither in the head, nor in any thought or action before step i, nor in the last output, is a
-*reference*: the agent could name it only because that older output was in its context. The thought of
-step i belongs to the same reply as the action, so it does not disqualify a name.
+At step i the action names identifiers. An identifier is a *reference* if it was in the output of a step before the
+last one, and neither in the head, nor in any thought or action before step i, nor in the last output. Then the agent
+could name it only because that older output was in its context. The thought of step i belongs to the same reply as
+the action, so it does not disqualify a name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SHORTEST", "Reference", "names", "references", "shuffle_names"]
 _NAME = re.compile(r"/?\w+(?:[./-]\w+)*")
 
 SHORTEST = 5
-"""Characters; shorter words are chance meetings."""
+"""Characters; shorter words match by chance."""
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ def references(run: Trajectory) -> list[Reference]:
 
 
 def shuffle_names(found: Sequence[Reference], seed: int) -> list[Reference]:
-    """The same places with the names of other runs: what a measurement without a leak scores by chance alone."""
+    """The same places with the names of other runs: what is found then is found by chance."""
     chance = random.Random(seed)
     by_run: dict[str, list[str]] = {}
     for reference in found:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A measurement's figures. What derives from it also has `table`, plain text for people."""
+    """A measurement's figures. Subclasses also have `table`, plain text for people."""
 
     def to_json(self) -> str:
         """All figures as one line of JSON."""

@@ -1,4 +1,4 @@
-"""Who takes part: baselines and policies, with what they need to be told in a window of a given size.
+"""Which baselines and policies take part, and their arguments in a window of a given size.
 
 Most policies fit themselves to the window. Those whose trigger is a number of tokens of a large model
 get a share of the window here, so that they act at all.
@@ -19,7 +19,7 @@ from kilburn.policy import Policy
 __all__ = ["BELADY", "MODEL", "SPECS", "Entrant", "can_ask", "entries", "everybody"]
 
 BELADY = "belady"
-"""The offline optimum: it is told each run's future, so it takes no spec."""
+"""The offline optimum: it gets each run's future, so it has no spec."""
 
 MODEL = " +model"
 """Ends the label of a policy whose questions a model answers."""
@@ -43,7 +43,7 @@ class Entrant(msgspec.Struct, frozen=True):
     Args:
         label: what the report calls it.
         spec: a baseline's name, or a policy's spec in which `{50%}` stands for half of the window.
-        model: the spec of the model that answers its questions, or "" for nobody.
+        model: the spec of the model that answers its questions, or "" for none.
     """
 
     label: str
@@ -61,7 +61,7 @@ def everybody() -> list[str]:
 
 
 def entries(specs: list[str], model: str, window: int) -> list[Entrant]:
-    """One entry a spec, the tail first; with a model, another one for each policy that could ask it.
+    """One entry for each spec, the tail first; with a model, a second one for each policy that can ask it.
 
     Raises:
         SpecError: no such policy, or arguments that do not fit.

@@ -1,4 +1,5 @@
-"""What the counts of `kilburn.evals.paging` say: a row a policy and window, who is above the baselines, what a model changed."""
+"""Results from the counts of `kilburn.evals.paging`: one row for each policy and window, which policies beat the
+baselines, what a model changed."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         policy: its label; `spec` is what it was made from, `model` who answered its questions.
         gain: survival minus that of the tail on the same references; `gain_low` and `gain_high` bound it.
         line: share present in a whole line of an older output.
-        searched, reachable: after one search; after one search or one fault. None where there is no store to ask.
+        searched, reachable: after one search; after one search or one recall. None if there is no store.
         overflow: prompts that were longer than the window.
         shipped: tokens of all prompts. cached: those that continue the prompt before, from its beginning.
         refilled: tokens that had to be read again only because the prompt had changed before them.
@@ -68,7 +69,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a policy is worth its while: at every window measured, against the baselines and `summarize`.
+    """Whether a policy is worthwhile: at every measured window, compared with the baselines and `summarize`.
 
     Args:
         margins: by window, its survival minus the best of the baselines of `ENVELOPE`.

@@ -1,6 +1,6 @@
 """The runs that a measurement takes, and the names that it looks for in them.
 
-A file's, or made-up ones; all, or a sample that says in words which.
+They are a file's runs, or made-up ones; all of them, or a sample, which is described in words.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def sample_of(
     Args:
         path: JSON lines of runs (see `kilburn.evals.trajectories`); None for made-up ones.
         limit: only the first so many runs; of made-up ones, how many.
-        shuffle: a seed; each name is swapped for one of another run, so that only chance is left.
+        shuffle: a seed; each name is replaced by one of another run, so that only chance is left.
         referring: only runs that have references: fewer prompts, the same names.
-        tools: tell actions and outputs as tool calls and results, for policies that act on those.
+        tools: present actions and outputs as tool calls and results, for policies that act on those.
         seed: for made-up runs, and later for the intervals.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Cells that were measured already, kept in a file of JSON lines, so that a long measurement can go on.
+"""Measured cells in a file of JSON lines, so that a long measurement can be continued.
 
-A cell counts again only for the same runs, references, spec and model. Whether the code behind it is still
-the same nobody checks: after a change, begin a new file.
+A cell is used again only for the same runs, references, spec and model. It is not checked whether the code is still
+the same: after a change, begin a new file.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class SavedCells:
     """A file of cells.
 
     Args:
-        path: where they go.
+        path: the file.
         digest: of the sample that they are measured on.
-        resume: whether to go on with the file that is there; else it begins anew.
-        force: whether a new one may replace a file that is there.
+        resume: whether to continue an existing file; otherwise a new one is begun.
+        force: whether a new file may replace an existing one.
 
     Raises:
         SpecError: it cannot be read or written, is there without `resume` or `force`, or is no file of cells.
@@ -55,7 +55,7 @@ class SavedCells:
     def _read(self) -> None:
         check_target(self.path, force=True)
         raw = self.path.read_bytes()
-        # Whoever wrote it may have been stopped in the middle of a line.
+        # Its writer may have been stopped in the middle of a line.
         if not all(START.startswith(line[: len(START)]) for line in raw.split(b"\n")):
             raise SpecError(f"{self.path} is no file of cells", advice="give the file that --out wrote")
         for line in raw.split(b"\n"):
@@ -69,7 +69,7 @@ class SavedCells:
             self._append(b"\n")
 
     def find(self, label: str, spec: str, model: str, window: int) -> Cell | None:
-        """The cell, where it was measured."""
+        """The cell, or None if it was not measured."""
         return self._cells.get((label, spec, model, window))
 
     def add(self, cell: Cell) -> None:

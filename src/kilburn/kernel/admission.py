@@ -1,6 +1,6 @@
-"""From messages to pages: what each part costs, what belongs together, what is pinned on arrival.
+"""Makes pages from messages: their costs and groups, and which of them are pinned on arrival.
 
-Everything is checked before anything changes: an error here leaves the process as it was.
+Everything is checked before anything changes, so an error leaves the process as it was.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = ["cost_of", "extra_text", "framing", "pages_of", "pins_on_arrival"]
 LABEL = 60
 
 BOUND = frozenset({Kind.REASONING, Kind.OPAQUE})
-"""Parts of an assistant's message that its provider takes back only as they came: thinking, and calls of its own. They
-move with all of their message."""
+"""Parts of an assistant's message that its provider accepts only unchanged: thinking, and calls that it carries out
+itself. They move with their whole message."""
 
 
 def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = None) -> int:
-    """What one part costs in a prompt, in tokens, its message's envelope included: all that is sent of it, in the
+    """What one part costs in a prompt, in tokens, including its message's envelope: everything that is sent of it in the
     dearer form, and nothing else.
 
     Args:
-        leftovers: its message's extra, or what is kept of that with this part.
+        leftovers: its message's extra, or the part of it that is kept with this part.
     """
     if is_plain(part, role, leftovers):
         named = counter.count(sent_name(part.name, part.call)) if part.kind is Kind.RESULT else 0
@@ -115,15 +115,15 @@ def _trust(message: Message, window: Window) -> Trust:
 
 
 def _leftovers(part: Part, message: Message, position: int) -> str | None:
-    """What is kept of the message's extra with a part: all with the first; with others that are only sent in the form
-    that they came in, that form, for the first may leave before them."""
+    """What a part keeps of its message's extra. The first part keeps all of it. A later part that is only sent in the
+    form it came in keeps the name of that form, because the first part may leave before it."""
     if position == 0:
         return message.extra
     return form_of(message.extra) if part.extra is not None or part.kind in (Kind.REASONING, Kind.OPAQUE) else None
 
 
 def framing(counter: Counter, role: Role, number: int) -> int:
-    """What stands around a system message that is not the first thing in the prompt."""
+    """The text around a system message that is not at the beginning of the prompt."""
     return counter.count("<system>\n\n</system>") if role is Role.SYSTEM and number > 1 else 0
 
 
@@ -149,7 +149,7 @@ def _check_call(part: Part, window: Window, calls: dict[str, Page], answered: se
 
 
 def _group(part: Part, window: Window, calls: dict[str, Page], number: int) -> int:
-    """A call, its result and images inside it share the call's group."""
+    """The group of a part: a call, its result, and images in the result share one."""
     if part.kind is Kind.CALL:
         return number
     if part.call is None:
@@ -168,7 +168,7 @@ def _answers(part: Part, window: Window, calls: dict[str, Page]) -> int:
 
 
 def extra_text(part: str | None, message: str | None) -> str:
-    """How leftovers of a part and of its message are stored; "" for none."""
+    """The leftovers of a part and of its message, as they are stored; "" for none."""
     if not part and not message:
         return ""
     kept = {"part": part, "message": message}
@@ -180,7 +180,7 @@ def _label(part: Part) -> str:
     if part.kind is Kind.CALL:
         return _line(f"{part.name}({part.text.strip().strip('{}')})")
     if part.kind is Kind.RESULT:
-        return ""  # its call's label serves, and goes when the call is forgotten
+        return ""  # the call's label is used, and disappears when the call is forgotten
     if part.kind in (Kind.TEXT, Kind.REASONING):
         return _line(part.text)
     return str(part.kind)
@@ -192,11 +192,11 @@ def _line(text: str) -> str:
 
 
 def pins_on_arrival(pages: Sequence[Page], window: Window, capacity: int) -> dict[int, str]:
-    """Which new pages law 3 pins by themselves: system messages, and the task.
+    """The new pages that are pinned without being asked for (law 3): system messages, and the task.
 
-    Leading system messages while all pins take three quarters of the window at most (of a longer one
-    the planner pins an excerpt), later ones while they take half; the task is the first user message,
-    where it takes at most a quarter of the window.
+    A leading system message is pinned if all pins then take at most three quarters of the window (for a longer one
+    the planner pins an excerpt), and a later one if they take at most half. The task, the first user message, is
+    pinned if it takes at most a quarter of the window.
     """
     pinned: dict[int, str] = {}
     held = sum(window.cost(page) for page in window.pins)

@@ -1,7 +1,7 @@
-"""One question of a policy that a model answers while the agent goes on.
+"""A question of a policy that a model answers while the agent goes on.
 
-A snapshot of pages is taken when it is asked; the answer is handed out once, if those pages are still
-what they were. It moves nothing, waits for nobody, and has one question at a time.
+The question is about a snapshot of pages. The answer is handed out once, if these pages have not changed. Nothing
+waits here, and there is one question at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("kilburn")
 
 
 class _Errand:
-    """One question on its way; its answer is set by the thread that asks, once."""
+    """A running question; the thread that asks sets its answer, once."""
 
     def __init__(self, later: Later, turn: int) -> None:
         self.later, self.turn = later, turn
@@ -30,31 +30,31 @@ class _Errand:
 
 
 Aside = tuple[_Errand | None, _Errand | None]
-"""What a batch was handed, and what it asked."""
+"""The answer that a batch got, and the question that it asked."""
 
 
 class Background:
-    """Asks at most one question at a time, beside the caller.
+    """Asks at most one question at a time, in another thread.
 
     Args:
         kernel: whose pages the question reads, each under its lock.
-        answer: asks the model; None where there is none.
+        answer: asks the model; None if there is no model.
     """
 
     def __init__(self, kernel: Kernel, answer: Callable[[Ask], Answer] | None) -> None:
         self._kernel, self._answer = kernel, answer
         self._errand: _Errand | None = None
-        # Of the batch that is being written: whose answer it was handed, and whether it asked the errand.
+        # Of the current batch: whose answer it got, and whether it asked the question.
         self._handed: _Errand | None = None
         self._fresh = False
 
     @property
     def running(self) -> bool:
-        """Whether a question has been asked whose answer was not handed out yet."""
+        """Whether a question was asked and its answer was not handed out yet."""
         return self._errand is not None
 
     def start(self, later: Later) -> Answer:
-        """Ask, unless there is no model or another question is still on its way."""
+        """Ask, unless there is no model or another question is running."""
         if self._answer is None:
             return Answer(outcome=Outcome.NO_MODEL)
         if self._errand is not None:
@@ -70,14 +70,14 @@ class Background:
             said = answer(ask)
             reviewed = said if later.review is None else later.review(self._text, ask, said)
             errand.answer = msgspec.convert(msgspec.structs.asdict(reviewed), Answer)
-        except KilburnError as error:  # a page was forgotten, or the store closed, meanwhile
+        except KilburnError as error:  # a page was forgotten, or the store was closed, in the meantime
             errand.answer = Answer(outcome=Outcome.FAILED, detail=f"{type(error).__name__}: {error}")
         except Exception as error:
-            # The policy's own mistake, in a thread that nobody joins: it is logged here and becomes an answer.
+            # An error of the policy, in a thread that is never joined: it is logged here and becomes an answer.
             log.exception("a question in the background failed")
             errand.answer = Answer(outcome=Outcome.FAILED, detail=type(error).__name__)
         finally:
-            # Whatever ends this thread (SystemExit is no Exception), the next question must not wait for ever.
+            # Whatever ends this thread (SystemExit is not an Exception), the next question must not wait for ever.
             if errand.answer is None:
                 errand.answer = Answer(outcome=Outcome.FAILED, detail="its thread ended without an answer")
 
@@ -86,7 +86,7 @@ class Background:
             return self._kernel.text(page)
 
     def look(self) -> Deferred | None:
-        """The question on its way, for a view; with its answer, once, as soon as there is one."""
+        """The running question, for a view; with its answer, once, when it is there."""
         errand = self._errand
         if errand is None:
             return None
@@ -104,27 +104,27 @@ class Background:
 
     @property
     def purpose(self) -> str:
-        """What the question is for whose answer was just handed out, or that is on its way."""
+        """The purpose of the question whose answer was just handed out, or that is running."""
         errand = self._handed or self._errand
         return errand.later.purpose if errand is not None else ""
 
     def commit(self) -> None:
-        """What was handed out in this batch is done with; what was asked in it is on its way from now on.
+        """The batch is committed: forget an answer that was handed out, and start a question that was asked.
 
-        Not before: a thread that computes would hold up the commit.
+        It is not started before, because a computing thread would delay the commit.
         """
         if self._fresh and self._errand is not None and self._answer is not None:
             work = (self._errand, self._answer)
             try:
                 threading.Thread(target=self._work, args=work, name="kilburn-later", daemon=True).start()
             except RuntimeError as error:
-                # No more threads here. The batch is written, so that nothing may be raised.
+                # No thread can be started any more. The batch is written, so nothing may be raised.
                 log.warning("a question in the background could not be asked: %s", error)
                 self._errand.answer = Answer(outcome=Outcome.FAILED, detail="no thread could be started")
         self._handed, self._fresh = None, False
 
     def undo(self) -> None:
-        """The batch did not happen: an answer can be handed out again, a question of this batch was never asked."""
+        """The batch was undone: its answer can be handed out again, and its question was never asked."""
         if self._fresh:
             self._errand = None
         if self._handed is not None:
@@ -132,13 +132,13 @@ class Background:
         self._handed, self._fresh = None, False
 
     def set_aside(self) -> Aside:
-        """Take what this batch was handed or asked out of sight; returns it for `take_up`."""
+        """Hide the answer and question of this batch; returns them for `take_up`."""
         aside = (self._handed, self._errand if self._fresh else None)
         self.undo()
         return aside
 
     def take_up(self, aside: Aside) -> bool:
-        """Go on with what was set aside; False where another batch has it by now, or has asked a question of its own."""
+        """Continue with what was set aside; False if another batch has taken the answer, or has asked another question."""
         handed, asked = aside
         if (handed or asked) is not None and self._errand is not handed:
             return False
@@ -149,7 +149,7 @@ class Background:
         return True
 
     def abandon(self) -> str | None:
-        """Let go of a question whose answer will come too late; returns what it was for, or None where there is none."""
+        """Give up a question whose answer will come too late; returns its purpose, or None if there is none."""
         purpose = self.purpose if self.running else None
         self._errand = self._handed = None
         self._fresh = False

@@ -1,7 +1,6 @@
-"""Stops asking a model that does not answer: a turn must not wait for it again and again.
+"""Stops asking a model that does not answer, so that not every turn waits for it.
 
-It counts turns, not seconds, so that the same session always behaves alike. It refuses to judge what
-a model says; only that nothing came.
+It counts turns, not seconds, so that the same session always behaves in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ FAILURES = 3
 """Failures in a row after which it opens."""
 
 REST = 8
-"""Turns for which it stays open the first time; twice as many each time the first question after it fails too."""
+"""Turns for which it stays open at first; doubled each time the next question fails too."""
 
 
 class Breaker:
@@ -29,7 +28,7 @@ class Breaker:
         return turn < self._until
 
     def note(self, outcome: Outcome, turn: int) -> None:
-        """Take in how a question went."""
+        """Count the outcome of a question."""
         if outcome != Outcome.FAILED:
             self._failed = 0
             return

@@ -1,8 +1,8 @@
-"""One consultation of a policy: its effects answered, its moves carried out or undone, its outcome noted.
+"""One consultation of a policy: answers its effects, carries out or undoes its moves, and records the outcome.
 
-Whatever the policy and its model do (raise, return nonsense, never end their effects), it ends in one
-typed outcome in the ledger, and in a state that the laws allow. While a model is waited for, the batch is
-set aside: everybody else sees the state before it. Keeping the budget is the planner's business.
+Whatever the policy and its model do (raise, return nonsense, yield effects without end), it ends with one typed
+outcome in the ledger, and in a state that the laws allow. While a model is asked, the batch is set aside: everyone
+else sees the state before it. The planner keeps the budget.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ EFFECTS = 1000
 """Effects that one plan may yield."""
 
 SECONDS = 30.0
-"""Seconds that one plan may compute between its effects, the time in which a model is waited for left out. A plan
-that never yields cannot be stopped."""
+"""Seconds that one plan may compute between its effects, without the time for which a model is asked. A plan that never
+yields cannot be stopped."""
 
 MOVES = 10_000
 """Moves that one plan may return."""
@@ -58,7 +58,7 @@ class _Course(msgspec.Struct):
 
 
 class Consultation:
-    """Asks one policy at one boundary, again and again.
+    """Asks one policy at one boundary.
 
     Args:
         name: the policy's name, for the ledger.
@@ -73,11 +73,11 @@ class Consultation:
         """Carry out what a policy plans, or leave everything as it was.
 
         Args:
-            waits: whether a model may be waited for; otherwise each `Ask` is answered NO_MODEL at once.
+            waits: whether a model may be asked; otherwise each `Ask` is answered NO_MODEL at once.
 
         Returns:
-            False where others changed the process while a model was waited for. The batch is gone then,
-            with all that was done before in it.
+            False if others changed the process while a model was asked. The batch is then undone, with everything in
+            it.
         """
         course = _Course(view.cause, waits=waits)
         if view.deferred is not None and view.deferred.answer is not None:
@@ -96,7 +96,7 @@ class Consultation:
         return True
 
     def _moves(self, policy: Policy, view: View, course: _Course) -> Generator[Ask, Answer, Sequence[Move]]:
-        """What a policy wants; nothing where it fails, whatever it raises or returns."""
+        """The moves that a policy wants; none if it fails, whatever it raises or returns."""
         try:
             plan = _guarded(lambda: policy.plan(view))
             moves = (yield from self._answers(plan, course)) if isinstance(plan, Generator) else plan
@@ -104,7 +104,7 @@ class Consultation:
                 raise SpecError(f"a plan gave {_named(moves)}", advice=f"return a list of at most {MOVES} moves")
             moves = list(moves)
         except Exception as error:
-            # A policy is somebody else's code. What it raised may quote a page, which the ledger must not hold.
+            # A policy is foreign code. Its error may quote a page, which must not get into the ledger.
             log.exception("policy %s failed", self.name)
             course.broke, course.why = Outcome.FAILED, f"the policy failed: {type(error).__name__}"
             return ()
@@ -122,13 +122,13 @@ class Consultation:
             self.kernel.record(Act.REFUSE, policy=self.name, cause=course.cause, why=str(error), moves=len(moves))
 
     def _outcome(self, course: _Course, view: View, before: int) -> Outcome | None:
-        """How it went; None where nothing happened at all."""
+        """The outcome; None if nothing happened."""
         if course.broke:
             return course.broke
         if course.moves:
             return Outcome.NO_PROGRESS if view.excess and self.kernel.use >= before else Outcome.DONE
         noted = [note.outcome for note in course.notes if note.outcome]
-        # Where no model is configured nothing was asked: a rule that found nothing to do is no compaction.
+        # Without a model nothing was asked: a rule that found nothing to do is not a compaction.
         asked = [outcome for outcome in course.asked if outcome != Outcome.NO_MODEL]
         failed = [outcome for outcome in asked if outcome != Outcome.DONE]
         if noted or course.later or failed:
@@ -170,11 +170,11 @@ class Consultation:
             try:
                 plan.close()
             except Exception:
-                # What ends this consultation says more than a plan that does not want to end.
+                # The error that ends this consultation says more than a plan that does not end.
                 log.exception("a plan of policy %s could not be closed", self.name)
 
     def _at_once(self, effect: Find | Later | Note, course: _Course) -> Answer:
-        """Answer what needs nobody outside."""
+        """Answer an effect that needs no model."""
         if isinstance(effect, Find):
             return self._find(effect)
         if isinstance(effect, Note):
@@ -187,9 +187,9 @@ class Consultation:
         return answer
 
     def _ask(self, ask: Ask, course: _Course) -> Generator[Ask, Answer, Answer]:
-        """Yield the question to whoever drives us; nobody sees the batch before it is settled.
+        """Yield the question to the driver, with the batch set aside.
 
-        Where the wait is cancelled, nothing of the batch has happened.
+        If the wait is cancelled, the batch is undone.
         """
         kernel = self.kernel
         if not course.waits:
@@ -199,7 +199,7 @@ class Consultation:
             return SPARED
         before, began = kernel.changes, time.monotonic()
         batch, errand = kernel.set_aside(), self.background.set_aside()
-        # Until the batch is back, whatever happens means that it is gone.
+        # Until the batch is taken up again, any error means that it is undone.
         course.overtaken = True
         answered = False
         try:
@@ -208,6 +208,7 @@ class Consultation:
             answered = True
         finally:
             kernel.lock.acquire()
+            kernel.check_free()
             kernel.begin()
             if not answered:
                 kernel.give_up(batch)
@@ -224,7 +225,7 @@ class Consultation:
     def _note_answer(self, course: _Course, answer: Answer, purpose: str) -> None:
         course.asked.append(answer.outcome)
         if answer.outcome == Outcome.NO_MODEL:
-            return  # nobody is there to be asked
+            return  # there is no model to ask
         self.kernel.record(
             Act.ASK, policy=self.name, cause=course.cause, why=purpose, outcome=answer.outcome, detail=answer.detail[:300]
         )
@@ -246,7 +247,7 @@ class Consultation:
 
 
 def _guarded(step: Callable[[], Any]) -> Any:
-    """One step of a policy: it may not end the program, nor pass for a wait that was cancelled.
+    """Guard one step of a policy: it may not end the program, or look like a cancelled wait.
 
     Raises:
         SpecError: it tried. Whatever else it raises, a Ctrl-C among it.
@@ -260,10 +261,10 @@ def _guarded(step: Callable[[], Any]) -> Any:
 
 
 def _checked(effect: object) -> Effect:
-    """An effect whose fields are what they say.
+    """The effect, with the types of its fields checked.
 
     Raises:
-        SpecError: no effect at all, or an odd value in one.
+        SpecError: it is not an effect, or a field has a wrong value.
     """
     try:
         if isinstance(effect, Later):

@@ -1,7 +1,6 @@
-"""The texts of pages, kept at hand: a cache in front of the store, by digest.
+"""A cache of page texts in front of the store, by digest.
 
-Reads are verified by the store. Eviction here is by need, not by age: what stands in the window
-stays, all else goes when too much has gathered.
+The store verifies what it reads. Texts in the window stay cached; all others are removed when the cache is full.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from kilburn.store import Store
 __all__ = ["Contents"]
 
 CACHE = 8_000_000
-"""Characters that are kept at hand before what the window does not need goes."""
+"""Characters that are cached before texts that the window does not need are removed."""
 
 
 class Contents:
     """Texts by digest.
 
     Args:
-        needed: digests that must stay at hand.
+        needed: digests that must stay cached.
     """
 
     def __init__(self, store: Store, needed: Callable[[], set[str]]) -> None:
@@ -42,7 +41,7 @@ class Contents:
         return self._texts[digest]
 
     def fetch(self, digests: Iterable[str]) -> None:
-        """Bring texts to hand in one read."""
+        """Read texts into the cache in one query."""
         missing = {digest for digest in digests if digest and digest not in self._texts}
         found = self._store.texts(missing) if missing else {}
         for digest, text in found.items():
@@ -51,14 +50,14 @@ class Contents:
         self._trim(set(found))
 
     def keep(self, digest: str, text: str) -> None:
-        """Take in a text that is about to be written."""
+        """Cache a text that is about to be written."""
         if digest not in self._texts:
             self._texts[digest] = text
             self._held += len(text)
             self._trim({digest})
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Empty the cache."""
         self._texts.clear()
         self._held = 0
 

@@ -1,7 +1,7 @@
-"""Which fold stands for which pages, in a form that a growing memory keeps cheap.
+"""Which fold stands for which pages, in a form that stays cheap for a fold that grows.
 
-A memory that is remade every few steps cites thousands of pages that its predecessor cited. Pages that one
-fold stands for share one entry here, so that a successor takes over the entry and adds only what is new.
+A fold that is remade every few steps cites thousands of pages that its predecessor cited. Pages that one fold stands
+for share one entry here, so that the next fold takes over the entry and adds only what is new.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Cover(Mapping[int, int]):
         return {fold for fold, bundle in self._folds.items() if not bundle.pages.isdisjoint(pages)}
 
     def put(self, pages: Collection[int], fold: int) -> Callable[[], None]:
-        """Let a fold stand for pages, whatever did before; returns what undoes it."""
+        """Make a fold stand for pages, in place of any other; returns what undoes it."""
         chosen = pages if isinstance(pages, Set) else set(pages)
         kept = max((self._folds[old] for old in self.over(chosen)), key=lambda bundle: len(bundle.pages), default=None)
         rest = chosen - kept.pages if kept is not None else chosen
@@ -71,7 +71,7 @@ class Cover(Mapping[int, int]):
         return undo
 
     def take(self, pages: Iterable[int]) -> Callable[[], None]:
-        """Let no fold stand for pages; returns what undoes it."""
+        """Make no fold stand for pages; returns what undoes it."""
         before = self._move(dict.fromkeys(pages))
         return lambda: self._put_back(before)
 
@@ -79,7 +79,7 @@ class Cover(Mapping[int, int]):
         self._move(before)
 
     def _move(self, targets: Mapping[int, _Bundle | None]) -> dict[int, _Bundle | None]:
-        """Put pages into bundles, or out of all; returns which they were in."""
+        """Put pages into bundles, or into none; returns the bundles that they were in."""
         before: dict[int, _Bundle | None] = {page: self._bundles.get(page) for page in targets}
         for page, bundle in before.items():
             if bundle is not None:

@@ -1,8 +1,7 @@
 """Drives generators that yield effects: the one place where a policy's `Ask` meets a real model.
 
-The kernel's operations are generators of `Ask`s. `run` answers them in this thread, `arun` in a
-worker thread, so sync and async share every line above. A model's failure becomes an `Answer`; it
-never raises into a policy. This module refuses to know what is asked, or why.
+The kernel's operations are generators of `Ask`s. `run` answers them in this thread, `arun` in a worker thread, so
+sync and async share every line above. A model's failure becomes an `Answer`; it never raises into a policy.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import TypeVar
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import ModelError, Refused
 from kilburn.event import encodable
-from kilburn.model import Model, Reply, Request, complete
+from kilburn.model import Finish, Model, Reply, Request, complete
 
 __all__ = ["answerer", "arun", "run"]
 
 log = logging.getLogger("kilburn")
 
 PATIENCE = 3600.0
-"""Seconds that a question may ask for at most."""
+"""The longest time-out of a question, in seconds."""
 
 SPACIOUS = 64
-"""Characters of a reply for each token that was asked for: what is beyond them is cut off."""
+"""Characters of a reply for each token of its cap; a longer reply is cut."""
 
 Result = TypeVar("Result")
 Answerer = Callable[[Ask], Answer]
@@ -46,7 +45,7 @@ def run(operation: Generator[Ask, Answer, Result], answer: Answerer) -> Result:
 
 async def arun(operation: Generator[Ask, Answer, Result], answer: Answerer) -> Result:
     """The same for async callers: the model runs in a worker thread, the operation in this one."""
-    import asyncio  # a third of the time that `import kilburn` would take
+    import asyncio  # this import would add a third to the time of `import kilburn`
 
     try:
         effect = next(operation)
@@ -62,8 +61,8 @@ async def arun(operation: Generator[Ask, Answer, Result], answer: Answerer) -> R
 def answerer(model: Model | None) -> Answerer:
     """Answers `Ask`s with a model; without one, every answer's outcome is NO_MODEL.
 
-    A model is somebody else's code: whatever it raises, and no answer within the question's time-out, is
-    the outcome FAILED. One that hangs is left behind in its thread.
+    A model is foreign code. Any error, and no answer within the question's time-out, is the outcome FAILED. A model
+    that hangs is left behind in its thread.
     """
 
     def answer(ask: Ask) -> Answer:
@@ -72,7 +71,7 @@ def answerer(model: Model | None) -> Answerer:
         said: list[Answer] = []
         worker = threading.Thread(target=lambda: said.append(_ask(model, ask)), name="kilburn-ask", daemon=True)
         worker.start()
-        # The model has the same time-out and says more when it keeps it; this is for one that does not.
+        # The model has the same time-out, and its own error says more. This is for a model that ignores it.
         timeout = ask.timeout if 0 < ask.timeout < PATIENCE else PATIENCE
         worker.join(timeout + min(1.0, timeout / 4))
         if said:
@@ -87,12 +86,12 @@ def _ask(model: Model, ask: Ask) -> Answer:
     try:
         return _judge(complete(model, _request(model, ask)), SPACIOUS * max(1024, ask.max_tokens))
     except ModelError as error:
-        # As below: a provider's words may quote the prompt. The advice is ours.
+        # As below: a provider's message may quote the prompt. The advice is ours.
         log.info("model %s: %s", model.name, error)
         told = f"{type(error).__name__}: {error.advice}" if error.advice else type(error).__name__
         return Answer(outcome=Outcome.REFUSED if isinstance(error, Refused) else Outcome.FAILED, detail=told)
     except Exception as error:
-        # Its message may quote the prompt, which the ledger must not hold.
+        # Its message may quote the prompt, which must not get into the ledger.
         log.exception("model %s raised", model.name)
         return Answer(outcome=Outcome.FAILED, detail=type(error).__name__)
 
@@ -112,12 +111,12 @@ def _request(model: Model, ask: Ask) -> Request:
 
 
 def _judge(reply: Reply, most: int) -> Answer:
-    if reply.finish == "refused":
+    if reply.finish == Finish.REFUSED:
         return Answer(outcome=Outcome.REFUSED, detail="the model declined")
     if reply.calls:
         return Answer(outcome=Outcome.FAILED, detail="the model called a tool instead of answering")
     text = encodable(reply.text[:most])
     if not text.strip():
         return Answer(outcome=Outcome.EMPTY)
-    cut = reply.finish == "length" or len(reply.text) > most
+    cut = reply.finish == Finish.LENGTH or len(reply.text) > most
     return Answer(outcome=Outcome.TRUNCATED if cut else Outcome.DONE, text=text)

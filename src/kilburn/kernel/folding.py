@@ -1,7 +1,7 @@
 """Makes derived pages: the page that a fold puts in place of its sources.
 
-Whatever a policy proposes, trust, depth, sources and the kept spans are set here, from the sources
-themselves (laws 4 and 7). Kept spans are cut from the original, so they are byte-identical.
+Trust, depth, sources and kept spans are set here, from the sources themselves, whatever a policy says (laws 4 and 7).
+Kept spans are cut from the original, so they are byte-identical.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOWEST = min(Trust)
 
 
 def cut(text: str, keep: Sequence[Span]) -> str:
-    """The kept spans of a text with a mark wherever something is missing between or around them.
+    """The kept spans of a text, with an omission wherever something is missing between or around them.
 
     Raises:
         KernelError: spans that are empty, overlap, run backwards or lie outside of the text.
@@ -58,7 +58,7 @@ def _mark(pieces: list[str]) -> str:
 
 
 def runs_of(pages: Sequence[int]) -> str:
-    """Addresses of a set of pages in short: `p3-p9 p12 f2`."""
+    """The addresses of a set of pages, in short: `p3-p9 p12 f2`."""
     runs: list[str] = []
     originals = sorted(page for page in pages if page > 0)
     start = 0
@@ -72,13 +72,13 @@ def runs_of(pages: Sequence[int]) -> str:
 def derived_page(
     move: Fold, change: Change, tier: Tier, counter: Counter, now: float, text_of: Callable[[int], str], extra: str = ""
 ) -> tuple[Page, str, str]:
-    """The page that a checked fold makes, its text, its heading included, and its leftovers of a wire form.
+    """The page of a checked fold, its text with the heading, and its leftovers of a wire form.
 
-    What stands in the place of one page keeps that page's role. All else would be the user's words: there,
-    what others said is between marks with a nonce, under who said it (law 7).
+    A fold in place of one page keeps that page's role. Any other fold is in a user message; so in it, each page's
+    text stands between marks with a nonce, under who said it (law 7).
 
     Args:
-        text_of: the exact text of a page; asked for pages of which spans are kept.
+        text_of: the exact text of a page; called for pages of which spans are kept.
         extra: the stored leftovers of the one source.
     """
     single = tier.pages[move.pages[0]] if len(move.pages) == 1 else None
@@ -119,20 +119,20 @@ def derived_page(
 
 
 def leftovers_of(extra: str) -> str | None:
-    """What the stored leftovers of a page hold of its message's."""
+    """The part of a page's stored leftovers that belongs to its message."""
     kept: str | None = msgspec.json.decode(extra).get("message") if extra else None
     return kept
 
 
 def arguments_of(text: str) -> str:
-    """The arguments, still JSON, of a call of which only an excerpt is shown."""
+    """The arguments of a call of which only an excerpt is shown, as valid JSON."""
     return msgspec.json.encode({"excerpt": text}).decode()
 
 
 def shown_part(page: Page, text: str, pages: Mapping[int, Page]) -> Part:
-    """What a derived page is in a prompt: of one call or result a call or result, else a text."""
+    """The form of a derived page in a prompt: a call or result if it stands for one call or result, else a text."""
     single = pages.get(page.sources[0]) if page.message and len(page.sources) == 1 else None
-    # An old store may hold an excerpt of thinking in its place: it is no word of the assistant's.
+    # An old store may have an excerpt of thinking in its place, which must not be sent as the assistant's text.
     if single is not None and single.kind is Kind.REASONING:
         return Part(kind=Kind.REASONING, text=text)
     return _as_shown(text, single) if single is not None else Part(kind=Kind.TEXT, text=text)
@@ -147,7 +147,7 @@ def _as_shown(text: str, stands_for: Page) -> Part:
 
 
 def _marked(move: Fold, heading: str, trust: Trust, tier: Tier, text_of: Callable[[int], str]) -> str:
-    """What stands under nobody's name: each page's words under who said them, all between marks that no word can write."""
+    """The text of a fold of several pages: each page's words under who said them, between marks that no page can write."""
     if move.text is not None:
         if trust > Trust.AGENT:
             return f"{heading}\n{move.text}"
@@ -181,9 +181,9 @@ def _body(move: Fold, text_of: Callable[[int], str]) -> str:
 
 
 def keeps_its_spans(page: Page, text: str, text_of: Callable[[int], str]) -> bool:
-    """Whether the text of an excerpt holds exactly what its spans keep of its sources, under its heading.
+    """Whether the text of an excerpt is exactly what its spans keep of its sources, under its heading.
 
-    Names of those who said it are passed over: a call may have been forgotten since.
+    Speakers' names are not compared, because a call may have been forgotten since.
 
     Args:
         text_of: the exact text of a page.
@@ -196,7 +196,7 @@ def keeps_its_spans(page: Page, text: str, text_of: Callable[[int], str]) -> boo
         return False
     parts = page.parts or ((page.sources[0], page.spans),)
     cuts = [cut(text_of(source), spans) for source, spans in parts]
-    # In the place of its one source; and of several, as they were written before the words had marks around them.
+    # An excerpt of one source; or of several, in the old form without marks.
     unmarked = "".join(f"{address_of(source)}:\n{_ended(kept)}" for (source, _), kept in zip(parts, cuts, strict=True))
     if (len(cuts) == 1 and rest == cuts[0]) or rest == unmarked:
         return True
@@ -214,7 +214,7 @@ def _ended(text: str) -> str:
 
 
 def _least_trust(pages: Sequence[int], tier: Tier) -> Trust:
-    """The lowest of the sources' trust (law 7); of many, the first few usually have it."""
+    """The lowest trust of the sources (law 7); of many sources, the first few usually have it."""
     least = max(Trust)
     for page in pages:
         least = min(least, tier.pages[page].trust)

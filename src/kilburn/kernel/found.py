@@ -1,7 +1,7 @@
-"""What a search gives back: passages with where they are from, how old they are, and at what cost.
+"""The result of a search: passages with their origin, age and cost.
 
-Found text is data with an origin, never a bare string (law 7): retired and forgotten pages are not
-among the hits, and the token budget is kept.
+Found text is data with an origin, never a bare string (law 7). Retired and forgotten pages are not among the hits,
+and the token budget is kept.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def found(passages: Sequence[Passage], kernels: Mapping[int, Kernel], counter: C
     """The hits for passages, best first, as many as fit into `tokens`.
 
     Args:
-        kernels: those of the processes that the passages are from, by their numbers in the store.
+        kernels: the kernels of the passages' processes, by their numbers in the store.
     """
     hits: list[Found] = []
     left = tokens

@@ -1,6 +1,6 @@
 """The levels of one tenant: a store, a budget, a policy, and the processes that live there.
 
-Made by `kilburn.open`. It wires parts together by name and refuses to do anything itself.
+`kilburn.open` makes it. It finds the parts by name and connects them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Hierarchy:
         budget: what each process's window may hold.
         policy: a spec such as "hybrid" or "summarize(keep=4)", or an object with `plan`.
         tokenizer: "auto", a model's name, "chars/4", or a `Counter`.
-        model: who answers when a policy asks: a spec, a model, or None for nobody.
+        model: answers when a policy asks: a spec, a model, or None.
         clock: seconds since the epoch.
-        foreign: whether these specs may name what is not Kilburn's; see `kilburn.open`.
+        foreign: whether these specs may name classes from outside Kilburn; see `kilburn.open`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Hierarchy:
         if tokenizer == "auto" and self.model is not None:
             tokenizer = self.model.tokenizer
         self.counter = counter_for(tokenizer)
-        # What a model's chat template adds to every prompt, beside its messages.
+        # What a model's chat template adds to every prompt, besides its messages.
         self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
         self._processes: dict[str, Process] = {}
         self._lock = threading.RLock()
@@ -78,14 +78,14 @@ class Hierarchy:
         """The process of that name: created, or reopened where it was left.
 
         Raises:
-            SpecError: no name of a session: see `kilburn.store.checked_name`.
+            SpecError: not a valid name: see `kilburn.store.checked_name`.
             StoreReadOnly: it does not exist, and the store was opened for reading.
         """
         with self._lock:
             try:
                 checked_name(name, "session")
             except SpecError:
-                # Names were less strict once; what has such a name stays readable.
+                # Older versions allowed more names; sessions with such names stay readable.
                 if name not in [info.name for info in self.store.processes()]:
                     raise
             if name not in self._processes or self._processes[name].kernel.stale:
@@ -107,7 +107,7 @@ class Hierarchy:
         return made
 
     def processes(self) -> list[ProcessInfo]:
-        """All sessions of this tenant, oldest first; one that is known to be damaged says so in `damaged`."""
+        """All sessions of this tenant, oldest first; `damaged` says so if one is known to be damaged."""
         return list(self.store.processes())
 
     def search(self, query: str, tokens: int = 1000, limit: int = 20) -> list[Found]:
@@ -129,7 +129,7 @@ class Hierarchy:
         return found(hits, kernels, self.counter, tokens, self.clock())
 
     def close(self) -> None:
-        """Write what was only observed, and release the file; idempotent."""
+        """Write the waiting observations, and release the file; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -146,10 +146,10 @@ class Hierarchy:
         try:
             process.kernel.flush()
         except StoreStale:
-            # Another writer went on with this session: what is left here was only observed.
+            # Another writer continued this session; only observations are left here.
             process.kernel.undo()
         except StoreError as error:
-            # Reading a session must not fail because what was read cannot be noted.
+            # Reading a session must not fail because the reading cannot be recorded.
             count = len(process.kernel.pending.events)
             warnings.warn(f"{count} observations of session {process.name!r} are not in its ledger: {error.what}", stacklevel=4)
 
@@ -160,6 +160,6 @@ class Hierarchy:
         try:
             self.close()
         except KilburnError:
-            # An error that is already on its way says more than the one it caused here.
+            # An earlier error says more than the one that it caused here.
             if error is None:
                 raise

@@ -1,8 +1,8 @@
 """The kernel of one process: the only code that changes where pages are.
 
-Policies propose (`planning`), the laws check (`laws`), this moves. Every change is part of a batch: done in the
-window, and written to the store in one transaction; if anything fails, window and store are as they were.
-It does not choose what to move.
+Policies propose (`planning`), the laws check (`laws`), and the kernel moves. Every change is part of a batch: it is
+made in the window, and written to the store in one transaction. If anything fails, window and store are as they were
+before the batch.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
 
 LEAST = 1
-"""Messages of the user and the assistant after which the kernel may take a call without a result, where nothing
-else makes room: then it is not the latest message's."""
+"""Messages of the user and the assistant after which the kernel may evict a call without a result, if nothing else makes
+room: then it is not in the latest message."""
 
 GATHERED = 256
 """Observations that wait for a commit at most."""
@@ -65,8 +65,8 @@ GATHERED = 256
 class Kernel:
     """Carries out what the laws allow, in batches.
 
-    Its parts: the `window` (what stands where), the batch that is `pending`, the `contents` (texts at hand), and
-    what the ledger tells: its figures (`ledger`) and the `usage` of pages.
+    Its parts are the `window` (which page is where), the batch that is `pending`, the `contents` (cached texts), the
+    figures of the `ledger`, and the `usage` of pages.
 
     Args:
         clock: seconds since the epoch; the only clock there is.
@@ -77,7 +77,7 @@ class Kernel:
         self.lock = threading.RLock()
         self.stale = False
         self.changes = 0
-        # In the middle of a batch; and where one ended in a way that the journal does not lead back from.
+        # Whether a batch is open, and whether one ended in a way that the journal cannot undo.
         self._busy = self._broken = False
         # The budget of the last batch that was written.
         self._settled = budget
@@ -85,7 +85,7 @@ class Kernel:
         self._load()
 
     def _load(self) -> None:
-        """All that is known of the process, from the store; where that fails, what was known stays.
+        """Read the state of the process from the store; if that fails, the old state stays.
 
         Raises:
             StoreCorrupt: it cannot be rebuilt.
@@ -98,12 +98,13 @@ class Kernel:
     # What other writers did
 
     def refresh(self) -> bool:
-        """See whether another writer went on with this process; if so all is read anew, and texts at hand are let go.
+        """Check whether another writer continued this process; if so, everything is read again, and the cache of texts
+        is emptied.
 
-        What was only observed here and is not written yet stays noted.
+        Observations that are not written yet are kept.
 
         Raises:
-            StoreStale: there are changes here that are not written. StoreCorrupt; the state is then the one before.
+            StoreStale: there are changes here that are not written. StoreCorrupt; the old state then stays.
         """
         found = self._found()
         if found is not None and found.head == self.pending.head:
@@ -118,17 +119,17 @@ class Kernel:
         return True
 
     def check_current(self) -> None:
-        """See that nobody else wrote to this process since it was read.
+        """Check that no other writer has changed this process since it was read.
 
         Raises:
-            StoreStale: somebody did; reading something here, or reopening it, shows what.
+            StoreStale: one has; reading something here, or reopening the process, shows the changes.
         """
         found = self._found()
         if found is None or found.head != self.pending.head:
             raise self._overtaken()
 
     def _found(self) -> ProcessInfo | None:
-        """The process as the store has it now; None where it is gone, or another one has its name."""
+        """The process as the store has it now; None if it is gone, or another one has its name."""
         found = self.store.process(self.info.name, time=0.0, create=False)
         return found if found is not None and found.number == self.info.number else None
 
@@ -177,7 +178,7 @@ class Kernel:
         return found
 
     def closure(self, pages: Sequence[int]) -> list[int]:
-        """All that a forget of these pages would forget, in order."""
+        """All pages that forgetting these would forget, in order."""
         return sorted(closure_of_drop(self.window, pages), key=abs)
 
     def text(self, page: int) -> str:
@@ -196,7 +197,7 @@ class Kernel:
         return self.contents.get(known.digest)
 
     def forget_texts(self, gone: Sequence[int]) -> None:
-        """Let go of all texts at hand, and of what is known of forgotten pages; what is still wanted is read again."""
+        """Empty the cache of texts, and remove what is known of forgotten pages; texts are read again when needed."""
         self.window.scrub(gone)
         self.contents.clear()
 
@@ -224,8 +225,8 @@ class Kernel:
         return numbers[0], numbers[-1]
 
     def _join(self, late: Page) -> None:
-        """Bring the call of a late result back, which had left without one; where it cannot stand any more, or
-        not beside an open tool loop, the result goes below as well, and its handle says so (law 6)."""
+        """Bring back the call of a late result, which had left without one. If it cannot be in the window any more, or
+        does not fit beside an open tool loop, the result leaves too, and has a handle (law 6)."""
         point = self.savepoint()
         try:
             self.carry(Load(pages=(late.answers,), why="its result came"), policy="kernel", cause="admit")
@@ -238,7 +239,7 @@ class Kernel:
         self.carry(Evict(pages=(late.id,), why=why), policy="kernel", cause="admit")
 
     def _fits_beside_loop(self, late: Page) -> bool:
-        """Whether a late result's group, its results as handles, leaves an open tool loop its room."""
+        """Whether a late result's group, with its results as stubs, fits beside an open tool loop."""
         window = self.window
         loop = window.loop(LEAST)
         back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
@@ -264,7 +265,7 @@ class Kernel:
         """Carry out one move inside the current batch; returns the id of a derived page, or None.
 
         Raises:
-            LawBroken, KernelError: the move is illegal, or none; the caller undoes to its savepoint.
+            LawBroken, KernelError: the move is illegal, or not a move; the caller undoes to its savepoint.
         """
         window = self.window
         move = as_move(move)
@@ -285,7 +286,7 @@ class Kernel:
                     raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
                 move = Drop(pages=tuple(self.closure(move.pages)), why=move.why)
                 change, act = check_drop(window, set(move.pages)), Act.DROP
-        # A person may forget or retire what was asked; the kernel takes it last of all.
+        # A person may forget or retire the request; the kernel evicts it last.
         if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)) and not self._keeps_ends(move):
             check_held(window, change)
         data: dict[str, Any] = {"to": _by_place(change.at)}
@@ -303,8 +304,7 @@ class Kernel:
         return None if made is None else made.id
 
     def _with_ends(self, move: Fold) -> Fold:
-        """An excerpt in the place of the user's latest message, while that is the latest of all, keeps its head and tail,
-        whatever was chosen of it."""
+        """Adds head and tail to an excerpt of the user's latest message, while that is the latest message of all."""
         window = self.window
         page = window.pages.get(move.pages[0]) if len(move.pages) == 1 and move.keep else None
         if page is None or page.id not in window.request or page.message != window.turn:
@@ -319,7 +319,7 @@ class Kernel:
         return msgspec.structs.replace(move, keep=tuple(merged))
 
     def _keeps_ends(self, move: Move) -> bool:
-        """Whether a move puts an excerpt of one page, its head and tail among it, in that page's place."""
+        """Whether a move puts an excerpt of one page, with its head and tail, in that page's place."""
         if not isinstance(move, Fold) or len(move.pages) != 1 or not move.keep:
             return False
         return move.keep[0][0] == 0 and move.keep[-1][1] == len(self.text(move.pages[0]))
@@ -344,7 +344,7 @@ class Kernel:
         self._set(Act.UNPIN, pages)
 
     def remember(self, pages: Sequence[int], importance: float) -> None:
-        """Note how important pages are, from 0 to 1, inside the current batch."""
+        """Set the importance of pages, from 0 to 1, inside the current batch."""
         self._set(Act.REMEMBER, pages, mark=importance)
 
     def _set(self, act: Act, pages: Sequence[int], **data: Any) -> None:
@@ -361,28 +361,25 @@ class Kernel:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """All that happens inside is written together at the end, or undone.
+        """All changes inside are written together at the end, or undone.
 
         Raises:
             KernelError: within another batch.
         """
         with self.lock:
-            self.begin()
+            self.check_free()
             try:
+                self.begin()
                 yield
                 self.flush()
+                self.end()
             except BaseException as error:
                 self.fail(error)
                 raise
-            self.end()
 
     def begin(self) -> None:
-        """Start a batch; whoever does holds the lock.
-
-        Raises:
-            KernelError: this thread is within one already: a policy or a signal handler calls its own process.
-        """
-        self.check_free()
+        """Start a batch. Whoever does so holds the lock, has called `check_free`, and calls `end` or `fail`, also after an
+        interrupt between any two lines."""
         self._busy = True
 
     def end(self) -> None:
@@ -390,10 +387,10 @@ class Kernel:
         self._busy = False
 
     def fail(self, error: BaseException) -> None:
-        """The batch failed: go back to the state before it.
+        """The batch failed: restore the state before it.
 
-        After an error of ours the journal leads back. Anything else may have come in the middle of a step, as
-        Ctrl-C does: then all is read anew from the store, which knows whether the batch was written.
+        After one of our own errors, the journal leads back. Anything else, such as Ctrl-C, may have interrupted a
+        step. Then everything is read again from the store, which knows whether the batch was written.
         """
         self._broken, self._busy = True, False
         if isinstance(error, (KilburnError, GeneratorExit)):
@@ -407,10 +404,10 @@ class Kernel:
             error.add_note(f"and reading the session anew: {second}")
 
     def check_free(self) -> None:
-        """See that no batch is being written, and that the state is whole.
+        """Check that no batch is open, and that the state is whole.
 
         Raises:
-            KernelError: this thread is within a batch. StoreError: the state cannot be read anew.
+            KernelError: this thread is within a batch. StoreError: the state cannot be read again.
         """
         if self._busy:
             raise KernelError(
@@ -431,12 +428,12 @@ class Kernel:
         return Savepoint(self.window.journal_position, len(self.pending.events), len(self.pending.new))
 
     def undo(self, point: Savepoint = START) -> None:
-        """Undo the batch, back to a savepoint or whole; what was only observed stays noted."""
+        """Undo the batch, back to a savepoint or whole; observations are kept."""
         self.window.rollback(point.journal)
         self.usage.forget(self.pending.undo(point))
 
     def set_aside(self) -> Pending:
-        """Take the batch out of sight while a model is waited for: everybody else sees the state before it."""
+        """Set the batch aside while a model is asked: everyone else sees the state before it."""
         self.window.rollback()
         self._busy = False
         batch = self.pending.take()
@@ -444,7 +441,7 @@ class Kernel:
         return batch
 
     def take_up(self, batch: Pending) -> None:
-        """Go on with a batch that was set aside; the state must be the one that it was set aside from."""
+        """Continue a batch that was set aside; the state must be the same as then."""
         if batch.budget is not None:
             self.rebudget(batch.budget)
         pages = {page.id: page for page in batch.new}
@@ -457,11 +454,11 @@ class Kernel:
         self.pending.put(batch)
 
     def give_up(self, batch: Pending) -> None:
-        """Let go of a batch that was set aside; what was only observed stays noted."""
+        """Drop a batch that was set aside; its observations are kept."""
         self.pending.add(event for event in batch.events if event.act not in STATE)
 
     def flush(self, *, wait: bool = True) -> None:
-        """Write the batch: one transaction; without `wait` never behind another writer."""
+        """Write the batch in one transaction; without `wait` it does not wait for another writer."""
         pending, window = self.pending, self.window
         if pending.events:
             if self.store.readonly:
@@ -482,7 +479,7 @@ class Kernel:
     # The ledger
 
     def settle_ruler(self) -> None:
-        """Remember which counter the costs are by."""
+        """Record which counter the costs come from."""
         if self.usage.tokenizer != self.counter.name:
             self.record(Act.NOTE, tokenizer=self.counter.name)
 
@@ -498,7 +495,7 @@ class Kernel:
         why: str = "",
         **data: Any,
     ) -> None:
-        """Write an event into the batch, and do what it says.
+        """Add an event to the batch, and make its change.
 
         Args:
             new: pages that come with it; `texts` are those of their digests.
@@ -532,9 +529,9 @@ class Kernel:
         self.usage.learn(event)
 
     def observe(self, act: Act, pages: Sequence[int] = (), *, policy: str = "user", cause: str = "", **data: Any) -> None:
-        """Record what changed nothing; it is written with the next batch, or when many have gathered.
+        """Record an observation; it is written with the next batch, or when there are many.
 
-        Whoever only reads neither waits nor fails because it cannot be written: then the older half goes,
+        A reader neither waits nor fails if it cannot be written. If there are too many, the older half is dropped,
         and a note in the ledger says how many.
         """
         self.record(act, pages, policy=policy, cause=cause, **data)
@@ -542,7 +539,7 @@ class Kernel:
             self._lose_observed()
 
     def flush_observed(self) -> bool:
-        """Write what was only observed, if that can be done at once; nothing inside a batch."""
+        """Write the observations, if that is possible at once; not inside a batch."""
         if self.window.journal_position or self.pending.new or self.pending.changes_state:
             return True
         try:

@@ -1,8 +1,8 @@
-"""The laws of moves, checked at run time: from a move to the changes it means, or a typed error.
+"""The laws of moves, checked at run time: from a move to its changes, or a typed error.
 
-Every function here reads the tier and returns a `Change`; none mutates. The numbers in the errors
-are those of docs/design/architecture.md. Laws 1, 5 and 8 are kept by the kernel's batches, 2 by its
-planning, 10 by the store.
+Every function here reads the window and returns a `Change`; none changes anything. The numbers in the errors are
+those of docs/design/architecture.md. Laws 1, 5 and 8 are kept by the kernel's batches, 2 by its planning, 10 by the
+store.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Change(msgspec.Struct, kw_only=True):
 
 
 def as_move(value: object) -> Move:
-    """The move that a value is, its fields checked.
+    """A value as a move, with its fields checked.
 
     Raises:
-        KernelError: no move at all, fields of other types, or words that no store can hold.
+        KernelError: not a move, fields of wrong types, or text that no store can keep.
     """
     if not isinstance(value, Move):
         raise KernelError(f"a {type(value).__name__} is no move", advice="give Load, Evict, Fold, Retire or Drop")
@@ -95,7 +95,7 @@ def _unpinned(tier: Tier, pages: Iterable[int]) -> None:
 
 
 def check_held(tier: Tier, change: Change) -> None:
-    """The user's latest message stays until the next one; pages that come back may take an excerpt's place."""
+    """Check that the user's latest message stays until the next one; pages that come back may replace an excerpt."""
     for page in tier.request:
         standing = tier.stands_itself(page)
         if standing is not None and change.at.get(standing, Place.IN) != Place.IN and change.at.get(page) != Place.IN:
@@ -105,7 +105,7 @@ def check_held(tier: Tier, change: Change) -> None:
 
 
 def _rest(tier: Tier, page: int) -> Place:
-    """Where a page goes when it leaves: behind the fold that stands for it, or out."""
+    """Where a page is after it leaves: folded, if a fold stands for it, or out."""
     fold = tier.cover.get(page)
     return Place.FOLDED if fold is not None and tier.is_visible(fold) else Place.OUT
 
@@ -200,13 +200,13 @@ def _followers(tier: Tier, page: Page, leaving: set[int], awaited: Set[int], *, 
 
 
 def is_bound(page: Page) -> bool:
-    """Whether a provider takes a page back only as it came: thinking, or a block of its own in an assistant's message."""
+    """Whether a provider accepts a page only unchanged: thinking, or a block of its own in an assistant's message."""
     return page.role is Role.ASSISTANT and page.kind in (Kind.REASONING, Kind.OPAQUE)
 
 
 def _leave_alone(tier: Tier, page: Page, leaving: set[int], *, forced: bool) -> bool:
-    """Whether thinking may leave without its message: all of that message's, once the user has spoken since and its
-    calls have their results; in an open tool loop the provider wants it back."""
+    """Whether thinking may leave without its message: all of it, once the user has spoken since and its calls have their
+    results. In an open tool loop the provider needs it."""
     if _acts_as(tier, page) is not Kind.REASONING:
         return False
     shown = [member for member in tier.group(page.id) if tier.is_visible(member)]
@@ -277,7 +277,7 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
     if derived:
         further = [source for page in derived for source in _covered_by(tier, page) if source not in chosen]
         covered = [*(page for page in move.pages if page > 0), *further]
-    # What the subsumed folds stood for is among these, so that nothing is to be uncovered first.
+    # These include what the replaced folds stood for, so nothing has to be uncovered first.
     place = min(tier.pages[page].order for page in leaving)
     return Change(at=at, cover=covered, cited=not derived, place=place, depth=deepest)
 
@@ -285,7 +285,7 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
 def _named(tier: Tier, pages: Sequence[int]) -> tuple[set[int], set[int]]:
     """The ids that a fold names, and those of them that no fold stands for yet; raises what `known` does.
 
-    A memory names thousands of pages that an earlier one stands for: of these nothing is asked twice.
+    A remade fold names thousands of pages that an earlier fold stands for; these are not checked again.
     """
     chosen = set(pages)
     fresh = chosen - tier.folded
@@ -360,9 +360,9 @@ def closure_of_drop(tier: Tier, pages: Sequence[int]) -> set[int]:
 
 
 def check_drop(tier: Tier, gone: set[int]) -> Change:
-    """Where the rest goes when `gone` is forgotten: partners of a dropped call or result leave the window.
+    """What else moves when `gone` is forgotten: partners of a dropped call or result leave the window.
 
-    A call that waits for its result stays: the result would find none.
+    A call that waits for its result stays, because the result will need it.
     """
     leaving = {page for page in gone if tier.is_visible(page)}
     stays = gone | {standing for call in tier.awaited() - gone if (standing := tier.stands(call)) is not None}

@@ -1,4 +1,4 @@
-"""What the events of a process tell: its figures, how its pages are used, what its prompts really cost."""
+"""What follows from a process's events: its figures, how its pages are used, and what its prompts really cost."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ ENOUGH = 20
 class Stats(msgspec.Struct, kw_only=True):
     """Figures of one process, from its ledger; tokens by its own counter.
 
-    An *access* is a prompt shipped (the window served it) or a page asked for by address; it is a hit
-    where the window had what was asked. `hit_rate` is None before the first access. A *refault* is a
-    fault on a page that was evicted at most 10 turns ago. `utilisation` is the mean share of the
-    capacity that prompts used. `lost` counts observations that could not be written (a full disk, a lock) and are
-    in no other figure. `tokens_reprefilled` counts what
-    stood behind the first difference to the previous prompt and was not there for the first time: an
-    engine with a prefix cache processes that again because of an edit. `overflow` counts prompts over the
-    window and must be 0.
+    An *access* is a rendered prompt (the window served it) or a page recalled by its address; it is a hit if the
+    window had it. `hit_rate` is None before the first access. A *refault* is a fault on a page that was evicted at
+    most 10 turns ago. `utilisation` is the mean share of the capacity that prompts used. `lost` counts observations
+    that could not be written (a full disk, a lock) and are in no other figure. `tokens_reprefilled` counts the tokens
+    after the first difference from the previous prompt, as far as they were in an earlier prompt: an engine with a
+    prefix cache processes them again because of an edit. `overflow` counts prompts over the window and must be 0.
     """
 
     turns: int = 0
@@ -89,7 +87,7 @@ class Ledger:
         self._filled = 0.0
 
     def count(self, event: Event, window: Window) -> None:
-        """Take one event into the figures; `window` gives the pages' costs."""
+        """Count one event; `window` gives the pages' costs."""
         stats = self.stats
         stats.turns = max(stats.turns, event.turn)
         match event.act:
@@ -104,7 +102,7 @@ class Ledger:
                 self._evicted.update(dict.fromkeys(event.pages, event.turn))
             case Act.FOLD:
                 stats.folds += 1
-                # What an earlier fold stood for had left before.
+                # Pages that an earlier fold stood for had left before.
                 self._evicted.update(dict.fromkeys(event.data.get("to", {}).get(Place.FOLDED, ()), event.turn))
             case Act.RETIRE:
                 stats.retired += len(event.pages)
@@ -144,7 +142,7 @@ class Ledger:
         stats.tokens_reprefilled += int(event.data["again"])
         stats.peak = max(stats.peak, tokens)
         stats.overflow += tokens > window
-        # A provider's absurd report once made it 0: a reader must not fail for that.
+        # An impossible report of a provider once made it 0; a reader must not fail because of that.
         self._filled += tokens / max(1, window)
 
     def report(self, *, use: int, window: int) -> Stats:
@@ -169,16 +167,16 @@ class Usage:
     def __init__(self, counter: Counter) -> None:
         self.pages: dict[int, Use] = {}
         self.calibrated = Calibrated(counter)
-        # The counter by which the costs of the pages are; "" before the first.
+        # The name of the counter of the pages' costs; "" before the first.
         self.tokenizer = ""
 
     def learn(self, event: Event) -> None:
-        """Take in one event."""
+        """Update from one event."""
         if event.act is Act.ADMIT:
             self.pages.update({page: Use(0, event.turn, event.time) for page in event.pages})
         elif event.act in (Act.FAULT, Act.LOAD, Act.FOLD):
-            # A fold may cite thousands of pages: only those that it takes along now are used, and those
-            # that were used as often share one entry.
+            # A fold may cite thousands of pages: only those that leave with it now count as used, and pages with the
+            # same use share one entry.
             more = int(event.act is not Act.FOLD)
             pages = event.pages if more else event.data["to"].get(Place.FOLDED, ())
             counts = {page: before.count if (before := self.pages.get(page)) else 0 for page in pages}
@@ -192,6 +190,6 @@ class Usage:
                 self.calibrated.observe(counted, prompt)
 
     def forget(self, pages: Iterable[Page]) -> None:
-        """Let go of pages that were not admitted after all."""
+        """Remove pages whose admission was undone."""
         for page in pages:
             self.pages.pop(page.id, None)

@@ -1,8 +1,7 @@
 """The memory tools that a model is offered: `recall`, `search_memory`, `pin`, `remember`.
 
-What comes back is marked with its origin
-and age and is data; it is never indexed again as if it were new (law 7). Bad arguments give a text
-that says what to do, never an exception: the model reads it and tries again.
+Recalled text is marked with its origin and age, and is data; it is never indexed again as if it were new (law 7). Bad
+arguments give a text that says what to do, never an exception: the model reads it and tries again.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ NAMES = frozenset(spec.name for spec in SPECS)
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What a system call answered, and the pages that its text is from."""
+    """The answer of a memory tool, and the pages that its text is from."""
 
     text: str
     sources: tuple[int, ...] = ()
@@ -126,7 +125,7 @@ def call(process: Process, name: str, arguments: str, call_id: str | None = None
 
     Args:
         arguments: JSON, as the model wrote it.
-        call_id: the id of the call that is in the process already; `remember` marks its note.
+        call_id: the id of the call, which is in the process already; `remember` sets the importance of its text.
     """
     try:
         return _DO[name](process, arguments, call_id)
@@ -166,10 +165,11 @@ def _recall(process: Process, arguments: str, call_id: str | None) -> Said:
 
 
 def _told(pieces: Sequence[tuple[str, str]], left: str = "") -> str:
-    """Exact texts, each under its origin; the nonce in each heading stands in none of them, so that none can write one.
+    """Exact texts, each under its origin. The nonce in the headings occurs in none of the texts, so none can write a
+    heading.
 
     Args:
-        left: a last line of our own.
+        left: a last line, added by us.
     """
     nonce = nonce_of("".join(text for _, text in pieces))
     told = [f"[{nonce} {origin}]\n{text}" for origin, text in pieces]

@@ -1,4 +1,4 @@
-"""What a batch has gathered so far: events, new pages and their texts.
+"""The contents of a batch so far: events, new pages and their texts.
 
 It becomes one transaction of the store, or is undone back to a savepoint. It does not touch the window.
 """
@@ -20,11 +20,11 @@ __all__ = ["START", "Pending", "Savepoint"]
 
 INDEXED = frozenset({Kind.TEXT, Kind.RESULT, Kind.CALL, Kind.REASONING})
 NOT_INDEXED = frozenset({"recall", "search_memory", "pin"})
-"""Calls of memory tools: a query must never be found as if it were a fact."""
+"""Calls of memory tools are not indexed: a query must never be found as if it were a fact."""
 
 
 class Savepoint(NamedTuple):
-    """A point inside a batch: how far the window's journal, the events and the new pages had come."""
+    """A point inside a batch: the lengths of the window's journal, the events and the new pages."""
 
     journal: int
     events: int
@@ -35,7 +35,7 @@ START = Savepoint(0, 0, 0)
 
 
 class Pending:
-    """A transaction in the making. `head` is the last event that is written."""
+    """A transaction that is being prepared. `head` is the last event that is written."""
 
     def __init__(self, head: int = 0) -> None:
         self.head = head
@@ -55,16 +55,16 @@ class Pending:
 
     @property
     def changes_state(self) -> bool:
-        """Whether it holds more than observations."""
+        """Whether it has more than observations."""
         return any(event.act in STATE for event in self.events)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Put events behind those that are here, numbered on."""
+        """Append events, with the next numbers."""
         for event in events:
             self.events.append(msgspec.structs.replace(event, number=self.next))
 
     def undo(self, point: Savepoint) -> list[Page]:
-        """Go back to a savepoint; what was only observed stays. Returns the pages that are gone."""
+        """Undo to a savepoint; observations stay. Returns the pages that are gone."""
         gone = self.new[point.new :]
         observed = [event for event in self.events[point.events :] if event.act not in STATE]
         del self.events[point.events :], self.new[point.new :]
@@ -72,14 +72,14 @@ class Pending:
         return gone
 
     def take(self) -> Pending:
-        """Take the whole batch out; an empty one stays."""
+        """Remove and return the whole batch; an empty one stays."""
         taken = Pending()
         taken.events, taken.new, taken.texts, taken.budget = self.events, self.new, self.texts, self.budget
         self.clear()
         return taken
 
     def put(self, taken: Pending) -> None:
-        """Put a batch that was taken out behind what has been gathered since."""
+        """Append a batch that was taken out to what came since."""
         self.add(taken.events)
         self.new += taken.new
         self.texts |= taken.texts

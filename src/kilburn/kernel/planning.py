@@ -1,8 +1,8 @@
 """Consults the policy and keeps the budget: what happens between admitting pages and the commit.
 
-The policy is asked once for every admission and again while the window is over its capacity and it
-makes progress; moves that break a law are undone and recorded. What is then still over capacity the
-kernel settles itself, oldest first, so that law 2 never depends on a policy.
+The policy is asked once for every admission, and again as long as the window is over its capacity and its moves make
+progress. Moves that break a law are undone and recorded. If the window is then still over its capacity, the kernel
+makes room itself, oldest pages first, so that law 2 never depends on a policy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Planner:
     def settle(
         self, cause: Cause, change: Callable[[], tuple[int, ...]], *, waits: bool = True
     ) -> Generator[Ask, Answer, tuple[int, ...]]:
-        """Make a change, bring the window under its capacity, and let the policy use the occasion.
+        """Make a change, consult the policy, and bring the window within its capacity.
 
         Args:
             change: begins the batch; says which pages it is about. It is made again where others changed
@@ -135,16 +135,16 @@ class Planner:
         )
 
     def _fixed(self) -> frozenset[int]:
-        """What no policy may move: pins, the user's latest message, and what excerpts among them stand for.
+        """Pages that no policy may move: pins, the user's latest message, and what excerpts among them stand for.
 
-        While that message is the latest of all it is held as such, and may be shortened.
+        While that message is the latest of all, it may be shortened.
         """
         window = self.kernel.window
         pins = window.pins.union(page for page in window.held() if window.pages[page].message != window.turn)
         return frozenset(pins.union(*(window.cover.of(page) for page in pins if page < 0)))
 
     def _open(self, patience: int) -> frozenset[int]:
-        """What stands for calls whose results may still come."""
+        """The resident pages of calls whose results may still come."""
         window = self.kernel.window
         return frozenset(standing for call in window.awaited(patience) if (standing := window.stands(call)) is not None)
 
@@ -157,7 +157,7 @@ class Planner:
         return (yield from self._consultation.hold(self.policy, view, waits=waits))
 
     def abandon(self) -> None:
-        """The session ends: an answer that is still awaited comes too late, and the ledger says so."""
+        """The session ends: record that a pending answer comes too late."""
         purpose = self.background.abandon()
         if purpose is not None:
             self.kernel.record(
@@ -165,7 +165,7 @@ class Planner:
             )
 
     def _page_system(self, wanted: tuple[int, ...]) -> None:
-        """Of a leading system prompt that is too long to pin, head and tail are pinned instead (law 3)."""
+        """Pin head and tail of a leading system prompt that is too long to pin (law 3)."""
         kernel, window = self.kernel, self.kernel.window
         for number in wanted:
             page = window.pages[number]
@@ -182,11 +182,11 @@ class Planner:
                 kernel.pin([window.last_derived], why="the system prompt is too long to pin whole")
 
     def _hold_request(self) -> None:
-        """The user's latest message stands: whole, or head and tail where it takes more than its share.
+        """Keep the user's latest message in the window: whole, or its head and tail if it takes more than its share.
 
-        It stays until the next one (law 3), and yields before a pin does. While it is the latest message of all,
-        it is shown as any such message is; when the talk has gone on and the window is full, it keeps to its share.
-        What had to leave comes back when there is room again.
+        It stays until the next one (law 3), and yields before a pin does. While it is the latest message of all, it
+        is treated like any such message. When other messages have followed and the window is full, it is cut to its
+        share. If it had to leave, it comes back when there is room again.
         """
         kernel, window = self.kernel, self.kernel.window
         asked = [page for page in window.request if page not in window.pins and window.at(page) not in GONE]
@@ -209,20 +209,20 @@ class Planner:
                     kernel.undo(point)
 
     def _share(self) -> int:
-        """What the user's latest message may take: a quarter of the capacity, and half of what pins leave."""
+        """Tokens that the user's latest message may take: a quarter of the capacity, and half of what pins leave."""
         return max(0, min(self.kernel.capacity // 4, self._room() // 2))
 
     def _room(self) -> int:
-        """What pins and a handle leave of the capacity."""
+        """The capacity less pins and one handle."""
         return self.kernel.capacity - sum(map(self.kernel.window.cost, self.kernel.window.pins)) - self._handle
 
     def _page_oversized(self, wanted: tuple[int, ...]) -> None:
-        """A message that cannot fit is itself paged: head, tail and handle stay."""
+        """Replace a message that cannot fit by its head and tail."""
         window = self.kernel.window
         room = self._room()
         calls = [number for number in wanted if number in window.open and number not in window.pins]
         if sum(map(window.cost, calls)) > room:
-            # None of them may leave before its result is here, so each gets its share.
+            # None of them may leave before its result comes, so each gets its share.
             for number in calls:
                 if window.cost(number) > room // len(calls):
                     self._shorten(window.pages[number], room // (len(calls) + 1))
@@ -232,7 +232,7 @@ class Planner:
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:
-        """Put head and tail in the place of a page; False where not even those would help."""
+        """Put head and tail in place of a page; False if not even this helps."""
         if page.kind is Kind.IMAGE or page.depth:
             return False
         text = self.kernel.text(page.id)
@@ -255,14 +255,14 @@ class Planner:
         return False
 
     def _fall_back(self) -> None:
-        """Make room of all else first, then of an open tool loop where what came last is no part of it, then of the
-        user's latest message, and last of all take the thinking that the provider wants back.
+        """Make room: first from everything else; then from an open tool loop, if the newest message is not part of it;
+        then from the user's latest message; and last from the thinking that the provider needs.
 
         Raises:
-            PinsExceedWindow: what is left is pinned, or waits for a result that comes next.
+            PinsExceedWindow: everything left is pinned, or waits for its result.
         """
         kernel, window = self.kernel, self.kernel.window
-        # Where not even an excerpt of the latest message keeps to its share, it is a page like any other.
+        # If not even an excerpt of the latest message fits its share, it is treated like any other page.
         stays = self._fixed() if sum(map(window.cost, window.held())) <= 2 * self._share() else frozenset(window.pins)
         loop = window.loop(LEAST)
         if all(window.pages[page].message != window.turn for page in loop):
@@ -271,7 +271,7 @@ class Planner:
         point = kernel.savepoint()
         self._crowd_out(frozenset(window.pins))
         if kernel.excess:
-            # The user's latest message comes back where thinking has to leave in any case.
+            # The user's latest message comes back if thinking has to leave in any case.
             kernel.undo(point)
             self._drop_thinking(window.last + 1)
             self._crowd_out(frozenset(window.pins))
@@ -279,13 +279,13 @@ class Planner:
             raise PinsExceedWindow(f"{kernel.use} of {kernel.capacity} tokens are pinned or wait for a result")
 
     def _make_room(self, stays: Set[int]) -> None:
-        """Evict the oldest groups that may leave, the user's words after all else; then calls without a result
-        that the talk has gone on from; then shorten or evict even what just came."""
+        """Evict the oldest groups that may leave, the user's words last; then calls without a result after which other
+        messages came; then shorten or evict the newest pages."""
         kernel, window = self.kernel, self.kernel.window
         view = self.view(Cause.PRESSURE, ())
         older = [page for page in _in_turn(view) if not view.is_latest(page)]
         if kernel.excess > kernel.capacity:
-            # A session that was written with a far larger window: most of it leaves in one move.
+            # For a session that was written with a far larger window: most of it leaves in one move.
             movable = replace(view, pins=stays, open=self._open(PATIENCE))
             chosen = movable.free(older, kernel.excess - kernel.capacity // 8)
             if chosen:
@@ -298,13 +298,13 @@ class Planner:
             if self.kernel.excess and page.answers and page.id not in stays:
                 self._try(Evict(pages=(page.id,), why="over capacity"))
         self._drop_thinking(window.task)
-        # Handles in place of results go with calls that nothing else keeps alive.
+        # Stubs leave with calls that nothing else keeps in the window.
         calls = (window.stands_itself(window.pages[stub].answers) for stub in list(window.stubs))
         self._relieve((window.pages[call] for call in calls if call is not None), stays)
         self._crowd_out(stays)
 
     def _drop_thinking(self, before: int) -> None:
-        """Evict thinking from before a page, message by message, as long as the window is over its capacity."""
+        """Evict thinking before a page, message by message, as long as the window is over its capacity."""
         kernel, window = self.kernel, self.kernel.window
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
             if kernel.excess and page.kind is Kind.REASONING and page.id < before and window.at(page.id) == Place.IN:
@@ -321,7 +321,7 @@ class Planner:
             self._evict(page, view, stays, patience)
 
     def _crowd_out(self, stays: Set[int]) -> None:
-        """Shorten pages to what is left for them, or evict them, as long as the window is over its capacity."""
+        """Shorten pages to the room that is left for them, or evict them, as long as the window is over its capacity."""
         kernel = self.kernel
         if not kernel.excess:
             return
@@ -331,13 +331,13 @@ class Planner:
                 return
             if kernel.window.at(page.id) == Place.IN and page.id not in stays:
                 least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
-                # Of the user's latest message a shorter excerpt is better than none.
+                # A shorter excerpt of the user's latest message is better than none.
                 whole = kernel.window.pages[page.sources[0]] if page.depth and page.id in kernel.window.held() else page
                 if page.tokens <= least or not self._shorten(whole, least):
                     self._evict(page, view, stays)
 
     def _evict(self, page: Page, view: View, stays: Set[int], patience: int = LEAST) -> None:
-        """Evict a page's group, or of it what may leave; nothing where nothing may.
+        """Evict a page's group, or the part of it that may leave.
 
         Args:
             view: of this turn. Of its pages only the group's are looked at, as they are now: thousands of groups may
@@ -363,8 +363,8 @@ class Planner:
 
 
 def _in_turn(view: View) -> list[Page]:
-    """The resident pages in the order in which they should leave: oldest first, the user's words behind all else
-    while they take a quarter of the capacity at most."""
+    """The resident pages in the order in which they should leave: oldest first, the user's words last as long as they
+    take at most a quarter of the capacity."""
     room = view.budget.capacity // 4
     words: list[Page] = []
     for page in reversed(view.pages):

@@ -79,7 +79,7 @@ class Process:
         self._answer = answer
         self._prompts = Prompts(kernel)
         self._warned = False
-        # Places outside of the store that hold what was made of pages, by name: each is told which pages are forgotten.
+        # Places outside the store with data made from pages, by name: each is called with the pages that are forgotten.
         self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
 
     @property
@@ -162,19 +162,18 @@ class Process:
                 # The other writer's window may be larger.
                 self._planner.reopen()
             except KilburnError as error:
-                # Reading goes on where nothing can be written; a prompt is made to fit where it is rendered.
+                # Reading works even if nothing can be written; a prompt is made to fit when it is rendered.
                 log.info("session %s: %s", self.name, error)
 
     def append(self, *messages: Any) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
 
-        When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was
-        admitted, and trying again admits them once. While the policy waits for a model's words, everybody
-        else sees the process as it was before. (A Ctrl-C that comes while the commit itself runs may find
-        the messages admitted.)
+        When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
+        and trying again admits them once. While a policy asks a model, everyone else sees the process as it was
+        before. (After a Ctrl-C during the commit itself, the messages may be admitted.)
 
         Returns:
-            The address of the new pages: `p17`, or a range `p17-p19` where a message has several parts.
+            The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.
 
         Raises:
             WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreError.
@@ -184,7 +183,7 @@ class Process:
     async def aappend(self, *messages: Any) -> str:
         """`append` for async callers: a model that a policy asks runs in a worker thread.
 
-        Where the call is cancelled, nothing was admitted.
+        If the call is cancelled, nothing was admitted.
         """
         return await arun(self._append(messages), self._answer)
 
@@ -201,19 +200,19 @@ class Process:
         return span_of(admitted[0], admitted[-1])
 
     def idle(self) -> None:
-        """Tell the policy that nothing happens: a good moment for work that may wait."""
+        """Tell the policy that the caller has time: a good moment for work that may wait."""
         run(self._settling(tuple, Cause.IDLE), self._answer)
 
     def compact(self, policy: Policy, name: str, model: Model | None = None) -> list[Event]:
-        """Ask another policy once, now, under a name of its own, to make room.
+        """Ask another policy once, now, to make room.
 
         Args:
-            name: stands in the ledger for this policy.
-            model: answers what it asks; None for nobody.
+            name: the policy's name in the ledger.
+            model: answers its questions; None for no model.
 
         Returns:
-            What the ledger has of it: its moves, and last the event `COMPACT` with the outcome. Nothing where
-            there was nothing to do.
+            The events in the ledger: its moves, and last `COMPACT` with the outcome. Empty if there was nothing to
+                do.
         """
         before = self.kernel.pending.next - 1
         run(self._settling(tuple, Cause.IDLE, planner=Planner(self.kernel, policy, name)), answerer(model))
@@ -223,7 +222,7 @@ class Process:
     def batch(self) -> Iterator[Kernel]:
         """Several changes as one transaction, by the kernel's own verbs: all are written at the end, or none.
 
-        No policy is asked, and nothing brings the window within its budget: whoever uses it does.
+        No policy is asked, and the window is not brought within its budget: the caller has to do that.
 
         Raises:
             KernelError: within another change.
@@ -234,33 +233,34 @@ class Process:
     def _settling(
         self, change: Callable[[], tuple[int, ...]], cause: Cause, *, planner: Planner | None = None, waits: bool = True
     ) -> Generator[Ask, Answer, tuple[int, ...]]:
-        """One batch: a change, then whatever the policy makes of it; `change` says which pages it is about."""
+        """One batch: a change, then the policy's moves; `change` says which pages it is about."""
         kernel, planner = self.kernel, planner or self._planner
         with kernel.lock:
-            kernel.begin()
+            kernel.check_free()
             try:
+                kernel.begin()
                 # A policy must not quote to a model what another process has forgotten.
                 kernel.check_current()
                 wanted = yield from planner.settle(cause, change, waits=waits)
                 kernel.flush()
+                kernel.end()
             except BaseException as error:
                 kernel.fail(error)
                 planner.background.undo()
                 raise
-            kernel.end()
             planner.background.commit()
         return wanted
 
     def abandon(self) -> None:
-        """Let go of what the policy still awaits from a model; called when the store closes."""
+        """Give up a question that a model is still answering; called when the store closes."""
         with self.kernel.lock:
             self._planner.abandon()
 
     def resize(self, budget: Budget) -> None:
-        """Give this process another budget from now on; what no longer fits leaves.
+        """Give this process another budget from now on; pages that no longer fit leave.
 
         Raises:
-            PinsExceedWindow: the pins do not fit it; the old budget stays.
+            PinsExceedWindow: the pins do not fit; the old budget stays.
         """
 
         def change() -> tuple[int, ...]:
@@ -271,13 +271,13 @@ class Process:
         run(self._settling(change, Cause.PRESSURE), self._answer)
 
     def observe(self, usage: Tokens, counted: int) -> bool:
-        """Tell what a provider says a prompt cost that was counted here as `counted` tokens.
+        """Report what a provider says that a prompt cost, which was counted here as `counted` tokens.
 
-        Where our count was too low, the window shrinks accordingly, at once: no model is waited for. Numbers
-        that cannot be true change nothing; the ledger says that they came.
+        If our count was too low, the window shrinks accordingly, at once, without asking a model. Impossible numbers
+        change nothing; the ledger records that they came.
 
         Returns:
-            Whether the numbers are believed.
+            Whether the numbers are plausible.
         """
         kernel = self.kernel
         with kernel.lock:
@@ -292,8 +292,8 @@ class Process:
     def render(self, format: str = "chat") -> Prompt:
         """The prompt: what is in the window, as messages for OpenAI ("chat") or Anthropic ("messages").
 
-        A list of dicts; for "messages" the system prompt stands beside it, in `.system`. Never over
-        the window; grows only at its end until something is edited.
+        A list of dicts; for "messages" the system prompt is in `.system`. It never exceeds the window, and between
+        edits it grows only at its end.
 
         Raises:
             PinsExceedWindow: the session was written with a larger window, and its pins exceed this one.
@@ -301,9 +301,10 @@ class Process:
         with self._current() as kernel:
             if not kernel.excess:
                 return self._prompts.render(format)
-            # Written with a larger window, and not to be written here: made to fit in memory, and undone.
-            kernel.begin()
+            # The session has a larger window, and nothing may be written: it is made to fit in memory, and this is
+            # undone.
             try:
+                kernel.begin()
                 self._planner.enforce()
                 prompt = self._prompts.render_once(format)
                 kernel.undo()
@@ -401,7 +402,7 @@ class Process:
         return hits
 
     def pin(self, address: str) -> None:
-        """Keep pages in the window, byte-identical, until they are unpinned; pages below come back first.
+        """Keep pages in the window, byte-identical, until they are unpinned; pages that are out come back first.
 
         Raises:
             UnknownAddress, Forgotten. PinsExceedWindow: nothing was pinned.
@@ -418,7 +419,7 @@ class Process:
         self._advise(address, self.kernel.unpin)
 
     def remember(self, address: str, importance: float = 1.0) -> None:
-        """Mark pages as important, 0 to 1: policies that weigh importance keep them longer."""
+        """Set the importance of pages, 0 to 1: policies that weigh importance keep them longer."""
         if not 0.0 <= importance <= 1.0:
             raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what must stay longest")
         self._advise(address, lambda pages: self.kernel.remember(pages, importance))
@@ -434,7 +435,7 @@ class Process:
         run(self._settling(change, Cause.ADVICE), self._answer)
 
     def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
-        """What a policy at the window is shown now: frozen, and good until the next change."""
+        """The view that a policy at the window would get now: frozen, and valid until the next change."""
         with self.kernel.lock:
             return self._planner.view(cause, wanted)
 
@@ -450,12 +451,12 @@ class Process:
         return [address_of(page) for page in made if page is not None]
 
     def forget(self, address: str, why: str = "") -> list[str]:
-        """Forget pages and all that was derived from them, in every place; returns what went.
+        """Forget pages and everything derived from them, in every place; returns the forgotten addresses.
 
-        Places that registered in `erasers` (a folder of spilled keys and values) are told, all of them, also where one
-        fails: what that raises is raised then, and the pages are forgotten here all the same.
+        All places that registered in `erasers` (a folder of spilled keys and values) are called, even if one fails.
+        Its error is raised afterwards, and the pages are forgotten here all the same.
 
-        What this cannot reach: providers' caches, file-system snapshots, and exports made elsewhere.
+        Not reached are providers' caches, file-system snapshots, and exports.
         """
         with self.kernel.batch():
             pages = self.kernel.resolve(address)

@@ -1,4 +1,4 @@
-"""The prompts of one process: rendered from its window, and what each costs an engine that caches prefixes."""
+"""Renders the prompts of one process, and records what each costs an engine that caches prefixes."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ __all__ = ["Prompts"]
 
 
 class Prompts:
-    """Renders prompts, and remembers the last one: the next is compared with it."""
+    """Renders prompts, and keeps the last one to compare the next with it."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        # Parts of messages at hand, by page; what the last prompt held, piece by piece; all pages that any prompt held.
+        # Cached parts of messages, by page; the pieces of the last prompt; all pages that were in any prompt.
         self._parts: dict[int, tuple[Part, str | None]] = {}
         self._shipped: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
 
     def clear(self) -> None:
-        """Let go of everything: the session was read anew."""
+        """Forget everything: the session was read again."""
         self._parts.clear()
         self._shipped.clear()
         self._seen.clear()
 
     def forget(self, pages: list[int]) -> None:
-        """Let go of what is known of forgotten pages."""
+        """Remove what is known of forgotten pages."""
         for page in pages:
             self._parts.pop(page, None)
         self._shipped.clear()
 
     def render(self, form: str) -> Prompt:
-        """The prompt, in a provider's form; the ledger remembers what it costs."""
+        """The prompt, in a provider's form; its cost is recorded in the ledger."""
         kernel = self._kernel
         shown = items(kernel.window)
         self._bring(shown)
@@ -54,7 +54,7 @@ class Prompts:
             self._parts.clear()
 
     def _bring(self, shown: list[Item]) -> None:
-        """Bring the parts of all pages that are shown to hand, and let go of others where there are many."""
+        """Cache the parts of all visible pages, and remove others if there are many."""
         kernel = self._kernel
         fresh = [page for _, page, instead in shown if page is not None and not instead and page.id not in self._parts]
         kernel.contents.fetch(digest for page in fresh for digest in (page.digest, page.extra))
@@ -65,7 +65,7 @@ class Prompts:
             self._parts = {number: part for number, part in self._parts.items() if number in kept}
 
     def _ship(self, shown: list[Item]) -> None:
-        """Note what this prompt costs: all of it, and what an engine must process again behind the first difference."""
+        """Record what this prompt costs: all of it, and what an engine must process again after the first difference."""
         kernel = self._kernel
         now = [((key, instead), self._cost(page, instead)) for key, page, instead in shown]
         same = 0

@@ -1,7 +1,6 @@
 """Receipts: what each compaction took out of the window, why, by which policy, and how to get it back.
 
-Read from the ledger alone, so that a session that was reopened can show them too. Nothing here
-judges whether it was worth it.
+They are read from the ledger alone, so a reopened session has them too.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         why: in the policy's words.
         left: addresses of what left the window or was folded, in ranges; each can be recalled.
         folds: addresses of what stands in their place.
-        back: addresses of what came back.
-        freed: tokens; negative where the window grew.
+        back: addresses of pages that came back.
+        freed: tokens; negative if the window grew.
         asked: outcomes of the model's answers.
         figures: the policy's own counts.
     """
@@ -72,7 +71,7 @@ def receipts(events: Iterable[Event]) -> Iterator[Receipt]:
 
 
 def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
-    """The receipt of some moves, closed by their COMPACT event, or by the last of them where there is none."""
+    """The receipt of some moves, up to their COMPACT event, or the last of them if there is none."""
     left = {page for event in moves for page in event.pages if event.act is not Act.LOAD}
     back = {page for event in moves for page in event.pages if event.act is Act.LOAD}
     data = last.data if last.act is Act.COMPACT else {}
@@ -94,7 +93,7 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
 
 
 def ranges(pages: Iterable[int]) -> tuple[str, ...]:
-    """Addresses of pages, neighbours as one range."""
+    """Addresses of pages, with neighbours joined into ranges."""
     found: list[str] = []
     for page in sorted(pages):
         first, last = parse_address(found[-1]) if found else (0, 0)

@@ -1,7 +1,7 @@
-"""From the window to the messages that a provider takes.
+"""Renders the window as messages for a provider.
 
-What is rendered is exactly what was counted: resident pages, handles in place, and one line for
-each stretch that is out. Between edits the prompt only grows at its end, byte for byte.
+What is rendered is exactly what was counted: resident pages, stubs, and one handle for each gap. Between edits the
+prompt only grows at its end, byte for byte.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kilburn.wire import messages as anthropic
 __all__ = ["Item", "Prompt", "items", "part_of", "render", "transcript"]
 
 Item = tuple[tuple[int, int, int], Page | None, str]
-"""Where it stands, the page (None for a gap), and the text to show instead of it ("" for its own)."""
+"""Its place, the page (None for a gap), and the text to show instead of it ("" for its own)."""
 
 
 class Prompt(list[dict[str, Any]]):
     """A rendered prompt: a list of dicts.
 
     Attributes:
-        system: for the "messages" form, where the system prompt stands beside the messages; else None.
+        system: for the "messages" form, the system prompt; else None.
         tokens: what it costs, by the process's counter.
         form: "chat" or "messages".
     """
@@ -43,7 +43,7 @@ class Prompt(list[dict[str, Any]]):
 
 
 def items(window: Window) -> list[Item]:
-    """All that stands in the prompt, in order."""
+    """Everything in the prompt, in order."""
     shown: list[Item] = [
         ((*page.order, page.id), page, window.stub(page.id) if page.id in window.stubs else "") for page in window.visible()
     ]
@@ -53,7 +53,7 @@ def items(window: Window) -> list[Item]:
 
 
 def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
-    """The part that a page came from, and its message's leftovers where it was the message's first."""
+    """The part that a page came from, and its message's leftovers if it was the first part."""
     kept: dict[str, str] = msgspec.json.decode(extra) if extra else {}
     return Part(kind=page.kind, text=text, call=page.call, name=page.name, extra=kept.get("part")), kept.get("message")
 
@@ -61,14 +61,14 @@ def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
 def transcript(window: Window, part: Callable[[Page], tuple[Part, str | None]]) -> list[Message]:
     """The prompt as neutral messages: parts of one message joined again, every call with a result.
 
-    A result that stands further down (it came late) is put behind its call by the wire form.
+    A result that came late, and stands further down, is put after its call by the wire form.
     """
     made: list[Message] = []
     answered = {page.call for page in window.visible() if page.role is Role.TOOL}
     key: tuple[Role, int] | None = None
     for _, page, instead in items(window):
         if instead and page is not None and page.kind is not Kind.RESULT:
-            continue  # something attached to a result whose call stays: the result's own handle says enough
+            continue  # something attached to a result whose call stays: the result's own handle is enough
         shown, leftovers = _shown(page, instead, part, window)
         role = Role.USER if page is None else page.role
         if page is not None and page.message and key == (role, page.message):
@@ -83,7 +83,7 @@ def transcript(window: Window, part: Callable[[Page], tuple[Part, str | None]]) 
 
 
 def _pending(made: list[Message], answered: set[str | None]) -> list[Message]:
-    """Results for the last message's calls that have none in the prompt."""
+    """`[no result]` for the last message's calls without a result in the prompt."""
     parts = made[-1].parts if made else ()
     calls = [part.call for part in parts if part.kind is Kind.CALL and part.call not in answered]
     return [Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=PENDING, call=call),)) for call in calls]

@@ -1,4 +1,4 @@
-"""A process as its ledger tells it: read from a store and rebuilt, event by event (law 8)."""
+"""Rebuilds a process from a store, event by event (law 8)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ READ = 500
 """Pages whose texts are read at a time."""
 
 SENSELESS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError)
-"""What an event raises that does not fit the pages, or whose data is not what its act has."""
+"""Errors of replaying an event that does not fit the pages, or has wrong data."""
 
 
 class Rebuilt(NamedTuple):
-    """What the ledger tells of a process, up to event `head`."""
+    """The state of a process up to event `head`."""
 
     window: Window
     ledger: Ledger
@@ -35,14 +35,14 @@ class Rebuilt(NamedTuple):
 
 
 def rebuild(store: Store, info: ProcessInfo, counter: Counter) -> Rebuilt:
-    """A process from its store, its pages at the costs of this counter.
+    """Rebuild a process from its store; its pages get the costs of this counter.
 
     Raises:
-        StoreCorrupt: the ledger has a hole, or an event that does not fit what was there before it.
+        StoreCorrupt: the ledger has a hole, or an event that does not fit the state before it.
     """
     window, ledger, usage = Window(counter), Ledger(), Usage(counter)
     events = list(store.events(info.number))
-    # After the events: another process may be appending, and a page that no event names yet does no harm.
+    # Read after the events: another process may be appending, and a page that no event names yet does no harm.
     pages = {page.id: page for page, _ in store.pages(info.number)}
     if _tokenizer(events) not in ("", counter.name):
         window.costs = _costs(store, pages, counter)
@@ -57,13 +57,13 @@ def rebuild(store: Store, info: ProcessInfo, counter: Counter) -> Rebuilt:
         except (KilburnError, *SENSELESS) as error:
             why = error.what if isinstance(error, KilburnError) else f"{type(error).__name__}: {error}"
             raise StoreCorrupt(f"{where} ({event.act}) makes no sense: {why}", advice="run `kilburn fsck`") from error
-        # A replay is never undone; its journal, kept whole, took hundreds of megabytes.
+        # A replay is never undone; its whole journal would take hundreds of megabytes.
         window.keep()
     return Rebuilt(window, ledger, usage, len(events))
 
 
 def replay(events: Iterable[Event], pages: Mapping[int, Page], window: Window) -> Window:
-    """Do again what events say: the same events over the same pages give the same window."""
+    """Replay events: the same events over the same pages give the same window."""
     for event in events:
         window.enact(event, pages)
     window.keep()
@@ -71,13 +71,13 @@ def replay(events: Iterable[Event], pages: Mapping[int, Page], window: Window) -
 
 
 def _tokenizer(events: Sequence[Event]) -> str:
-    """The counter by which the pages' own costs are; "" where the ledger does not say it."""
+    """The name of the counter of the pages' own costs; "" if the ledger does not say it."""
     said = (event.data["tokenizer"] for event in reversed(events) if event.act is Act.NOTE and "tokenizer" in event.data)
     return str(next(said, ""))
 
 
 def _costs(store: Store, pages: Mapping[int, Page], counter: Counter) -> dict[int, int]:
-    """What pages cost by another counter than the one under which they were admitted; forgotten ones have no text."""
+    """The costs of pages by another counter than the one under which they were admitted; forgotten pages have no text."""
     costs: dict[int, int] = {}
     kept = [page for page in pages.values() if page.digest]
     for some in (kept[at : at + READ] for at in range(0, len(kept), READ)):

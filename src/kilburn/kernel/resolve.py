@@ -1,12 +1,12 @@
 """From a name to an object: `"lru"`, `"summarize(keep=4)"`, `"chain(mask(keep=3), fifo)"`, `"pkg.mod:Name"`.
 
-A name is a path: `"lru"` at kind `policies` is class `Lru` of `kilburn.policies.lru`; else an entry
-point of group `kilburn.policies`; else `pkg.mod:Name`. Arguments are literals or nested specs. There
-is no registry, no factory, and nothing of a spec is ever evaluated as code. Nothing is called that is
-not a class of the kind: a policy plans, a model streams, a store has a store's verbs.
+A name is a path: `"lru"` at kind `policies` is class `Lru` of `kilburn.policies.lru`; else an entry point of group
+`kilburn.policies`; else `pkg.mod:Name`. Arguments are literals or nested specs. There is no registry and no factory,
+and nothing in a spec is evaluated as code. Only a class of the right kind is called: a policy has `plan`, a model has
+`stream`, a store has a store's verbs.
 
-`pkg.mod:Name` imports a module, which runs what stands in it. Where a spec comes from somebody else (a
-gateway's request, a shared file), say `foreign=False`.
+`pkg.mod:Name` imports a module, which runs its code. If a spec comes from someone else (a gateway's request, a shared
+file), say `foreign=False`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERBS: dict[str, dict[str, int]] = {
     "stores": {"process": 1, "processes": 0, "commit": 2, "pages": 1, "events": 1, "texts": 1, "search": 1, "close": 0},
     "kv.presses": {"keep": 2},
 }
-"""What is of a kind: its verbs, and what each takes beside the object itself, in order."""
+"""The verbs of each kind, and the arguments of each verb in order, without the object itself."""
 
 LONGEST = 10_000
 """Characters of a spec."""
@@ -51,8 +51,8 @@ def resolve(kind: str, spec: Any, *, foreign: bool = True) -> Any:
     Args:
         kind: `policies`, `models`, `stores` or `kv.presses`: the package that bare names are looked up in.
         spec: a spec string, or an object of the kind, which is returned as it is.
-        foreign: whether the spec may name what is not Kilburn's: `pkg.mod:Name`, and entry points of
-            installed packages.
+        foreign: whether the spec may name classes from outside Kilburn: `pkg.mod:Name`, and entry points of installed
+            packages.
 
     Raises:
         SpecError: a name that resolves to nothing or to something of another kind, a spec that does not
@@ -64,7 +64,7 @@ def resolve(kind: str, spec: Any, *, foreign: bool = True) -> Any:
         return spec
     target, bracket, call = spec.strip().partition("(")
     target = target.strip()
-    # A path is no name in Python's grammar, so one stands for it while the arguments are read.
+    # A path is not a name in Python's grammar, so a name takes its place while the arguments are read.
     stand_in = target.replace("-", "_") if ":" not in target and "." not in target else "path"
     node = _parsed(f"{stand_in}{bracket}{call}", spec)
     named = node.func if isinstance(node, ast.Call) else node
@@ -78,7 +78,7 @@ def _parsed(text: str, spec: str) -> ast.expr:
     if len(text) <= LONGEST:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Python's advice on how to write code is none on a spec
+                warnings.simplefilter("ignore")  # Python's warnings about code do not apply to a spec
                 return ast.parse(text, mode="eval").body
         except SyntaxError as error:
             what = error.msg
@@ -121,10 +121,10 @@ def _argument(kind: str, node: ast.expr, spec: str, foreign: bool) -> Any:
 
 
 def locate(kind: str, name: str, *, foreign: bool = True) -> Any:
-    """The class that a bare name, an entry point or `pkg.mod:Name` stands for; None where there is none.
+    """The class that a bare name, an entry point or `pkg.mod:Name` stands for; None if there is none.
 
     Args:
-        foreign: see `resolve`. Nothing is imported but modules of Kilburn where it is False.
+        foreign: see `resolve`. If it is False, only modules of Kilburn are imported.
 
     Raises:
         SpecError: the module of `pkg.mod:Name` cannot be imported, what it names is no class of the kind,
@@ -159,12 +159,12 @@ def _foreign(kind: str, path: str, allowed: bool) -> type:
 
 
 def _is_of(kind: str, made: type) -> bool:
-    """Whether a class has the verbs of a kind, and each takes what the kind's verb takes. Nothing of it is called."""
+    """Whether a class has the verbs of a kind, each with the right arguments. Nothing is called."""
     return all(_takes(inspect.getattr_static(made, verb, None), given + 1) for verb, given in VERBS[kind].items())
 
 
 def _takes(method: Any, given: int) -> bool:
-    """Whether it is a method that so many arguments in order are enough for, the object included."""
+    """Whether it is a method that can be called with so many positional arguments, the object included."""
     if not inspect.isfunction(method):
         return False
     parameters = inspect.signature(method).parameters.values()

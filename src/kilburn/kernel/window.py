@@ -1,9 +1,8 @@
 """One process's window: which page is where, in what order, at what cost, and what changes it.
 
-In the prompt stand resident pages, handles in the place of results whose calls stay, and one handle for
-all that is out between two of these. Everything that changes is done by `Window.enact`, from an event: when
-it happens, and again when the ledger is replayed (law 8). Each step is in a journal, so that a batch that
-fails leaves the state before it. The laws are checked elsewhere.
+The prompt has resident pages, stubs for results whose calls stay, and one handle for each gap. Every change is made
+by `Window.enact`, from an event: when it happens, and again when the ledger is replayed (law 8). Each step is in a
+journal, so that a failed batch can be undone. `laws` checks what is allowed.
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ __all__ = ["GONE", "IN", "PATIENCE", "PENDING", "VISIBLE", "Window", "stub_of"]
 IN = State(at=Place.IN)
 
 PENDING = "[no result]"
-"""Stands in a prompt for the result of a call that has none yet, or whose result was forgotten."""
+"""The text in a prompt for a call without a result, or whose result was forgotten."""
 
 PATIENCE = 8
 """Messages of the user and the assistant after which a call that still has no result counts as abandoned: four
-exchanges, in which a tool that runs beside the talk may well end. Its result may come later all the same."""
+exchanges. Its result may still come later."""
 
 VISIBLE = frozenset({Place.IN, Place.STUB})
 GONE = frozenset({Place.RETIRED, Place.DROPPED})
 
 
 def stub_of(page: Page, label: str) -> str:
-    """The line that stands in place of a result that left while its call, of that label, stayed."""
+    """The line of a stub: in place of a result that left while its call, with that label, stayed."""
     label = f": {label}" if label else ""
     return f"[{page.address} out: {page.tokens} tokens{label}]"
 
 
 class Window:
-    """What stands where in one process's window.
+    """The state of one process's window.
 
     Args:
-        counter: counts the lines that stand for what is out.
+        counter: counts handles and stubs.
     """
 
     def __init__(self, counter: Counter) -> None:
         self.counter = counter
         self.pages: dict[int, Page] = {}
         self.states: dict[int, State] = {}
-        # By another counter than the pages' own; see `cost`.
+        # Costs by another counter than the pages' own; see `cost`.
         self.costs: dict[int, int] = {}
         self.cover = Cover()
         # The same as `states`, by place: a fold of thousands of pages is checked set against set.
@@ -66,10 +65,10 @@ class Window:
         self.groups: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
         self.marks: dict[int, float] = {}
-        # Calls without a result, each with how much had been said when it was made.
+        # Calls without a result, each with the number of messages before it.
         self.open: dict[int, int] = {}
         self.calls: dict[str, int] = {}
-        # Of the original and the derived page that came last: the ids; and the number of the last message.
+        # The ids of the last original and the last derived page, and the number of the last message.
         self.last = self.last_derived = self.turn = 0
         self.said = 0
         self.request: tuple[int, ...] = ()
@@ -82,11 +81,11 @@ class Window:
         self._use: int | None = None
         self._journal: list[Callable[[], object]] = []
 
-    # What stands where
+    # What is where
 
     @property
     def use(self) -> int:
-        """Tokens that the prompt takes now: resident pages, handles, and what the providers' forms want beside them."""
+        """Tokens that the prompt takes now: resident pages, handles, stubs, and what the providers' forms add."""
         if self._use is None:
             use = self._taken + self._gaps.cost
             if self.open:
@@ -102,7 +101,7 @@ class Window:
 
     @property
     def stubs(self) -> Mapping[int, int]:
-        """Results that stand as a handle in place, with what the handle costs."""
+        """The stubs: results whose handle stands in their place, with its cost."""
         return self._stubs
 
     def at(self, page: int) -> Place:
@@ -114,13 +113,13 @@ class Window:
         return self.costs.get(page) or self.pages[page].tokens
 
     def priced(self, page: int) -> Page:
-        """A page with this window's cost of it."""
+        """A page with its cost in this window."""
         known = self.pages[page]
         cost = self.costs.get(page) or known.tokens
         return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)
 
     def resident(self) -> tuple[Page, ...]:
-        """The pages that are in, in window order, with this window's costs."""
+        """The resident pages, in window order, with their costs in this window."""
         if self._resident is None:
             self._resident = [self.priced(key[2]) for key in self._order if key[2] not in self._stubs]
         return tuple(self._resident)
@@ -134,18 +133,18 @@ class Window:
         return self.groups.get(self.pages[page].group, (page,)) if self.pages[page].group else (page,)
 
     def is_visible(self, page: int) -> bool:
-        """Whether a page, or its handle in place, stands in the prompt."""
+        """Whether a page, or its stub, is in the prompt."""
         return page in self.shown
 
     def stands(self, page: int) -> int | None:
-        """What stands in the prompt for a page: itself or its handle, a fold over it, or nothing."""
+        """What is in the prompt for a page: itself or its stub, a fold that cites it, or nothing."""
         if page in self.shown:
             return page
         fold = self.cover.get(page)
         return fold if fold is not None and fold in self.shown else None
 
     def stands_itself(self, page: int) -> int | None:
-        """What stands in a page's place in the transcript: itself, its handle, or an excerpt or summary of it alone."""
+        """What is in a page's place in the transcript: itself, its stub, or an excerpt or summary of it alone."""
         standing = self.stands(page)
         return standing if standing is not None and self.pages[standing].message else None
 
@@ -155,7 +154,7 @@ class Window:
         return self.request[-1] if self.request else 0
 
     def held(self) -> list[int]:
-        """What stands for the user's latest message: it stays until the next one."""
+        """The pages that stand for the user's latest message, which stays until the next one."""
         return [standing for page in self.request if (standing := self.stands_itself(page)) is not None]
 
     def waiting(self) -> list[int]:
@@ -164,26 +163,26 @@ class Window:
         return sorted(call for call in self.open if call in shown or (call in cover and self.stands_itself(call) is not None))
 
     def awaited(self, patience: int = PATIENCE) -> set[int]:
-        """Calls whose result may still come soon: less than `patience` messages of the user and the assistant
-        came after them. Those may not leave; the others are abandoned."""
+        """Open calls: less than `patience` messages of the user and the assistant came after them. They may not leave;
+        calls that wait longer are abandoned."""
         return {call for call, said in self.open.items() if self.said - said < patience}
 
     def loop(self, patience: int) -> set[int]:
-        """What stands of the open tool loop: calls whose result is awaited, each with all of its group."""
+        """The resident part of the open tool loop: open calls, each with its group."""
         members = {member for call in self.awaited(patience) for member in self.group(call)}
         return {standing for member in members if (standing := self.stands_itself(member)) is not None}
 
     def stub(self, page: int) -> str:
-        """The handle of a result that stands in place."""
+        """The text of a result's stub."""
         known = self.pages[page]
         call = self.pages.get(known.answers)
         return stub_of(known, call.label if call else known.label)
 
     def _opens_with_user(self) -> bool:
-        """Whether the first thing behind the system messages is a user's, or nothing is there at all."""
+        """Whether the first message after the system messages is a user's, or there is none."""
         for key in self._order:
             page = self.pages[key[2]]
-            # Of a blank text, of thinking and of what is another provider's, one of the forms may send nothing.
+            # One of the forms may send nothing for a blank text, for thinking, and for another provider's blocks.
             if page.role is not Role.SYSTEM and page.kind not in (Kind.REASONING, Kind.OPAQUE) and not page.is_blank:
                 first = next(iter(self._gaps), None)
                 return page.role is Role.USER or (first is not None and first[0] < key[0])
@@ -192,7 +191,7 @@ class Window:
     # What changes it
 
     def enact(self, event: Event, pages: Mapping[int, Page]) -> None:
-        """Do what an event says; one that only observes changes nothing.
+        """Make the change that an event says; an observation changes nothing.
 
         Args:
             pages: the pages that came with it, by id, and any others.
@@ -223,13 +222,13 @@ class Window:
             self._journal.append(self.cover.take(event.data["uncover"]))
         fold = event.data.get("fold")
         if fold is not None:
-            # What it stands for is written only where that is not what it cites.
+            # The event says what it stands for only if that differs from what it cites.
             self._journal.append(self.cover.put(event.data.get("cover", event.pages), fold))
             self.add(_page_of(event, fold, pages), IN)
         self._use = None
 
     def add(self, page: Page, state: State) -> None:
-        """Take in a new page in the state that it has."""
+        """Add a new page in its state."""
         before = (self.last, self.last_derived, self.turn, self.said, self.request, self.seen)
         self.pages[page.id] = page
         if page.id > 0:
@@ -245,7 +244,7 @@ class Window:
         self._put(page.id, None, state)
 
     def _take_note_of(self, page: Page) -> None:
-        """Note what an original says of the talk: who spoke last, and what of."""
+        """Update who spoke last, from a new original."""
         if page.role in (Role.USER, Role.ASSISTANT) and page.message > self.turn:
             self.said += 1
         said = page.kind is Kind.TEXT and not page.is_blank
@@ -286,7 +285,7 @@ class Window:
             self._put(page, before, state)
 
     def _put(self, page: int, before: State | None, after: State | None) -> None:
-        """Change a page's state, or None for no such page, and keep the order, the gaps and the use in step."""
+        """Set a page's state, or remove the page if it is None, and update the order, the gaps and the use."""
         was, now = before.at if before else None, after.at if after else None
         if after is None:
             del self.states[page]
@@ -314,7 +313,7 @@ class Window:
 
     def _put_in_order(self, page: int, was: Place | None, now: Place | None) -> None:
         key = (*self.pages[page].order, page)
-        # Coming in at the end is the usual case; all else rebuilds the list when it is looked at.
+        # Usually a page is added at the end. Otherwise the list is rebuilt on next use.
         if self._resident is not None and now == Place.IN and was not in VISIBLE and (not self._order or key > self._order[-1]):
             self._resident.append(self.priced(page))
         else:
@@ -335,7 +334,7 @@ class Window:
             self._taken += self._stubs[page] if now == Place.STUB else self.cost(page)
 
     def _cost_of_stub(self, page: Page) -> int:
-        """A result's handle is sent with the id of its call, as the result was; what hung on the result is not shown."""
+        """A stub is sent with the id of its call, as the result was; attachments of the result are not shown."""
         if page.kind is not Kind.RESULT:
             return 0
         return text_cost(self.counter, self.stub(page.id)) + text_cost(self.counter, sent_name(None, page.call))
@@ -344,11 +343,11 @@ class Window:
 
     @property
     def journal_position(self) -> int:
-        """How many steps can be undone: a point that `rollback` returns to."""
+        """The number of steps that can be undone: a position for `rollback`."""
         return len(self._journal)
 
     def on_rollback(self, undo: Callable[[], object]) -> None:
-        """Note what undoes a change beside the window's own, as a part of the batch."""
+        """Add a function that undoes another change of the batch, outside the window."""
         self._journal.append(undo)
 
     def rollback(self, position: int = 0) -> None:
@@ -358,11 +357,11 @@ class Window:
         self._use = None
 
     def keep(self) -> None:
-        """What was done stays: begin a new journal."""
+        """Keep all changes, and begin a new journal."""
         self._journal.clear()
 
     def scrub(self, pages: Iterable[int]) -> None:
-        """Let go of every word of forgotten pages, outside of any batch."""
+        """Remove every word of forgotten pages, outside of any batch."""
         for page in pages:
             call = self.pages[page].call
             if call is not None and self.calls.get(call) == page:

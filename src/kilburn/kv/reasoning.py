@@ -17,6 +17,7 @@ from kilburn.kv.generation import GREEDY, Between, Sampling
 from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, MementoRules
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.tensors import torch
+from kilburn.model import Finish
 from kilburn.wire.mementos import Fault, ThoughtBlock, Where
 
 __all__ = ["Point", "ReasoningRun", "reason", "replay", "stream"]
@@ -57,7 +58,7 @@ class ReasoningRun:
     drops: list[DroppedRange]
     faults: list[Fault]
     where: Where
-    finish: str
+    finish: Finish
     trace: list[Point] = field(repr=False)
     unit: int
 
@@ -80,7 +81,7 @@ class _Run:
         self.start = sequence.end
         self.reader: BlockReader = memento.reader(self.start)
         self.force: tuple[int, ...] = self.reader.begin().force
-        self.finish = "length"
+        self.finish = Finish.LENGTH
         self.trace: list[Point] = []
         self.trace_point()
 
@@ -190,9 +191,9 @@ def _steps(engine: Engine, runs: list[_Run], limit: int, sampling: Sampling, sto
         for run, tokens in zip(going, feeds, strict=True):
             run.read(tokens)
             if said.get(id(run)) in ends:
-                run.finish = "stop"
+                run.finish = Finish.STOP
         yield from going
-        going = [run for run in going if run.finish != "stop" and len(run.reader.tokens) < limit]
+        going = [run for run in going if run.finish != Finish.STOP and len(run.reader.tokens) < limit]
 
 
 def replay(

@@ -13,13 +13,19 @@ from typing import Any
 from kilburn.errors import Unavailable, WireError
 from kilburn.event import encodable
 from kilburn.message import Kind
-from kilburn.model import Delta, Reply, Request, Tokens
+from kilburn.model import Delta, Finish, Reply, Request, Tokens
 from kilburn.wire import chat
 from kilburn.wire.plain import plain
 
 __all__ = ["Assembly", "Halves", "arguments", "tokens_of"]
 
-_FINISH = {"stop": "stop", "length": "length", "tool_calls": "calls", "function_call": "calls", "content_filter": "refused"}
+_FINISH = {
+    "stop": Finish.STOP,
+    "length": Finish.LENGTH,
+    "tool_calls": Finish.CALLS,
+    "function_call": Finish.CALLS,
+    "content_filter": Finish.REFUSED,
+}
 _THOUGHTS = ("reasoning_content", "reasoning")
 
 
@@ -116,11 +122,11 @@ class Assembly:
             message = chat.read(plain(source, "reply"), "reply")
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
-        finish = _FINISH.get(self._finish, "stop")
-        if finish == "stop" and any(part.kind is Kind.CALL for part in message.parts):
-            finish = "calls"
-        if finish == "stop" and self._texts["refusal"]:
-            finish = "refused"
+        finish = _FINISH.get(self._finish, Finish.STOP)
+        if finish == Finish.STOP and any(part.kind is Kind.CALL for part in message.parts):
+            finish = Finish.CALLS
+        if finish == Finish.STOP and self._texts["refusal"]:
+            finish = Finish.REFUSED
         return Reply(message=message, finish=finish, usage=self._usage)
 
 

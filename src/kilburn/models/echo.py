@@ -10,7 +10,7 @@ from typing import Any
 
 from kilburn.errors import Refused
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Delta, Reply, Request, Tokens
+from kilburn.model import Delta, Finish, Reply, Request, Tokens
 
 __all__ = ["Echo"]
 
@@ -51,7 +51,7 @@ class Echo:
         heard = sum(len(_text(message)) for message in request.messages)
         yield Reply(
             message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=text),)),
-            finish="stop" if text == said else "length",
+            finish=Finish.STOP if text == said else Finish.LENGTH,
             usage=Tokens(prompt=-(-heard // _LETTERS), reply=-(-len(text) // _LETTERS)),
         )
 

@@ -16,7 +16,7 @@ import msgspec
 from kilburn.errors import Refused, Unavailable, WireError
 from kilburn.event import encodable
 from kilburn.message import Kind, Message
-from kilburn.model import Delta, Reply, Request, Tokens, is_count
+from kilburn.model import Delta, Finish, Reply, Request, Tokens, is_count
 from kilburn.models.assembly import Halves
 from kilburn.models.hosted import SdkModel
 from kilburn.models.retry import Retry
@@ -28,14 +28,14 @@ from kilburn.wire.plain import plain
 __all__ = ["Messages"]
 
 _FINISH = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "pause_turn": "stop",
-    "compaction": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "calls",
-    "refusal": "refused",
+    "end_turn": Finish.STOP,
+    "stop_sequence": Finish.STOP,
+    "pause_turn": Finish.STOP,
+    "compaction": Finish.STOP,
+    "max_tokens": Finish.LENGTH,
+    "model_context_window_exceeded": Finish.LENGTH,
+    "tool_use": Finish.CALLS,
+    "refusal": Finish.REFUSED,
 }
 _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 _BREAKPOINT = {"type": "ephemeral"}
@@ -179,7 +179,7 @@ class _Blocks:
             message = _with_arguments(wire.read(plain(source, "reply"), "reply")[0], written)
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
-        return Reply(message=message, finish=_FINISH.get(self._stop, "stop"), usage=usage)
+        return Reply(message=message, finish=_FINISH.get(self._stop, Finish.STOP), usage=usage)
 
     def _tokens(self, said: dict[str, Any]) -> Tokens | None:
         """What the reply cost; None if the usage leaves out the prompt or the reply, or is impossible. An unreadable

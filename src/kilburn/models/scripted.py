@@ -11,7 +11,7 @@ from typing import Any
 
 from kilburn.errors import Refused, Unavailable
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Delta, Reply, Request
+from kilburn.model import Delta, Finish, Reply, Request
 
 __all__ = ["ScriptEntry", "Scripted"]
 
@@ -99,7 +99,7 @@ def _reply(answer: Any, request: Request) -> Reply:
         return answer
     if isinstance(answer, Message):
         calls = any(part.kind is Kind.CALL for part in answer.parts)
-        return Reply(message=answer, finish="calls" if calls else "stop")
+        return Reply(message=answer, finish=Finish.CALLS if calls else Finish.STOP)
     if isinstance(answer, str):
         return Reply(message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=answer),)))
     if callable(answer):

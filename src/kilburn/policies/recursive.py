@@ -84,7 +84,7 @@ class Recursive:
             prompt = f"{quoted('log', log)}\nCondense this log in at most {to // 2} words."
             purpose = f"summary of {address_of(pieces[0].page)} to {address_of(pieces[-1].page)}"
             answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
-            if answer.outcome in (Outcome.DONE, Outcome.TRUNCATED):
+            if answer.has_text:
                 return answer.text if view.count(answer.text) <= 2 * to else ""
             if answer.outcome != Outcome.NO_MODEL:
                 yield Note(outcome=answer.outcome)

@@ -351,13 +351,9 @@ def _rebuild_process(db: apsw.Connection, index: TextIndex, process: int) -> Non
         except StoreCorrupt:
             # Reported by `inspect`; what cannot be read cannot be searched.
             continue
-        entries, length, ranges = index.add(process, used, [(page, text)])
+        entries, length = index.add(process, used, [(page, text)])
         used += entries
         characters += length
-        db.executemany(
-            "UPDATE page SET first = ?, last = ? WHERE process = ? AND id = ?",
-            [(first, last, process, number) for number, first, last in ranges],
-        )
     db.execute("UPDATE process SET passages = ?, characters = ? WHERE id = ?", (used, characters, process))
 
 

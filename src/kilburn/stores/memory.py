@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from kilburn.errors import StoreCorrupt, StoreError, StoreStale
+from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Event
 from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
@@ -92,10 +92,7 @@ class Memory:
 
     def _checked(self, known: _Process, batch: Batch) -> dict[str, str]:
         """The batch's new texts, after the batch was checked."""
-        if known.info.head != batch.head:
-            raise StoreStale(f"process {known.info.number} is at event {known.info.head}, not {batch.head}", advice="reopen it")
-        if [event.number for event in batch.events] != list(range(batch.head + 1, batch.head + 1 + len(batch.events))):
-            raise StoreError("the events are not numbered from head + 1, without holes")
+        batch.check_continues(known.info.number, known.info.head)
         for event in batch.events:
             record_of_event(event)
         for page in batch.pages:

@@ -85,7 +85,7 @@ class Sqlite:
         self._lock = threading.RLock()
         self._patience = busy_timeout
         # Set while the write-ahead log may still contain erased bytes.
-        self._unsettled = False
+        self._log_uncut = False
         # Set once every session's row was looked at, before the first new one is made.
         self._surveyed = False
         self._prepare_file(vfs)
@@ -98,8 +98,8 @@ class Sqlite:
                 self._index = TextIndex(self._db, self._number)
                 if not self.readonly:
                     # A writer that was killed, or a reader, may have left erased bytes in the log.
-                    self._unsettled = row(self._db, "SELECT 1 FROM erasure") is not None
-                    self._settle(wait=False)
+                    self._log_uncut = row(self._db, "SELECT 1 FROM erasure") is not None
+                    self._cut_log(wait=False)
         except BaseException:
             self._db.close(True)
             raise
@@ -339,10 +339,10 @@ class Sqlite:
         """
         with self._writing("writing", wait=batch.wait):
             Transaction(self._db, self._sealed, self._index, self._number, process).write(batch)
-            unsettled = row(self._db, "SELECT 1 FROM erasure") is not None
+            uncut = row(self._db, "SELECT 1 FROM erasure") is not None
         with self._lock:
-            self._unsettled = unsettled
-            self._settle(wait=bool(batch.erase))
+            self._log_uncut = uncut
+            self._cut_log(wait=bool(batch.erase))
 
     def pages(self, process: int) -> Iterator[tuple[Page, State]]:
         """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""
@@ -422,8 +422,8 @@ class Sqlite:
             # What it removed is in the log too.
             self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
         with self._lock:
-            self._unsettled = True
-            self._settle(wait=True)
+            self._log_uncut = True
+            self._cut_log(wait=True)
         return self.findings()
 
     def quarantine(self, process: int) -> str:
@@ -450,16 +450,16 @@ class Sqlite:
             rebuild(self._db, self._sealed, self._index, self._number)
             self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
         with self._lock:
-            self._unsettled = True
-            self._settle(wait=True)
+            self._log_uncut = True
+            self._cut_log(wait=True)
 
     def close(self) -> None:
         """Release the file; idempotent."""
         with self._lock, translate_errors(self.path, "closing"):
             try:
-                self._settle(wait=False)
+                self._cut_log(wait=False)
             finally:
-                self._unsettled = False
+                self._log_uncut = False
                 self._db.close(True)
 
     def __enter__(self) -> Sqlite:
@@ -472,13 +472,13 @@ class Sqlite:
         if self.readonly:
             raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
 
-    def _settle(self, *, wait: bool) -> None:
+    def _cut_log(self, *, wait: bool) -> None:
         """Move the write-ahead log into the file and cut it to nothing, if it may hold erased bytes.
 
         The erasure itself is committed, and so is the flag that its bytes may still be there. If something goes wrong
         here, it is tried again at the next occasion.
         """
-        if not self._unsettled:
+        if not self._log_uncut:
             return
         if not wait:
             self._db.set_busy_timeout(0)
@@ -486,7 +486,7 @@ class Sqlite:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             with write_transaction(self._db):
                 self._db.execute("DELETE FROM erasure")
-            self._unsettled = False
+            self._log_uncut = False
         except apsw.BusyError:
             # A reader still needs the log, or another writer is at work.
             return

@@ -115,15 +115,15 @@ class TextIndex:
         finally:
             db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
 
-    def add(self, process: int, used: int, texts: Iterable[tuple[int, str]]) -> tuple[int, int, list[tuple[int, int, int]]]:
-        """Index texts of pages of a process that has made `used` entries before.
+    def add(self, process: int, used: int, texts: Iterable[tuple[int, str]]) -> tuple[int, int]:
+        """Index texts of pages of a process that has made `used` entries before, and note with each page which are its.
 
         Returns:
-            Entries and characters added, and (page, lowest entry, highest entry) of each page.
+            Entries and characters added.
         """
         entries: list[tuple[int, str]] = []
         made: list[tuple[int, int, int, int]] = []
-        ranges: list[tuple[int, int, int]] = []
+        ranges: list[tuple[int, int, int, int]] = []
         characters = 0
         for page, text in texts:
             first = len(made)
@@ -133,11 +133,12 @@ class TextIndex:
                 made.append((number, page, start, stop))
                 characters += stop - start
             if len(made) > first:
-                ranges.append((page, made[-1][0], made[first][0]))
+                ranges.append((made[-1][0], made[first][0], process, page))
         # Upwards, or FTS5 would write out its buffer before each entry.
         self._db.executemany(self._insert, reversed(entries))
         self._db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", made)
-        return len(made), characters, ranges
+        self._db.executemany("UPDATE page SET first = ?, last = ? WHERE process = ? AND id = ?", ranges)
+        return len(made), characters
 
     def remove(self, first: int, last: int, text: str) -> None:
         """Take a page's entries out again; `text` is the page's text."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import apsw
 import msgspec
 
-from kilburn.errors import StoreCorrupt, StoreError, StoreStale
+from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Event
 from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, State
@@ -42,16 +42,7 @@ class Transaction:
         if known is None:
             raise StoreError(f"no process {self._process} here", advice="open it by name with `process`")
         known.whole()
-        if known.head != batch.head:
-            raise StoreStale(
-                f"process {self._process} is at event {known.head}, not {batch.head}",
-                advice="reopen the process, then do it again",
-            )
-        for at, event in enumerate(batch.events, known.head + 1):
-            if event.number != at:
-                raise StoreError(
-                    f"event {event.number} stands where {at} must", advice="number events from head + 1, without holes"
-                )
+        batch.check_continues(self._process, known.head)
         self._add_pages(batch)
         added, characters = self._add_entries(batch, known.passages)
         self._remove_entries({*batch.unindex, *batch.erase})
@@ -130,12 +121,7 @@ class Transaction:
                     raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
                 if known[0] is None:
                     texts.append((number, content_of(self._db, self._process, number)))
-        added, characters, ranges = self._index.add(self._process, used, texts)
-        self._db.executemany(
-            "UPDATE page SET first = ?, last = ? WHERE process = ? AND id = ?",
-            [(first, last, self._process, page) for page, first, last in ranges],
-        )
-        return added, characters
+        return self._index.add(self._process, used, texts)
 
     def _remove_entries(self, pages: Iterable[int]) -> None:
         for page in sorted(pages):

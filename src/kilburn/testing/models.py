@@ -15,11 +15,11 @@ from typing import Any
 from kilburn.budget import Counter
 from kilburn.errors import ModelError, Refused, Unavailable
 from kilburn.message import Kind, Role
-from kilburn.model import Delta, Model, Reply, Request, complete
+from kilburn.model import Delta, Finish, Model, Reply, Request, complete
 
 __all__ = ["check_model"]
 
-_FINISHES = {"stop", "length", "calls", "refused"}
+_FINISHES = set(Finish)
 _CAP = 8
 _TALK: list[dict[str, Any]] = [
     {"role": "user", "content": "Name a colour."},

@@ -176,6 +176,11 @@ def _aligned(text: str, region: Span) -> Span:
     return (before + 1 if before >= 0 else start), (after + 1 if after >= 0 else end)
 
 
-def whole_sentences(text: str) -> str:
-    """A reply that was cut at its cap, without the sentence or line that it was cut in."""
-    return text[: max(text.rfind("\n"), text.rfind(". ")) + 1].rstrip()
+def whole_sentences(text: str, least: float = 0.0) -> str:
+    """A reply that was cut at its cap, without the sentence or line that it was cut in.
+
+    Args:
+        least: share of the text that must be left; else it stays as it was cut.
+    """
+    end = max(text.rfind("\n"), text.rfind(". ")) + 1
+    return text if least and end <= least * len(text) else text[:end].rstrip()

@@ -6,12 +6,9 @@ corrects the window as a whole.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Sequence
 
 from kilburn.budget import Counter
-from kilburn.errors import SpecError
 
 __all__ = ["Calibrated", "is_plausible"]
 
@@ -37,8 +34,7 @@ class Calibrated:
     among the last 32 prompts; it falls towards that by at most `ease` for each prompt, and only once four prompts
     were seen. So it is never below any recent ratio, and one cheap prompt cannot widen the window.
 
-    The same observations in the same order give the same factor: replaying the ledger's USAGE
-    events rebuilds it, and so does `restore(state())`.
+    The same observations in the same order give the same factor: replaying the ledger's USAGE events rebuilds it.
 
     Args:
         inner: the counter that counts pages.
@@ -83,23 +79,3 @@ class Calibrated:
     def room(self, capacity: int) -> int:
         """Counted tokens that fit `capacity` real ones."""
         return int(capacity / self.factor)
-
-    def corrected(self, counted: int) -> int:
-        """Real tokens that `counted` ones stand for, rounded up."""
-        return math.ceil(counted * self.factor)
-
-    def state(self) -> list[float]:
-        """The learnt state as plain numbers: the factor, then the recent ratios, oldest first."""
-        return [self.factor, *self._ratios]
-
-    def restore(self, state: Sequence[float]) -> None:
-        """Restore what `state` returned.
-
-        Raises:
-            SpecError: not such numbers; nothing changed.
-        """
-        numbers = [float(number) for number in state]
-        if not numbers or not all(math.isfinite(number) and number > 0 for number in numbers):
-            raise SpecError(f"{list(state)!r} is no state of a calibration", advice="give what state() returned")
-        self.factor = numbers[0]
-        self._ratios = deque(numbers[1:], maxlen=KEEP)

@@ -12,11 +12,11 @@ import re
 
 from kilburn.errors import MissingExtra
 from kilburn.tokens.encodings import tokens_in
-from kilburn.tokens.shape import Weights, weigh
+from kilburn.tokens.shape import PatternWeights, weigh
 
 __all__ = ["Claude", "Ctok", "generation_of"]
 
-OLD = Weights(
+OLD = PatternWeights(
     start=103,
     shape={
         "aA": 5, "A": 16, "AA": 6, "000": 27, ".": 5, ".n.n": 170, " " * 16: 93, "n": 7, "l": 61, "g": 44, "h": 53, "i": 168,
@@ -25,7 +25,7 @@ OLD = Weights(
     word={" a": 48, "aaaaa": 32, "aaaaaaaa": 46},
     sound={"cccc": 41, "vvv": 28},
 )  # fmt: skip
-NEW = Weights(
+NEW = PatternWeights(
     start=103,
     shape={
         "A": 48, "AA": 1, "0": 3, "000": 9, ".": 27, ".n.n": 110, " " * 16: 93, "n": 23, "l": 88, "g": 44, "h": 55, "i": 171,

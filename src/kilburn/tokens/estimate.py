@@ -7,11 +7,11 @@ character. What a provider reports corrects it (see `kilburn.tokens.calibrated`)
 
 from __future__ import annotations
 
-from kilburn.tokens.shape import Weights, weigh
+from kilburn.tokens.shape import PatternWeights, weigh
 
 __all__ = ["ANY", "OPEN", "Estimate"]
 
-ANY = Weights(
+ANY = PatternWeights(
     start=103,
     shape={
         "aA": 79, "A": 76, "0": 117, "000": 34, ".": 82, " " * 16: 111, "n": 177, "^": 103, "l": 166, "g": 116, "h": 217,
@@ -23,7 +23,7 @@ ANY = Weights(
 """Covers o200k, cl100k, Qwen 3.5, SmolLM2, Mistral's Tekken and 32k SentencePiece, and Claude's
 tokenizers of both generations as `ctok` 1.3 rebuilds them."""
 
-OPEN = Weights(
+OPEN = PatternWeights(
     start=103,
     shape={
         "aA": 151, "A": 19, "0": 132, ".": 66, " " * 16: 149, "n": 226, "^": 103, "l": 262, "g": 117, "h": 218,
@@ -51,7 +51,7 @@ class Estimate:
 
     family = ""
 
-    def __init__(self, name: str = "auto", weights: Weights = ANY) -> None:
+    def __init__(self, name: str = "auto", weights: PatternWeights = ANY) -> None:
         self.name = name
         self.weights = weights
         self.envelope = 5

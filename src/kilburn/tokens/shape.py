@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-__all__ = ["Weights", "weigh"]
+__all__ = ["PatternWeights", "weigh"]
 
 Patterns = tuple[tuple[bytes, int], ...]
 
@@ -18,7 +18,7 @@ SLICE = 1 << 18
 """Characters that are counted at a time, so that a huge message needs little memory."""
 
 
-class Weights(msgspec.Struct, frozen=True, kw_only=True):
+class PatternWeights(msgspec.Struct, frozen=True, kw_only=True):
     """Hundredths of a token for each occurrence of a pattern.
 
     Runs are counted without overlap, so `aaaaa` stands for every full five letters of a word.
@@ -91,7 +91,7 @@ def _total(view: bytes, patterns: Patterns) -> int:
     return total
 
 
-def weigh(text: str, weights: Weights) -> int:
+def weigh(text: str, weights: PatternWeights) -> int:
     """The weight of a text in hundredths of a token, 0 for the empty text. Never raises, in time
     linear in the text; a longer text never weighs less than its beginning."""
     if not text:

@@ -27,7 +27,7 @@ __all__ = [
     "Editable",
     "Management",
     "OtherEdit",
-    "Summarize",
+    "SummarizeRequest",
     "amount",
     "edits_of",
     "number_of",
@@ -101,7 +101,7 @@ class Management(msgspec.Struct, frozen=True, kw_only=True):
     more: dict[str, Any] = {}
 
 
-class Summarize(msgspec.Struct, frozen=True, kw_only=True):
+class SummarizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`compaction` of a request: compact all of its messages now and say nothing else."""
 
     type: str = "summarize"
@@ -224,13 +224,13 @@ def _read_edit(source: Any, where: str) -> Edit:
     return read_form(form, source, where, **readers)
 
 
-def read_summarize(source: Any, where: str = "compaction") -> Summarize:
+def read_summarize(source: Any, where: str = "compaction") -> SummarizeRequest:
     """An on-demand compaction.
 
     Raises:
         InvalidMessage: what is wrong, and where.
     """
-    form = read_form(Summarize, plain(source, where), where)
+    form = read_form(SummarizeRequest, plain(source, where), where)
     if form.type != "summarize":
         raise InvalidMessage(f"{where}.type: {form.type[:40]!r} is not summarize")
     return form

@@ -16,7 +16,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 
-__all__ = ["MOST", "Run", "bounded", "read_as", "read_lines", "read_runs"]
+__all__ = ["MOST", "RecordedRun", "bounded", "read_as", "read_lines", "read_runs"]
 
 T = TypeVar("T")
 
@@ -30,14 +30,14 @@ LONGEST = 128 << 20
 """Bytes of one line."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class RecordedRun(msgspec.Struct, frozen=True):
     """One recorded run: a name, unique within what was read together, and its messages in order."""
 
     name: str
     messages: list[dict[str, Any]]
 
 
-def read_runs(path: str | Path) -> Iterator[Run]:
+def read_runs(path: str | Path) -> Iterator[RecordedRun]:
     """The runs of a file, or of all `.jsonl` and `.jsonl.gz` files below a folder, sorted by name.
 
     A file holds one message a line (one run), or one run a line: `{"messages": [...]}`, or the
@@ -52,7 +52,7 @@ def read_runs(path: str | Path) -> Iterator[Run]:
     for file in _files(Path(path)):
         for run in _runs_of(file):
             used[run.name] = used.get(run.name, 0) + 1
-            yield run if used[run.name] == 1 else Run(f"{run.name}#{used[run.name]}", run.messages)
+            yield run if used[run.name] == 1 else RecordedRun(f"{run.name}#{used[run.name]}", run.messages)
 
 
 def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -135,7 +135,7 @@ def _raw_lines(path: Path, most: int = MOST) -> Iterator[bytes]:
         raise InvalidMessage(f"{path}: {error.strerror or error}", advice="check the path") from error
 
 
-def _runs_of(file: Path) -> Iterator[Run]:
+def _runs_of(file: Path) -> Iterator[RecordedRun]:
     stem = file.name.removesuffix(".gz").rpartition(".")[0] or file.name
     name, gathered = stem, list[dict[str, Any]]()
     for where, value in read_lines(file):
@@ -143,7 +143,7 @@ def _runs_of(file: Path) -> Iterator[Run]:
             gathered.append(value)
         elif "kilburn" in value or isinstance(value.get("message"), dict):
             if "kilburn" in value and gathered:
-                yield Run(name, gathered)
+                yield RecordedRun(name, gathered)
                 gathered = []
             if "kilburn" in value:
                 name = str(value.get("session", stem))
@@ -154,17 +154,17 @@ def _runs_of(file: Path) -> Iterator[Run]:
         else:
             yield _line_run(value, where, stem)
     if gathered:
-        yield Run(name, gathered)
+        yield RecordedRun(name, gathered)
 
 
-def _line_run(value: dict[str, Any], where: str, stem: str) -> Run:
+def _line_run(value: dict[str, Any], where: str, stem: str) -> RecordedRun:
     name = str(value.get("id") or f"{stem}:{where.rpartition(':')[2]}")
     if isinstance(value.get("steps"), list):
-        return Run(
+        return RecordedRun(
             name, [*_objects(value.get("head", []), f"{where}: head"), *_steps(_objects(value["steps"], f"{where}: steps"))]
         )
     if isinstance(value.get("messages"), list):
-        return Run(name, _objects(value["messages"], f"{where}: messages"))
+        return RecordedRun(name, _objects(value["messages"], f"{where}: messages"))
     raise InvalidMessage(
         f"{where}: neither a message nor a run; its keys are {', '.join(map(repr, list(value)[:6])) or 'none'}",
         advice="a message has `role`, a run `messages` or `steps`",

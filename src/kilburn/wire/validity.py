@@ -42,14 +42,14 @@ def validate_chat(transcript: Sequence[dict[str, Any]]) -> None:
             if call not in waiting:
                 raise OrphanResult(f"{where}: no open call has the id {str(call)[:80]!r}", advice=_AFTER)
             waiting.discard(call)
-            _chat_content(message.get("content"), where, texts_only=True, may_be_empty=True)
+            _chat_content(message.get("content"), where, texts_only=True)
             continue
         _all_answered(waiting, where)
         if role == "assistant":
             waiting = _chat_calls(message, where)
             _chat_assistant(message, where)
         elif role != "function":
-            _chat_content(message.get("content"), where, texts_only=role != "user", may_be_empty=True)
+            _chat_content(message.get("content"), where, texts_only=role != "user")
     _all_answered(waiting, "the end")
 
 
@@ -58,8 +58,8 @@ def _all_answered(waiting: set[str], where: str) -> None:
         raise InvalidMessage(f"{where}: the call {min(waiting)[:80]!r} has no result yet", advice=_AFTER)
 
 
-def _chat_content(content: Any, where: str, *, texts_only: bool, may_be_empty: bool) -> None:
-    if isinstance(content, str) and (content or may_be_empty):
+def _chat_content(content: Any, where: str, *, texts_only: bool) -> None:
+    if isinstance(content, str):
         return
     if not isinstance(content, list) or not content:
         raise InvalidMessage(f"{where}.content: neither a string nor a list with a part in it")
@@ -77,7 +77,7 @@ def _chat_assistant(message: dict[str, Any], where: str) -> None:
         if not message.get("tool_calls") and all(message.get(key) is None for key in UNVOICED):
             raise InvalidMessage(f"{where}: an assistant message without content and without calls")
         return
-    _chat_content(content, where, texts_only=False, may_be_empty=True)
+    _chat_content(content, where, texts_only=False)
 
 
 def _chat_calls(message: dict[str, Any], where: str) -> set[str]:
