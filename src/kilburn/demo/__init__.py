@@ -1,5 +1,6 @@
-"""The main job on input that every machine has: the Python standard library through a small window.
+"""The demo: an agent reads the Python standard library, which every machine has, through a small window.
 
-`explorer` reads it with the tools of `library`, `questions` asks, `answers` answers by `search` and `recall`,
-`rivals` are asked the same with what they kept; `job` runs it all and `kilburn.cli.demo` shows it.
+`explorer` reads it with the tools of `library`. `questions` makes questions, and `answers` answers them by `search`
+and `recall`. `rivals` answer the same questions from what they kept. `job` runs everything, and `kilburn.cli.demo`
+shows it.
 """

@@ -1,7 +1,7 @@
-"""Answers questions from memory alone: `search`, `recall`, and read the exact answer out of what came back.
+"""Answers questions from memory alone: by `search`, `recall`, and reading the exact answer in the result.
 
-It sees a question's text and a memory's two verbs. It imports nothing that could reach a file, and never sees
-an expected answer. A rival's memory has the same two verbs.
+It gets only a question's text and a memory with these two verbs. It imports nothing that could read a file, and never
+sees an expected answer. A rival's memory has the same two verbs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kilburn.kernel.found import Found
 __all__ = ["Answered", "Searchable", "answer"]
 
 TOKENS, HITS = 100_000, 200
-"""What one search may bring back."""
+"""Tokens that the hits of one search may take."""
 
 
 class Searchable(Protocol):
@@ -33,14 +33,14 @@ class Searchable(Protocol):
 
 
 class Answered(NamedTuple):
-    """An answer, "" where none was found, and the page it was read from."""
+    """An answer, "" if none was found, and the page from which it was read."""
 
     text: str = ""
     address: str = ""
 
 
 class SourceLine(NamedTuple):
-    """A line of a file as memory has it."""
+    """A line of a file, as found in memory."""
 
     path: str
     number: int
@@ -99,7 +99,7 @@ def _defined(memory: Searchable, definition: str, path: str = "") -> Iterator[So
 
 
 def _lines(memory: Searchable, path: str, number: int) -> Iterator[SourceLine]:
-    """The lines of a file from one on, as far as memory holds them without a gap."""
+    """The lines of a file from one line on, as far as memory has them without a gap."""
     while True:
         start = number - (number - 1) % READ
         head = f"{path} lines {start}-"
@@ -114,7 +114,7 @@ def _lines(memory: Searchable, path: str, number: int) -> Iterator[SourceLine]:
 
 
 def _is_header(text: str) -> bool:
-    """Whether this is all of a function's definition but its body."""
+    """Whether this is a function's whole definition, without its body."""
     try:
         return text.endswith(":") and bool(ast.parse(f"{text} pass"))
     except SyntaxError:

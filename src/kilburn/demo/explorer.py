@@ -1,7 +1,7 @@
-"""The demo's agent where no model drives: it decides the next call from what it was just shown.
+"""The demo's agent without a model: a program that decides the next call from the last result.
 
-It is a `Model` like any other, so that the agent loop, the tools and the window are the real ones. It keeps
-the names of folders and files, and no text: what it read is in the process or nowhere.
+It is a `Model` like any other, so the agent loop, the tools and the window are the real ones. It keeps the names of
+folders and files, but no text: what it read is only in the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TASK = (
 )
 OUTLINE = r"^(class|def|async def) |^\w+ = "
 READ = 120
-"""Lines that it reads at a time."""
+"""Lines of one read."""
 
 _HEAD = re.compile(r"^.* \d+-(\d+) of (\d+)\n", re.MULTILINE)
 
@@ -62,7 +62,7 @@ class Explorer:
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(part,)), finish=finish)
 
     def _explore(self) -> Generator[Call, str | None, None]:
-        """The calls, one after the other; each is sent what the one before gave."""
+        """The calls, one after the other; each gets the result of the one before."""
         folders = ["."]
         for folder in folders:
             for entry in (yield from self._every("list", {"path": folder})):
@@ -81,7 +81,7 @@ class Explorer:
             yield from self._every("search", {"pattern": OUTLINE, "path": folder})
 
     def _every(self, name: str, arguments: dict[str, Any]) -> Generator[Call, str | None, list[str]]:
-        """Call until all entries were shown; fewer at a time where the window showed only parts of them."""
+        """Call until all entries were shown; fewer at a time if the window showed only a part of them."""
         entries: list[str] = []
         total, count = 1, 40
         while len(entries) < total and count:

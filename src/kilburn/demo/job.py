@@ -1,6 +1,6 @@
-"""The demo from its first call to its last figure: work, check, ask, compare.
+"""Runs the demo: work, check, ask, compare.
 
-It measures and returns; it prints nothing (`kilburn.cli.demo` does) and decides nothing (the policy does).
+It measures and returns figures; `kilburn.cli.demo` prints them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ SHORT = 80
 """Characters of an answer that a small model may phrase."""
 
 WIDE = 1 << 40
-"""Tokens: a window for what a rival kept; it held that in a small one."""
+"""Tokens: a window that is large enough for what a rival kept."""
 
 Told = Callable[[str, int, int | None, str], None]
-"""Called with a phase, how much is done, of how much (None: not known), and a line on what happens."""
+"""Called with a phase, how much is done, the total (None if unknown), and a line on what happens."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +51,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         db: the store's file; it must have no session "library" yet.
         library: the tree of sources; "" for the running interpreter's standard library.
         whole: tests and applications of the library too.
-        folds, phrases: how much of it a model does, where there is one.
-        tokenizer: who counts.
+        folds, phrases: how many of each a model makes, if there is one.
+        tokenizer: the counter's name.
         seconds: after which the agent reads no more files once it has seen `enough` tokens of tool output; None for never.
     """
 
@@ -71,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(Question, frozen=True, kw_only=True):
-    """A question and what memory gave: `address` is the page it was read from."""
+    """A question and its answer from memory; `address` is the page from which it was read."""
 
     answer: str
     address: str
@@ -79,7 +79,7 @@ class Asked(Question, frozen=True, kw_only=True):
 
 
 class Rival(msgspec.Struct, frozen=True, kw_only=True):
-    """What another way kept. `exact` answers, and questions whose source line was still there, read or not."""
+    """Results of a rival: `exact` answers, and the number of questions whose source line it still has."""
 
     name: str
     tokens: int
@@ -88,9 +88,9 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobResult(msgspec.Struct, kw_only=True):
-    """All that is reported. Tokens by the plan's tokenizer; `lost` in bytes; `failed` tool calls; `stopped` the files that
-    were not read when the time was up; `stats` the ledger's figures of the work; `curve` tokens seen and in the window, a
-    pair a prompt; `seconds` by phase."""
+    """All figures of the report. Tokens by the plan's tokenizer; `lost` in bytes; `failed` tool calls; `stopped`: the
+    files that were not read when the time was up; `stats` the ledger's figures of the work; `curve` tokens seen and
+    in the window, a pair a prompt; `seconds` by phase."""
 
     library: str
     plan: Plan
@@ -130,7 +130,7 @@ class JobResult(msgspec.Struct, kw_only=True):
 
 
 def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> JobResult:
-    """Run the whole demo; without a model its part is left out.
+    """Run the whole demo; without a model, the model's part is left out.
 
     Raises:
         SpecError: the library is no folder, or the store has this session already. KilburnError.
@@ -203,7 +203,7 @@ def _work(process: Process, root: Path, given: list[str], results: JobResult, to
 
 
 def check(given: Sequence[str], results: JobResult) -> None:
-    """Every page, read back from the file by a second reader, against what was handed over."""
+    """Compare every page, read back from the file by a second reader, with what was appended."""
     with kilburn.open(results.plan.db, window=WIDE, policy="fifo", readonly=True) as store:
         back = store.process(SESSION).recall(f"p1-p{results.stats.pages}").parts
     results.checked = len(given)
@@ -217,14 +217,14 @@ def _answer(process: Process, asked: Sequence[Question], results: JobResult, tol
         found = answer(question.question, process)
         exact = found.text == question.expected
         results.asked.append(Asked(**msgspec.structs.asdict(question), answer=found.text, address=found.address, exact=exact))
-    # Not from `stats`: asked forty questions and nothing else, a window misses, and that is no reason to warn.
+    # Not from `stats`: forty questions and nothing else give a low hit rate, and that is no reason for a warning.
     acts = Counter(event.act for event in process.events())
     results.recalls, results.searches = acts[Act.FAULT], acts[Act.SEARCH]
     results.faults = sum(len(event.data.get("missed", ())) for event in process.events() if event.act is Act.FAULT)
 
 
 def _compare(process: Process, given: Sequence[str], asked: Sequence[Question], results: JobResult, told: Told) -> None:
-    """The same questions to those who keep only their window: each searches and recalls what it kept."""
+    """The same questions for the rivals, which keep only their window: each searches and recalls what it kept."""
     count, capacity = process.counter.count, process.capacity
     transcript = [(page, text) for (page, _), text in zip(process.pages(), given, strict=False)]
 

@@ -19,7 +19,7 @@ SKIPPED = FOREIGN | {"idle_test", "idlelib", "lib2to3", "test", "tests", "turtle
 """Folders that are left out unless the whole is wanted."""
 
 COUNT = 60
-"""Entries of one output; the next call goes on with `start`."""
+"""Entries of one output; the next call continues with `start`."""
 
 
 class Library:

@@ -22,7 +22,7 @@ __all__ = ["KINDS", "Question", "questions"]
 
 KINDS = ("signature", "method", "constant", "line", "place")
 FILES = 5
-"""Files looked at for each question that is wanted."""
+"""Files that are read for each wanted question."""
 
 _DEFINITION = re.compile(r"\s*(?:class|def|async def) (\w+)")
 
@@ -36,7 +36,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         kind: one of `KINDS`.
         question: what is asked, as a person would.
         expected: the exact answer.
-        evidence: the source line that carries it; whoever still has this line could know.
+        evidence: the source line with the answer; with this line in view, the answer could be known.
         where: file and line, for the report.
     """
 
@@ -50,7 +50,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 def questions(root: Path, files: Mapping[str, int], *, number: int, seed: int) -> list[Question]:
     """`number` questions, the kinds in turn, from files of which all lines up to a given one were read.
 
-    Returns fewer where the sources do not hold enough to ask about.
+    Returns fewer if the sources do not have enough to ask about.
     """
     chance = random.Random(seed)
     sources = {path: lines_of(root / path)[: files[path]] for path in sorted(files)}

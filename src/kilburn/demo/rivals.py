@@ -1,6 +1,6 @@
-"""What everybody does when the window is full: cut the front off, or keep a summary of it.
+"""The usual ways when the window is full: cut the front off, or keep a summary of it.
 
-Both get the same transcript and the same window; there is nothing below it.
+Both get the same transcript and the same window, and have no store.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from kilburn.text.extract import Piece, extract, piece_of
 __all__ = ["summarised", "truncated"]
 
 FULL, TAIL, SUMMARY = 3 / 4, 1 / 4, 1 / 8
-"""Shares of the window: when a summary is made, what it leaves alone, and what it may take."""
+"""Shares of the window: when a summary is made, what stays unsummarised, and the size of the summary."""
 
 Count = Callable[[str], int]
 Transcript = Sequence[tuple[Page, str]]
 
 
 def truncated(transcript: Transcript, capacity: int, count: Count) -> list[str]:
-    """The last `capacity` tokens; of the page on the edge, its end."""
+    """The last `capacity` tokens; the page on the edge is cut to its end."""
     kept: list[str] = []
     left = capacity
     for page, text in reversed(transcript):
         end = text
         if page.tokens > left:
-            # The share of characters that the room left is worth, and less until it fits.
+            # An estimate of the characters that fit, reduced until they do.
             end = text[len(text) - int(len(text) * left / page.tokens) :]
             while end and count(end) > left:
                 end = end[len(end) // 8 + 1 :]

@@ -1,7 +1,7 @@
-"""The part that a real language model takes in the demo: a few folds, and a few answers in its own words.
+"""What a real language model does in the demo: a few folds, and a few answers in its own words.
 
-Both are bounded in number, because on two cores a small model is slow. What it says is shown beside
-the exact answer and never instead of it.
+Both are few, because a small model is slow on two cores. Its answer is shown beside the exact one, never instead of
+it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """KV regret: which orders of eviction keep the tokens that the next prompts begin with, and what perfect foresight would keep.
 
-Traces of many sessions are woven into one stream; a cache of so many tokens serves it. A unit of 1,024
-tokens is a hit where it and all units before it are there, as an engine's prefix cache has it. The
-prompt that is computed is never a reason to refuse: what of it is kept is for the order to say, or, with
-`hold`, all of it until the next prompt, as in an engine. Time is not modelled: a prompt takes none, and what
-replies add is not cached before a prompt repeats it.
+Traces of many sessions are merged into one stream, which a cache of so many tokens serves. A unit of 1,024 tokens is
+a hit if it and all units before it are cached, as in an engine's prefix cache. Every prompt is computed. The order
+decides which of its units are kept afterwards; with `hold`, all of them are kept until the next prompt, as in an
+engine. Time is not modelled: a prompt takes no time, and what replies add is not cached before a prompt repeats it.
 
     report = evaluate(list(read("traces.jsonl.gz")), capacities=[1_000_000])
     print(report.table())
@@ -30,10 +29,10 @@ __all__ = ["CAPACITIES", "POLICIES", "Optimum", "evaluate", "expire", "replay", 
 
 CAPACITIES = (1_000_000, 2_000_000, 4_000_000)
 HOURS = 10.0
-"""Over which the sessions begin: with it, LRU and the optimum come closest to the figures that were measured before."""
+"""Hours over which the sessions begin. With this number, LRU and the optimum come closest to earlier figures."""
 
 TTLS = {"ttl 5 min": 300.0, "ttl 60 min": 3600.0, INFINITE: math.inf}
-"""Caches without a bound that forget what was not used for so many seconds."""
+"""Unlimited caches that forget what was not used for so many seconds."""
 
 ONLINE: dict[str, Callable[[int], EvictionOrder]] = {**ORDERS, OURS: lambda _: ReturnOdds()}
 POLICIES = (*ONLINE, MIN, *TTLS)
@@ -42,7 +41,7 @@ _NEVER = 1 << 60
 
 
 def sample(traces: Sequence[Trace], seed: int, many: int | None = None, skip: int = 0) -> list[Trace]:
-    """`many` of the traces (all where None), drawn by the seed, after `skip` others of the same drawing.
+    """`many` of the traces (None for all), drawn by the seed, after `skip` others of the same drawing.
 
     Raises:
         SpecError: nothing is left to draw, or fewer than `many`.
@@ -74,14 +73,14 @@ def evaluate(
         hours: over which the sessions begin, at times drawn evenly.
         seed: for those times, and for the intervals.
         subs: with sub-agents (True), without (False), in turn.
-        hold: whether a prompt's units stay until the next prompt, whatever the order says of them. An engine
-            needs them while it computes; without it, MIN may leave out what it will not need.
+        hold: whether a prompt's units stay until the next prompt, whatever the order says. An engine needs them while
+            it computes. Without it, MIN may drop at once what it will not need.
         policies: of `POLICIES`; LRU and the optimum are always measured.
-        progress: called with the replays that are done and that there are.
+        progress: called with the number of finished replays and of all replays.
 
     Raises:
-        SpecError: a number that means nothing, no such policy, no traces with a whole unit, or a capacity below
-            the longest prompt.
+        SpecError: an impossible number, no such policy, no traces with a whole unit, or a capacity below the longest
+            prompt.
     """
     if not capacities or min(capacities) < UNIT or not 0 <= hours < math.inf or not subs:
         raise SpecError(
@@ -116,7 +115,7 @@ def evaluate(
 
 
 def replay(events: Sequence[Moment], capacity: int, order: EvictionOrder, *, hold: bool = False) -> Tally:
-    """Serve the events from a cache of `capacity` units that an order keeps.
+    """Serve the events from a cache of `capacity` units with an order of eviction.
 
     Raises:
         SpecError: a prompt that is longer than the cache.
@@ -151,7 +150,7 @@ def replay(events: Sequence[Moment], capacity: int, order: EvictionOrder, *, hol
 
 
 def expire(events: Sequence[Moment], seconds: float, name: str = "", subs: bool = True) -> Tally:
-    """Serve the events from a cache without a bound that forgets what was not used for so many seconds."""
+    """Serve the events from an unlimited cache that forgets what was not used for so many seconds."""
     last: dict[int, float] = {}
     hits: dict[int, int] = {}
     units: dict[int, int] = {}
@@ -170,10 +169,9 @@ def expire(events: Sequence[Moment], seconds: float, name: str = "", subs: bool 
 
 
 class Optimum(EvictionOrder):
-    """The offline optimum, MIN (Belady 1966): first who is used again last; of one prompt its tail.
+    """The offline optimum, MIN (Belady 1966): evicts first what is used again last; of one prompt its tail.
 
-    A unit's prefix is used whenever it is, so what this keeps are whole prefixes, and no order of eviction
-    has more hits.
+    A unit's prefix is used whenever the unit is, so MIN keeps whole prefixes, and no order of eviction has more hits.
     """
 
     def __init__(self, events: Sequence[Moment]) -> None:

@@ -1,10 +1,9 @@
 """The stretches of the transcript that are out of the window, as an interval set.
 
-What leaves the window leaves a handle; all that is out between two things that still stand in the
-prompt shares one, so that the handles of ten thousand evicted pages cost a few tokens and not a
-window. A stretch spans what is gone, forgotten, retired or folded elsewhere: nothing stands there
-that could keep two handles apart. This is bookkeeping over page ids and token counts; it never sees
-a text but the handle's own.
+Everything that is out between two resident pages shares one handle, so that the handles of ten thousand evicted pages
+cost a few tokens. A stretch also spans pages that are forgotten, retired or folded elsewhere, because nothing stands
+between the two handles there. This is bookkeeping over page ids and token counts. The only text here is the handle's
+own.
 """
 
 from __future__ import annotations
@@ -24,20 +23,21 @@ Gap = tuple[int, int, int, int]
 
 
 def handle_of(gap: Gap) -> str:
-    """The line that stands in the prompt for a gap."""
+    """The handle of a gap, as it stands in the prompt."""
     first, last, pages, tokens = gap
     many = f"{pages} pages, " if pages > 1 else ""
     return f"[{span_of(first, last)} out: {many}{tokens} tokens]"
 
 
 class Gaps:
-    """Stretches of original page ids between the walls: what stands in the prompt.
+    """Stretches of original page ids that are out, between walls. A wall is a place where something stands in the
+    prompt.
 
-    Which gaps there are follows from the walls and the pages that are out, in whatever order they came.
+    The gaps depend only on the walls and the pages that are out, not on the order in which they came.
 
     Args:
         cost_of: what a handle costs, in tokens.
-        walls: where something stands in the prompt, sorted; whoever changes it says so with `close` and `part`.
+        walls: the walls, sorted. After a change of this list call `close` or `part`.
     """
 
     def __init__(self, cost_of: Callable[[str], int], walls: Sequence[Key]) -> None:
@@ -48,7 +48,7 @@ class Gaps:
         self._gaps: dict[int, Gap] = {}
         self._costs: dict[int, int] = {}
         self._sum = 0
-        # Starts of gaps whose handle was not priced yet: thousands of pages may leave between two looks.
+        # Starts of gaps whose handle was not counted yet: thousands of pages may leave before the cost is needed.
         self._unpriced: set[int] = set()
 
     @property
@@ -70,7 +70,7 @@ class Gaps:
         return page in self._out
 
     def add(self, page: int, tokens: int) -> None:
-        """Take a page in that is out now, where no wall stands any more."""
+        """Add a page that is out now and has no wall any more."""
         if page in self._out:
             raise ValueError(f"page {page} is in a gap already")
         self._out[page] = tokens
@@ -85,7 +85,7 @@ class Gaps:
         self._put((first, last, pages, total))
 
     def remove(self, page: int) -> None:
-        """Take a page out that is out no longer."""
+        """Remove a page that is not out any more."""
         if page not in self._out:
             raise ValueError(f"page {page} is in no gap")
         first, last, pages, total = self._take(self._starts[bisect_right(self._starts, page) - 1])
@@ -96,9 +96,9 @@ class Gaps:
             self._put((first, last, pages - 1, total - tokens))
 
     def close(self, wall: Key) -> None:
-        """A wall has gone: what it kept apart is one gap."""
+        """A wall is gone: join the gaps on both sides."""
         at = bisect_right(self._starts, wall[0])
-        # A wall at a page's own place stands in front of it.
+        # A wall at a page's own place is before the page.
         if at and self._after(self._starts[at - 1], wall):
             at -= 1
         if 0 < at < len(self._starts):
@@ -109,7 +109,7 @@ class Gaps:
                 self._put((before[0], behind[1], before[2] + behind[2], before[3] + behind[3]))
 
     def part(self, wall: Key) -> None:
-        """A wall has come: of the gap that it stands in are two."""
+        """A new wall splits the gap that contains it."""
         at = bisect_right(self._starts, wall[0]) - 1
         if at < 0 or self._after(self._starts[at], wall) or not self._after(self._gaps[self._starts[at]][1], wall):
             return
@@ -129,7 +129,7 @@ class Gaps:
         return (page, 0, page) > wall
 
     def _meet(self, page: int, other: int) -> bool:
-        """Whether no wall stands between two pages that are out."""
+        """Whether there is no wall between two pages that are out."""
         return bisect_right(self._walls, (page, 0, page)) == bisect_right(self._walls, (other, 0, other))
 
     def _next(self, page: int, step: int) -> int:

@@ -1,9 +1,10 @@
 """A process: one agent's address space over all levels.
 
-What is appended stays: in the window while there is room, below it by address for ever. This class
-is the surface; the kernel does the work, the policy decides. Each change is one batch. Each answer is that of the
-ledger as it now is: where another writer went on with the session (or a person forgot a page), all is read anew
-first. What was read is noted in the ledger, unless the store was opened for reading, and nobody waits or fails for that.
+What is appended stays: in the window while there is room, and in the store for ever, under its address. This class is
+the public interface. The policy decides, the kernel does the work, and each change is one batch. Each answer follows
+the current ledger: if another writer continued the session (or a person forgot a page), everything is read again
+first. Reads are recorded in the ledger, unless the store was opened for reading; no read waits or fails because of
+that.
 """
 
 from __future__ import annotations
@@ -94,17 +95,17 @@ class Process:
 
     @property
     def readonly(self) -> bool:
-        """Whether the store was opened for reading: then nothing is written, not even what was read."""
+        """Whether the store was opened for reading: then nothing is written, not even that something was read."""
         return self.kernel.store.readonly
 
     @property
     def lock(self) -> threading.RLock:
-        """Hold it to read several things of one state; every call here holds it."""
+        """Hold it to read several things of the same state; every call here holds it."""
         return self.kernel.lock
 
     @property
     def window(self) -> Window:
-        """What stands where, at what cost, as this process last saw it. Only the kernel changes it."""
+        """What is in the window, where and at what cost, as this process last saw it. Only the kernel changes it."""
         return self.kernel.window
 
     @property
@@ -134,7 +135,7 @@ class Process:
 
     @contextmanager
     def _current(self) -> Iterator[Kernel]:
-        """The kernel, locked, and as the ledger now is.
+        """The kernel, locked and up to date with the ledger.
 
         Raises:
             StoreStale: another writer went on while changes here are not written.
@@ -145,7 +146,7 @@ class Process:
             yield self.kernel
 
     def refresh(self) -> None:
-        """See what other writers did meanwhile; every reading here begins with it.
+        """Read what other writers have done; every read here begins with this.
 
         Raises:
             StoreStale: another writer went on while changes here are not written.
@@ -155,7 +156,7 @@ class Process:
                 self._renewed()
 
     def _renewed(self) -> None:
-        """All was read anew: let go of what is known of the state before."""
+        """Everything was read again: drop what is known of the old state."""
         self._prompts.clear()
         if not self.readonly:
             try:
@@ -315,7 +316,7 @@ class Process:
             return prompt
 
     def recall(self, address: str) -> Recalled:
-        """The exact text at an address: a page fault, answered from whichever level has it.
+        """The exact text at an address, from whichever level has it: a fault if it is not in the window.
 
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
@@ -324,7 +325,7 @@ class Process:
             try:
                 numbers, recalled = self._read(address)
             except StoreCorrupt:
-                # It may have been forgotten between the two looks at the store.
+                # It may have been forgotten between the two reads of the store.
                 if not kernel.refresh():
                     raise
                 self._renewed()
@@ -355,7 +356,7 @@ class Process:
         return self.kernel.resolve(address)
 
     def closure(self, address: str) -> list[Page]:
-        """All pages that a forget of this address would forget: those, and what was derived or recalled from them.
+        """All pages that forgetting this address would forget: these, and what was derived or recalled from them.
 
         Raises:
             UnknownAddress, Forgotten.
@@ -363,11 +364,11 @@ class Process:
         return [self.window.pages[page] for page in self.kernel.closure(self.kernel.resolve(address))]
 
     def fetch(self, pages: Iterable[Page]) -> None:
-        """Bring the texts of pages to hand in one read of the store; forgotten ones have none."""
+        """Cache the texts of pages in one read of the store; forgotten pages have none."""
         self.kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
 
     def text(self, page: int) -> str:
-        """The exact text of a page, by its id. Unlike `recall` it leaves no trace in the ledger.
+        """The exact text of a page, by its id. Unlike `recall` it records nothing.
 
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
@@ -375,7 +376,7 @@ class Process:
         return self.kernel.text(page)
 
     def part(self, page: Page) -> tuple[Part, str | None]:
-        """The message part that a page came from; and what else its message had, with the first of its parts.
+        """The message part that a page came from; with the first part, also the leftovers of its message.
 
         Raises:
             StoreCorrupt.
@@ -384,7 +385,7 @@ class Process:
         return part_of(page, contents.get(page.digest), contents.get(page.extra))
 
     def shown(self) -> list[Item]:
-        """All that stands in the prompt, in order: pages, and the lines that stand for what is out."""
+        """Everything in the prompt, in order: pages, and handles."""
         with self.lock:
             return items(self.window)
 
@@ -392,7 +393,7 @@ class Process:
         """Passages of this process that match a query, best first, within a token budget.
 
         Args:
-            record: whether the ledger remembers it; a measurement must not change what policies see.
+            record: whether it is recorded in the ledger; a measurement must not change what policies see.
         """
         with self._current() as kernel:
             passages = kernel.store.search(query, process=kernel.info.number, limit=limit)
@@ -478,7 +479,7 @@ class Process:
     def stats(self) -> Stats:
         """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once.
 
-        What was observed and cannot be written at once (a full disk, another writer) is counted when it is.
+        Observations that cannot be written yet (a full disk, another writer) are counted once they are written.
         """
         with self._current() as kernel:
             if not kernel.store.readonly:
@@ -498,7 +499,7 @@ class Process:
     def record(self, act: Act, pages: Iterable[int] = (), *, policy: str, cause: str = "", **data: Any) -> None:
         """Write an observation into the ledger, such as what left another level; it waits for the next commit.
 
-        Nothing happens where the store was opened for reading.
+        If the store was opened for reading, nothing happens.
 
         Args:
             data: what is particular to the act, as plain JSON; `why` in words.
@@ -513,7 +514,7 @@ class Process:
                 self.kernel.observe(act, tuple(pages), policy=policy, cause=cause, **data)
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """The ledger behind event `after`, oldest first; at its end what was observed and cannot be written at once."""
+        """The ledger after event `after`, oldest first; at its end, observations that are not written yet."""
         with self._current() as kernel:
             if not kernel.store.readonly:
                 kernel.flush_observed()
@@ -528,7 +529,7 @@ class Process:
     def messages(self) -> list[dict[str, Any]]:
         """The whole transcript as it was appended, exactly.
 
-        Forgotten pages are missing from it; what is left of a message that had some comes in the chat form.
+        Forgotten pages are missing. The rest of a message with forgotten pages is in the chat form.
         """
         made: dict[int, Message] = {}
         with self._current() as kernel:
@@ -548,7 +549,7 @@ class Process:
 
 
 def _without_form(made: dict[int, Message], damaged: set[int]) -> dict[int, Message]:
-    """What is left of messages that lost a part has no original dict any more, nor have those that came in the same dict."""
+    """Remove the original dict from messages that lost a part, and from those that came in the same dict."""
     chain: list[int] = []
     for number in sorted(made.keys() | damaged):
         chain.append(number)

@@ -25,7 +25,7 @@ SAMPLED = 8000
 
 
 class _Source:
-    """A text under its hash; the text is let go once it was read."""
+    """A text under its hash; the text itself is dropped once it was read."""
 
     __slots__ = ("key", "page", "text")
 

@@ -1,4 +1,4 @@
-"""The names in a text that somebody would refer to later, and the words worth searching for.
+"""The names in a text that could be referred to later, and the words worth searching for.
 
 Found by patterns in any text, whatever its language. Code is not parsed.
 """

@@ -1,9 +1,8 @@
 """Anthropic's context editing and compaction: the request's `context_management` and `compaction`, typed.
 
-Read strictly, written back equal: a field that is not known here is kept under `more`, a known one of
-the wrong type is an error that says where. The same settings become a policy's spec (`policy_of`), and
-a policy's settings a request (`edits_of`). Forms after the official SDK's beta types (MIT). What a reply
-holds is in `kilburn.wire.compaction`.
+These are read strictly and written back equal: an unknown field is kept under `more`, and a known one of the wrong
+type is an error that says where. `policy_of` makes a policy's spec from such settings, `edits_of` a request from a
+policy. The forms follow the official SDK's beta types (MIT). For replies see `kilburn.wire.compaction`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0)]
 """A whole number, 0 or more."""
 
 COMPACT_LEAST = 50_000
-"""Smallest trigger, in input tokens, that the provider takes for `compact_20260112`."""
+"""Smallest trigger, in input tokens, that the provider accepts for `compact_20260112`."""
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +84,7 @@ class ClearThinkingEdit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """An edit that is not known here: carried whole."""
+    """An unknown edit, which is passed on unchanged."""
 
     type: str
     more: dict[str, Any] = {}
@@ -111,7 +110,7 @@ class SummarizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Editable(Protocol):
-    """A policy whose settings the provider knows too."""
+    """A policy with settings that the provider has too."""
 
     def edit(self) -> Edit:
         """The provider's form of these settings."""

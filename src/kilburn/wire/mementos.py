@@ -1,10 +1,10 @@
-"""Blocks of reasoning and their mementos, as tags in a text: read whole, or as they stream, in pieces of any size.
+"""Reads blocks of reasoning and their mementos from tags in a text: a whole text, or a stream in pieces of any size.
 
     <|block_start|>reasoning<|block_end|><|summary_start|>what stays<|summary_end|>
 
-The reader gives spans of the text, so that whatever is kept of it is byte-identical. It is strict: one tag out
-of place and the text counts as malformed, which is for the caller to reject whole. `Grammar` knows in which
-order tags may come; the KV level reads tokens by it.
+The reader returns spans of the text, so that whatever is kept of it is byte-identical. It is strict: if one tag is
+out of place, the text counts as malformed, and the caller rejects it whole. `Grammar` knows in which order tags may
+come; the KV level uses it for tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LONGEST = max(map(len, TAGS))
 
 
 class Tag(StrEnum):
-    """What opens and closes blocks and mementos."""
+    """The tags that open and close blocks and mementos."""
 
     BLOCK_START = "block_start"
     BLOCK_END = "block_end"
@@ -51,15 +51,15 @@ class Tag(StrEnum):
 
 
 class Where(StrEnum):
-    """What the next letter or token belongs to."""
+    """What the next character or token belongs to."""
 
     OUTSIDE = "outside"
     BLOCK = "block"
     BETWEEN = "between"
-    """Behind a block's end, before its memento: only white space may stand there."""
+    """After a block's end, before its memento: only white space may be there."""
     MEMENTO = "memento"
     ANSWER = "answer"
-    """Behind the end of thinking: tags mean nothing any more. Of tokens only."""
+    """After the end of thinking, where tags have no meaning. For tokens only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ThoughtBlock:
 
     Args:
         content: its span, tags not included; `memento` likewise.
-        start: of all of it, tags included; `end` behind it.
+        start: of the whole, including tags; `end`: its end.
         forced_end: whether the reader forced the end of the block, and `forced_summary` that of its memento.
     """
 
@@ -81,7 +81,7 @@ class ThoughtBlock:
 
 
 class Fault(NamedTuple):
-    """A tag out of place: what is wrong, and behind how many characters or tokens."""
+    """A tag out of place: what is wrong, and after how many characters or tokens."""
 
     what: str
     at: int
@@ -89,7 +89,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What a whole text holds: its blocks in order, and its faults. With any fault, nothing of it is to be folded."""
+    """The blocks of a whole text, in order, and its faults. With any fault, nothing of it may be folded."""
 
     blocks: tuple[ThoughtBlock, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -101,7 +101,7 @@ _NEXT = {
     Tag.SUMMARY_START: (Where.BETWEEN, Where.MEMENTO),
     Tag.SUMMARY_END: (Where.MEMENTO, Where.OUTSIDE),
 }
-"""Of each tag: where it may stand, and what comes behind it."""
+"""For each tag: where it may be, and what comes after it."""
 
 PLACES = {
     Where.OUTSIDE: "outside of a block",
@@ -112,13 +112,13 @@ PLACES = {
 
 
 class Grammar:
-    """Reads tags in their order, whatever positions count: characters or tokens. A tag out of place is a fault.
+    """Checks the order of tags. Positions may count characters or tokens. A tag out of place is a fault.
 
     Attributes:
-        where: what comes next belongs to.
-        blocks: closed so far.
-        faults: found so far.
-        opened: behind the tag that opened what is open now.
+        where: what the next character or token belongs to.
+        blocks: blocks closed so far.
+        faults: faults found so far.
+        opened: the end of the tag that opened what is open now.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Grammar:
         self._forced_end = False
 
     def turn(self, tag: Tag, start: int, stop: int, *, forced: bool = False) -> bool:
-        """Take a tag that stands at `start` to `stop`; False where it is out of place, which is noted and else ignored."""
+        """Read a tag at `start` to `stop`; False if it is out of place, which is recorded and otherwise ignored."""
         before, after = _NEXT[tag]
         if self.where is not before:
             self.faults.append(Fault(f"{tag} {PLACES[self.where]}", start))
@@ -147,10 +147,10 @@ class Grammar:
 
 
 class Parser(Grammar):
-    """Reads tags from a text that comes in pieces; how it is cut makes no difference.
+    """Reads tags from a text that comes in pieces; it does not matter how the text is split.
 
     Attributes:
-        read: characters that are decided; what may become a tag is held back until it is one or is not.
+        read: characters that are decided; the beginning of a possible tag waits for the next piece.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class Parser(Grammar):
         return found
 
     def close(self) -> Blocks:
-        """The text is over: what was found, with a fault where something is still open."""
+        """The text is complete: returns what was found, with a fault if something is still open."""
         held, self._held = self._held, ""
         self._pass(held)
         open_ones = {
@@ -199,7 +199,7 @@ class Parser(Grammar):
         return Blocks(tuple(self.blocks), tuple(self.faults))
 
     def _pass(self, text: str) -> None:
-        """Letters that are no tag."""
+        """Read characters that are not a tag."""
         blank = not text.strip()
         if self.where is Where.BETWEEN and self._blank and not blank:
             self.faults.append(Fault("text between a block and its memento", self.read + len(text) - len(text.lstrip())))
