@@ -246,6 +246,19 @@ def test_a_lost_session_is_missed(talk: Path) -> None:
     assert isinstance(read(talk, "b"), dict)
 
 
+def test_a_lost_session_is_not_begun_anew(talk: Path) -> None:
+    change(talk, "DELETE FROM process WHERE name = 'a'")
+    with Sqlite(talk) as store, pytest.raises(StoreCorrupt, match="may be here already"):
+        store.process("a", time=1.0)
+
+
+def test_forgetting_takes_what_is_quarantined_too(talk: Path) -> None:
+    change(talk, "INSERT INTO quarantine(process, kind, number, record) VALUES(1, 'event', 3, x'c1')")
+    with kilburn.open(str(talk), window=900, policy="fifo", tokenizer="chars/4") as store:
+        store.process("a").forget("p3")
+    assert apsw.Connection(str(talk)).execute("SELECT record FROM quarantine").get is None
+
+
 @pytest.mark.parametrize(
     "statement",
     [

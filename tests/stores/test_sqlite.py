@@ -240,6 +240,20 @@ def test_a_second_writer_waits_then_gets_a_clear_error(tmp_path: Path) -> None:
     other.close()
 
 
+def test_a_batch_that_fails_leaves_the_file_to_the_next_writer(tmp_path: Path) -> None:
+    path = tmp_path / "k.db"
+    filled(path)
+    with Sqlite(path) as one, Sqlite(path, busy_timeout=0.0) as other:
+        batch = batch_of(1, {100: "half"})
+        batch.erase = [999]
+        with pytest.raises(StoreError, match="999"):
+            one.commit(1, batch)
+        with pytest.raises(StoreError):
+            one.texts([digest_of("half")])
+        other.commit(1, batch_of(1, {100: "whole"}))
+        assert one.texts([digest_of("whole")])
+
+
 def test_of_two_writers_the_slower_is_stale(tmp_path: Path) -> None:
     path = tmp_path / "k.db"
     filled(path)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kilburn.errors import Unavailable
-from kilburn.file import written
+from kilburn.file import write_file
 
 __all__ = ["Download", "Progress", "digest", "disk_errors", "folder", "open_own", "recorded_digest"]
 
@@ -209,5 +209,5 @@ class Download:
     def write_digest(self, sha256: str, size: int) -> None:
         """Write `<file>.sha256`; `sha256sum -c` reads it, and skips the line with the size."""
         beside = _beside(self.target, ".sha256")
-        with disk_errors(beside), written(beside, force=True, mode=0o644) as file:
+        with disk_errors(beside), write_file(beside, force=True, mode=0o644) as file:
             file.write(f"{sha256}  {self.target.name}\n# bytes {size}\n".encode("ascii"))
