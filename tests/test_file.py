@@ -10,11 +10,11 @@ import pytest
 
 import kilburn
 from kilburn.errors import SpecError
-from kilburn.file import check_target, written
+from kilburn.file import check_target, write_file
 
 
 def put(path: Path, data: bytes = b"new", *, force: bool = False) -> None:
-    with written(path, force=force) as file:
+    with write_file(path, force=force) as file:
         file.write(data)
 
 
@@ -45,7 +45,7 @@ def test_one_that_comes_meanwhile_stays_too(tmp_path: Path) -> None:
     path = tmp_path / "a"
 
     def meet() -> None:
-        with written(path) as file:
+        with write_file(path) as file:
             file.write(b"new")
             path.write_bytes(b"another's")
 
@@ -60,7 +60,7 @@ def test_an_error_leaves_what_was(tmp_path: Path) -> None:
     path.write_bytes(b"old")
 
     def fail() -> None:
-        with written(path, force=True) as file:
+        with write_file(path, force=True) as file:
             file.write(b"half")
             raise ZeroDivisionError
 
@@ -125,6 +125,6 @@ def test_a_link_that_leads_to_a_device_is_refused_whatever_is_behind_it(tmp_path
         (tmp_path / "out").symlink_to(f"/proc/self/fd/{file.fileno()}")
         (tmp_path / "further").symlink_to(tmp_path / "out")
         for name in ("out", "further"):
-            with pytest.raises(SpecError, match="leads to a device"), written(tmp_path / name, force=True):
+            with pytest.raises(SpecError, match="leads to a device"), write_file(tmp_path / name, force=True):
                 raise AssertionError("it was opened")
             assert (tmp_path / name).is_symlink()

@@ -20,7 +20,7 @@ from kilburn.text.extract import Piece
 from kilburn.text.identifiers import identifiers
 from kilburn.text.judgement import garbage
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import quote
 from traces.segmentation import sentences
 
 __all__ = ["ACCEPT", "POINTS", "TRIES", "Compressed", "Grade", "compress", "extractive", "grade"]
@@ -243,7 +243,7 @@ def compress(
     for attempt in range(1, tries + 1):
         words = max(10, tokens // 2)
         asked = f"Write its memento in at most {words} words.{mend}"
-        prompt = f"{quoted('block', block)}\n{asked}"
+        prompt = f"{quote('block', block)}\n{asked}"
         answer = yield Ask(prompt=prompt, system=WRITER, max_tokens=tokens, purpose=f"memento, try {attempt}")
         if answer.outcome == Outcome.NO_MODEL:
             break
@@ -277,7 +277,7 @@ def _graded(block: str, memento: str, judged: bool) -> Generator[Ask, Answer, Gr
     own = grade(block, memento)
     if not judged:
         return own
-    prompt = f"{quoted('block', block)}\n{quoted('memento', memento)}\nGrade the memento."
+    prompt = f"{quote('block', block)}\n{quote('memento', memento)}\nGrade the memento."
     answer = yield Ask(prompt=prompt, system=JUDGE, schema=SCHEMA, max_tokens=160, purpose="grade of a memento")
     if not answer.ok:
         return own
@@ -296,4 +296,4 @@ def _mend(text: str, found: Grade) -> str:
     lacks = f" It lacks: {'; '.join(found.missing[:6])}." if found.missing else ""
     adds = f" These are not in the block: {', '.join(found.invented[:6])}." if found.invented else ""
     first = "" if found.result_first else " It must begin with the result."
-    return f"\nThe last try was worth {found.total:.1f} of 10:\n{quoted('memento', text)}\n{lacks}{adds}{first}"
+    return f"\nThe last try was worth {found.total:.1f} of 10:\n{quote('memento', text)}\n{lacks}{adds}{first}"

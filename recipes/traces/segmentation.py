@@ -19,7 +19,7 @@ import msgspec
 
 from kilburn.effect import Answer, Ask
 from kilburn.page import Span
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import quote
 
 __all__ = ["Segmentation", "blocks_of", "border_scores", "score_borders", "segment", "sentences"]
 
@@ -161,7 +161,7 @@ def score_borders(text: str, spans: Sequence[Span], batch: int = 20) -> Generato
     for first in range(0, len(own), batch):
         last = min(first + batch, len(own))
         shown = "\n".join(f"[{n}] {text[spans[n][0] : spans[n][1]].strip()}" for n in range(first, last + 1))
-        prompt = f"{quoted('sentences', shown)}\nRate the {last - first} borders, in order, as JSON."
+        prompt = f"{quote('sentences', shown)}\nRate the {last - first} borders, in order, as JSON."
         answer = yield Ask(
             prompt=prompt, system=SYSTEM, schema=SCHEMA, max_tokens=8 * batch + 32, purpose=f"borders {first}-{last - 1}"
         )

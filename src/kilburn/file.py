@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from kilburn.errors import SpecError
 
-__all__ = ["check_target", "written"]
+__all__ = ["check_target", "write_file"]
 
 DATABASE = (
     b"SQLite format 3\0",
@@ -34,7 +34,7 @@ COMPANIONS = ("-wal", "-shm", "-journal")
 
 
 def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise what `written` would raise, before the work is done.
+    """Raise what `write_file` would raise, before the work is done.
 
     Raises:
         SpecError: the path is a database or a companion file of one; a folder, a device or a pipe; or an existing
@@ -79,7 +79,7 @@ def _begins_as_database(path: Path) -> bool:
 
 
 @contextmanager
-def written(path: str | os.PathLike[str], *, force: bool = False, mode: int = 0o600) -> Iterator[BinaryIO]:
+def write_file(path: str | os.PathLike[str], *, force: bool = False, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file to write to. It is renamed to `path` when the block ends, and removed if the block raises.
 
     Args:
@@ -101,13 +101,13 @@ def written(path: str | os.PathLike[str], *, force: bool = False, mode: int = 0o
             file.flush()
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
-        _named(name, place, force)
+        _give_name(name, place, force)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(name)
 
 
-def _named(part: str, place: Path, force: bool) -> None:
+def _give_name(part: str, place: Path, force: bool) -> None:
     if force:
         os.replace(part, place)
     else:

@@ -15,13 +15,13 @@ from kilburn.errors import SpecError, StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, Place, Span
 
-__all__ = ["Batch", "Passage", "ProcessInfo", "State", "Store", "checked_name"]
+__all__ = ["Batch", "Passage", "ProcessInfo", "State", "Store", "check_name"]
 
 LONGEST_NAME = 500
 """Characters of a session's or a tenant's name."""
 
 
-def checked_name(name: Any, what: str) -> str:
+def check_name(name: Any, what: str) -> str:
     """The name of a session or a tenant, as it was given. Any character may stand in it but NUL.
 
     Raises:

@@ -27,7 +27,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
 from kilburn.stores.memory import Memory
-from kilburn.wire.recording import bounded, read_lines
+from kilburn.wire.recording import bounded_lines, read_lines
 
 ANTHROPIC: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "look", "cache_control": {"type": "ephemeral"}}]},
@@ -359,7 +359,7 @@ def test_a_bomb_is_not_unpacked(db: Path, tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(InvalidMessage, match="bomb:1: the file has more than"):
-            list(bounded(packed, "bomb", 1_000_000))
+            list(bounded_lines(packed, "bomb", 1_000_000))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()

@@ -160,3 +160,14 @@ def test_forgetting_a_pin_lets_go_of_it() -> None:
     assert process.forget("p2") == ["p2"]
     assert process.window.pins == {1}
     assert "secret" not in json.dumps(process.render())
+
+
+def test_an_unpinned_system_prompt_stays_as_it_is() -> None:
+    with kilburn.open(":memory:", window=1000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append({"role": "system", "content": "a rule. " * 300}, user("go on"))
+        assert process.window.pins == {1}
+        process.unpin("p1")
+        process.remember("p1")
+        assert not process.window.pins
+        assert [page.id for page in process.window.resident()] == [1, 2]

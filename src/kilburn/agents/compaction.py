@@ -57,11 +57,11 @@ def compact(
     Raises:
         LawBroken: a tool call has no result yet; nothing changed.
     """
-    _check_settled(process)
+    _check_no_open_call(process)
     return _outcome(process.compact(Compact(instructions=instructions, keep=keep, to=to, idle=True), NAME, model))
 
 
-def _check_settled(process: Process) -> None:
+def _check_no_open_call(process: Process) -> None:
     with process.lock:
         waiting = process.window.waiting()
     if waiting:
@@ -99,7 +99,7 @@ def compact_at_provider(
     Raises:
         LawBroken: a tool call has no result yet; nothing changed.
     """
-    _check_settled(process)
+    _check_no_open_call(process)
     with process.lock:
         prompt, turn = process.render("messages"), process.turn
     form = write(SummarizeRequest(instructions=instructions) if instructions else SummarizeRequest())
@@ -109,23 +109,23 @@ def compact_at_provider(
     try:
         reply = complete(model, request)
     except Refused as error:
-        return _noted(process, Compaction(outcome=Outcome.REFUSED, why=type(error).__name__))
+        return _record(process, Compaction(outcome=Outcome.REFUSED, why=type(error).__name__))
     except ModelError as error:
-        return _noted(process, Compaction(outcome=Outcome.FAILED, why=type(error).__name__))
+        return _record(process, Compaction(outcome=Outcome.FAILED, why=type(error).__name__))
     block = block_of(reply.message)
     if block is None or len(reply.message.parts) != 1:
-        return _noted(process, Compaction(outcome=Outcome.REJECTED, why="the reply is not exactly one compaction block"))
+        return _record(process, Compaction(outcome=Outcome.REJECTED, why="the reply is not exactly one compaction block"))
     if not block.stands:
-        return _noted(process, Compaction(outcome=Outcome.FAILED, why="the provider's compaction gave nothing"))
+        return _record(process, Compaction(outcome=Outcome.FAILED, why="the provider's compaction gave nothing"))
     address = process.append(reply.message)
     before = process.use
     with process.lock:
         leaving = behind(process.view(), turn - keep)
         if leaving:
             process.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
-    return _noted(process, Compaction(outcome=Outcome.DONE, address=address, freed=before - process.use))
+    return _record(process, Compaction(outcome=Outcome.DONE, address=address, freed=before - process.use))
 
 
-def _noted(process: Process, compaction: Compaction) -> Compaction:
+def _record(process: Process, compaction: Compaction) -> Compaction:
     process.record(Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why)
     return compaction

@@ -29,7 +29,7 @@ from kilburn.text.extract import Piece, extract
 from kilburn.text.judgement import Verdict, judge
 from kilburn.text.lines import whole_sentences
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import quote
 
 __all__ = ["INSTRUCTIONS", "Closed", "Finished", "MementoLoop", "Mode", "Reasoned", "Wording"]
 
@@ -272,7 +272,7 @@ class MementoLoop:
         use."""
         most = self.max_memento_tokens
         piece = Piece(0, str(Role.ASSISTANT), str(Kind.REASONING), content)
-        prompt = f"{quoted('block', content)}\nWrite the memento of this block in at most {max(10, most // 2)} words."
+        prompt = f"{quote('block', content)}\nWrite the memento of this block in at most {max(10, most // 2)} words."
         timeout = 120.0 if self.limits.seconds is None else self.limits.seconds
         answer = self._answer(Ask(prompt=prompt, system=SYSTEM, max_tokens=most, purpose="memento", timeout=timeout))
         said = TAG.sub("", clip(answer.text, most, self._count)).strip() if answer.has_text else ""

@@ -251,7 +251,7 @@ class ReasoningCache:
                 problem=problem, summary=summary, trace=trace, mark=nonce_of(problem + summary + trace)
             )
             answer = self._summarise(asked, number)
-            fresh, verdict = self._judged(answer, trace)
+            fresh, verdict = self._judge(answer, trace)
             summary = fresh or summary
         if trace:
             self._fold(number, traces, summary, verdict)
@@ -302,7 +302,7 @@ class ReasoningCache:
             Ask(prompt=prompt, max_tokens=schedule.summary, purpose=f"summary of round {number}", timeout=schedule.timeout)
         )
 
-    def _judged(self, answer: Answer, trace: str) -> tuple[str, Outcome]:
+    def _judge(self, answer: Answer, trace: str) -> tuple[str, Outcome]:
         """The new summary, or "" if the old one stays; and its outcome."""
         if not answer.has_text:
             return "", answer.outcome

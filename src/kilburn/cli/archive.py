@@ -23,7 +23,7 @@ from kilburn.kernel.process import Process
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.move import Drop, Retire
 from kilburn.page import Page, Place, address_of, parse_address
-from kilburn.store import ProcessInfo, checked_name
+from kilburn.store import ProcessInfo, check_name
 from kilburn.terminal import line
 from kilburn.wire.form import dump, parse
 
@@ -221,7 +221,7 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
         SpecError: `name` is no name for a session, or the file holds several.
     """
     if name is not None:
-        checked_name(name, "session")
+        check_name(name, "session")
     found: list[ArchivedSession] = []
     for where, value in lines:
         if "kilburn" in value:
@@ -257,7 +257,7 @@ def _header(where: str, value: dict[str, Any], name: str | None) -> ArchivedSess
 def _name(where: str, name: str) -> str:
     """A session name from a file. It is checked more strictly than a name that a program chooses."""
     try:
-        checked_name(name, "session")
+        check_name(name, "session")
     except SpecError as error:
         raise InvalidMessage(f"{where}: {error.what}", advice="name it with --session") from None
     if line(name) != name:

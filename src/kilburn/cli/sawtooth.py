@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kilburn.evals.picture import check_picture, picture, plain_axes
-from kilburn.file import written
+from kilburn.file import write_file
 
 __all__ = ["FORMATS", "draw", "page", "thin", "ticks"]
 
@@ -36,7 +36,7 @@ def draw(path: Path, curve: Sequence[tuple[int, int]], *, window: int, title: st
         with picture(path, 10, 4.6, force=force) as figure:
             _draw(figure, points, window, title)
     else:
-        with written(path, force=force) as file:
+        with write_file(path, force=force) as file:
             file.write(page(points, window, title).encode("utf-8"))
 
 

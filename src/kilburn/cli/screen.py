@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from kilburn.file import written
+from kilburn.file import write_file
 from kilburn.terminal import console, line, plain, spelled, tell
 
 __all__ = ["Done", "Sink", "age", "bar", "cell", "count", "grid", "many", "progress", "sink", "table"]
@@ -95,7 +95,7 @@ class _Shown:
 def sink(out: Path | None, force: bool) -> Iterator[Sink]:
     """Where lines of JSON go: to a file, which is written whole or not at all, or to standard output."""
     if out is not None:
-        with written(out, force=force) as file:
+        with write_file(out, force=force) as file:
             yield file
         return
     sys.stdout.flush()

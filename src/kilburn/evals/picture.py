@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kilburn.errors import MissingExtra, SpecError
-from kilburn.file import check_target, written
+from kilburn.file import check_target, write_file
 
 __all__ = ["check_picture", "picture", "plain_axes"]
 
@@ -58,7 +58,7 @@ def picture(
     with rc_context({"svg.hashsalt": "kilburn", "svg.fonttype": letters}):
         figure = Figure(figsize=(wide, high), dpi=120, layout=layout)
         yield figure
-        with written(path, force=force) as file:
+        with write_file(path, force=force) as file:
             figure.savefig(file, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.evals.outcomes import Cell
-from kilburn.file import check_target, written
+from kilburn.file import check_target, write_file
 
 __all__ = ["SavedCells"]
 
@@ -37,7 +37,7 @@ class SavedCells:
         force: whether a new file may replace an existing one.
 
     Raises:
-        SpecError: it cannot be read or written, is there without `resume` or `force`, or is no file of cells.
+        SpecError: it cannot be read or write_file, is there without `resume` or `force`, or is no file of cells.
     """
 
     def __init__(self, path: Path, digest: str, *, resume: bool, force: bool = False) -> None:
@@ -47,7 +47,7 @@ class SavedCells:
             if resume and path.exists():
                 self._read()
             else:
-                with written(path, force=force):
+                with write_file(path, force=force):
                     pass  # an empty file, so that an unwritable one is found before the work
         except OSError as error:
             raise SpecError(f"cannot use {path}: {error.strerror or error}", advice="give a file that can be written") from error

@@ -16,9 +16,9 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, digest_of
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.plain import unpack
-from kilburn.wire.sent import beside, form_of, is_plain, is_sent, sent_name, sent_text
+from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, text_beside
 
-__all__ = ["cost_of", "extra_text", "framing", "pages_of", "pins_on_arrival"]
+__all__ = ["cost_of", "extra_text", "pages_of", "pins_on_arrival"]
 
 LABEL = 60
 
@@ -27,18 +27,21 @@ BOUND = frozenset({Kind.REASONING, Kind.OPAQUE})
 itself. They move with their whole message."""
 
 
-def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = None) -> int:
+def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = None, number: int = 1) -> int:
     """What one part costs in a prompt, in tokens, including its message's envelope: everything that is sent of it in the
     dearer form, and nothing else.
 
     Args:
         leftovers: its message's extra, or the part of it that is kept with this part.
+        number: of the page in whose place it stands. A system message that is not the first stands in a frame.
     """
+    if role is Role.SYSTEM and number > 1:
+        return counter.count("<system>\n\n</system>") + cost_of(counter, part, role, leftovers)
     if is_plain(part, role, leftovers):
         named = counter.count(sent_name(part.name, part.call)) if part.kind is Kind.RESULT else 0
         return counter.count(part.text) + named + counter.envelope
     form = unpack(leftovers).get("form")
-    more = beside(part, role, leftovers)
+    more = text_beside(part, role, leftovers)
     if part.kind is Kind.IMAGE and role in (Role.USER, Role.TOOL):
         tokens = cost_of_image(counter, part.text)
     elif part.kind in (Kind.REASONING, Kind.OPAQUE, Kind.IMAGE) and not any(
@@ -72,7 +75,8 @@ def pages_of(messages: Sequence[Message], window: Window, counter: Counter, now:
             number = window.last + len(pages) + 1
             leftovers = _leftovers(part, message, position)
             extra = extra_text(part.extra, leftovers)
-            _check_call(part, window, calls, answered)
+            call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, calls, answered)
+            group = number if part.kind is Kind.CALL else 0 if call is None else call.group
             page = Page(
                 id=number,
                 digest=digest_of(part.text),
@@ -80,11 +84,11 @@ def pages_of(messages: Sequence[Message], window: Window, counter: Counter, now:
                 kind=part.kind,
                 role=message.role,
                 message=window.turn + offset + 1,
-                tokens=cost_of(counter, part, message.role, leftovers) + framing(counter, message.role, number),
+                tokens=cost_of(counter, part, message.role, leftovers, number),
                 time=now,
                 trust=trust,
-                group=first if bound else _group(part, window, calls, number),
-                answers=_answers(part, window, calls),
+                group=first if bound else group,
+                answers=0 if call is None else call.id,
                 call=part.call,
                 name=part.name,
                 sources=message.sources,
@@ -122,49 +126,36 @@ def _leftovers(part: Part, message: Message, position: int) -> str | None:
     return form_of(message.extra) if part.extra is not None or part.kind in (Kind.REASONING, Kind.OPAQUE) else None
 
 
-def framing(counter: Counter, role: Role, number: int) -> int:
-    """The text around a system message that is not at the beginning of the prompt."""
-    return counter.count("<system>\n\n</system>") if role is Role.SYSTEM and number > 1 else 0
+def _call_of(part: Part, window: Window, calls: dict[str, Page], answered: set[str]) -> Page | None:
+    """The page of the call that a result, or an image inside it, belongs to; None for what belongs to none.
 
+    Args:
+        calls: those of the same messages; `answered` are the ids of which these have the result already.
 
-def _check_call(part: Part, window: Window, calls: dict[str, Page], answered: set[str]) -> None:
+    Raises:
+        InvalidMessage, DuplicateCall, OrphanResult.
+    """
+    known = window.calls.get(part.call or "")
     if part.kind is Kind.CALL:
         if not part.call:
             raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")
-        if part.call in window.calls or part.call in calls:
+        if known is not None or part.call in calls:
             raise DuplicateCall(
                 f"call id {part.call!r} was used before in this process", advice="give every call an id of its own"
             )
-    elif part.kind is Kind.RESULT:
-        if part.call not in window.calls and part.call not in calls:
+        return None
+    made = calls.get(part.call or "") or (window.pages[known] if known is not None else None)
+    if part.kind is Kind.RESULT:
+        if made is None:
             raise OrphanResult(
                 f"no call with id {part.call!r} in this process", advice="append the assistant message with the call first"
             )
-        known = window.calls.get(part.call or "")
         if known is not None and window.at(known) == Place.DROPPED:
             raise OrphanResult(f"call {part.call!r} was forgotten", advice="its result has no place; leave it out")
         if part.call in answered or (known is not None and known not in window.open):
             raise OrphanResult(f"call {part.call!r} has its result already", advice="append one result a call")
         answered.add(part.call or "")
-
-
-def _group(part: Part, window: Window, calls: dict[str, Page], number: int) -> int:
-    """The group of a part: a call, its result, and images in the result share one."""
-    if part.kind is Kind.CALL:
-        return number
-    if part.call is None:
-        return 0
-    made = calls.get(part.call)
-    if made is not None:
-        return made.group
-    known = window.calls.get(part.call)
-    return window.pages[known].group if known is not None else 0
-
-
-def _answers(part: Part, window: Window, calls: dict[str, Page]) -> int:
-    if part.call is None or part.kind is Kind.CALL:
-        return 0
-    return calls[part.call].id if part.call in calls else window.calls.get(part.call, 0)
+    return made
 
 
 def extra_text(part: str | None, message: str | None) -> str:

@@ -47,14 +47,16 @@ class Contents:
         for digest, text in found.items():
             self._texts[digest] = text
             self._held += len(text)
-        self._trim(set(found))
+        if self._held > self._limit:
+            self._trim(set(found))
 
     def keep(self, digest: str, text: str) -> None:
         """Cache a text that is about to be written."""
         if digest not in self._texts:
             self._texts[digest] = text
             self._held += len(text)
-            self._trim({digest})
+            if self._held > self._limit:
+                self._trim({digest})
 
     def clear(self) -> None:
         """Empty the cache."""
@@ -62,8 +64,6 @@ class Contents:
         self._held = 0
 
     def _trim(self, latest: set[str]) -> None:
-        if self._held <= self._limit:
-            return
         needed = self._needed() | latest
         self._texts = {digest: text for digest, text in self._texts.items() if digest in needed}
         self._held = sum(map(len, self._texts.values()))

@@ -13,7 +13,7 @@ import msgspec
 
 from kilburn.budget import Counter, text_cost
 from kilburn.errors import KernelError, LawBroken
-from kilburn.kernel.admission import cost_of, extra_text, framing
+from kilburn.kernel.admission import cost_of, extra_text
 from kilburn.kernel.laws import Change, is_bound
 from kilburn.kernel.window import Window as Tier
 from kilburn.message import Kind, Part, Role, Trust
@@ -97,8 +97,7 @@ def derived_page(
         kind=kind,
         role=stands_for.role if stands_for else Role.USER,
         message=stands_for.message if stands_for else 0,
-        tokens=cost_of(counter, _as_shown(text, stands_for), stands_for.role, leftovers)
-        + framing(counter, stands_for.role, stands_for.order[0])
+        tokens=cost_of(counter, _as_shown(text, stands_for), stands_for.role, leftovers, stands_for.order[0])
         if stands_for
         else text_cost(counter, text),
         time=now,

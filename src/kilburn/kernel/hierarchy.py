@@ -21,7 +21,7 @@ from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.policy import Policy
-from kilburn.store import ProcessInfo, Store, checked_name
+from kilburn.store import ProcessInfo, Store, check_name
 from kilburn.tokens.choice import counter_for
 
 __all__ = ["Hierarchy"]
@@ -83,7 +83,7 @@ class Hierarchy:
         """
         with self._lock:
             try:
-                checked_name(name, "session")
+                check_name(name, "session")
             except SpecError:
                 # Older versions allowed more names; sessions with such names stay readable.
                 if name not in [info.name for info in self.store.processes()]:

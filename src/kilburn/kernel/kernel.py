@@ -328,7 +328,7 @@ class Kernel:
         """The page that a checked fold makes, and the texts of its digests."""
         extra = self.contents.get(self.window.pages[move.pages[0]].extra) if len(move.pages) == 1 else ""
         page, text, kept = derived_page(move, change, self.window, self.counter, self.clock(), self.text, extra)
-        return page, {page.digest: text, page.extra: kept}
+        return page, {page.digest: text, page.extra: kept} if page.extra else {page.digest: text}
 
     def pin(self, pages: Sequence[int], why: str = "") -> None:
         """Pin pages inside the current batch.
@@ -503,16 +503,15 @@ class Kernel:
                 above it.
         """
         for digest, text in (texts or {}).items():
-            if digest:
-                self.pending.texts[digest] = text
-                self.contents.keep(digest, text)
+            self.pending.texts[digest] = text
+            self.contents.keep(digest, text)
         self.pending.new += new
         event = writable(
             Event(
                 number=self.pending.next,
                 act=act,
                 time=self.clock(),
-                turn=max([self.window.turn, *(page.message for page in new)]),
+                turn=max(self.window.turn, new[-1].message) if new else self.window.turn,
                 pages=tuple(pages),
                 policy=policy,
                 cause=cause,

@@ -61,24 +61,29 @@ class Planner:
             PinsExceedWindow: nothing unpinned is left to move. Whatever `change` raises.
         """
         kernel = self.kernel
-        wanted = self._begin(change)
-        if not kernel.window.awaited() and not (yield from self._consult(cause, wanted, waits=waits)):
-            wanted = self._begin(change)
+        wanted = self._begin(cause, change)
+        if not (kernel.window.open and kernel.window.awaited()) and not (yield from self._consult(cause, wanted, waits=waits)):
+            wanted = self._begin(cause, change)
         rounds, before = 0, -1
         while kernel.excess and rounds < ROUNDS and kernel.use != before:
             before = kernel.use
             if not (yield from self._consult(Cause.PRESSURE, wanted, waits=waits)):
-                wanted, before = self._begin(change), -1
+                wanted, before = self._begin(cause, change), -1
             rounds += 1
         if kernel.excess:
             self._fall_back()
         return wanted
 
-    def _begin(self, change: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    def _begin(self, cause: Cause, change: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        kernel, window = self.kernel, self.kernel.window
         wanted = change()
-        self._page_system(wanted)
-        self._hold_request()
-        self._page_oversized(wanted)
+        came = wanted if cause is Cause.ADMIT else ()
+        if any(window.pages[number].role is Role.SYSTEM for number in came):
+            self._page_system(came)
+        if kernel.excess or len(window.held()) < len(window.request):
+            self._hold_request()
+        if kernel.use + self._handle > kernel.capacity:
+            self._page_oversized(came)
         return wanted
 
     def bring(self, pages: Sequence[int]) -> None:
@@ -109,6 +114,7 @@ class Planner:
     def view(self, cause: Cause, wanted: tuple[int, ...], deferred: Deferred | None = None) -> View:
         """The frozen view for one plan."""
         kernel, window = self.kernel, self.kernel.window
+        request = window.task
         return View(
             cause=cause,
             pages=window.resident(),
@@ -118,7 +124,7 @@ class Planner:
             turn=window.turn,
             now=kernel.clock(),
             pins=self._fixed(),
-            open=self._open(PATIENCE),
+            open=self._open(PATIENCE) if window.open else frozenset(),
             stubs=frozenset(window.stubs),
             marks=MappingProxyType(window.marks),
             uses=MappingProxyType(kernel.usage.pages),
@@ -127,11 +133,11 @@ class Planner:
             group=window.group,
             count=kernel.counter.count,
             handle=self._handle,
-            task=self._task(),
+            task=kernel.text(request) if request and window.at(request) != Place.DROPPED else "",
             seen=window.seen,
             deferred=deferred,
             gone=window.gone.__contains__,
-            task_page=window.task,
+            task_page=request,
         )
 
     def _fixed(self) -> frozenset[int]:
@@ -147,10 +153,6 @@ class Planner:
         """The resident pages of calls whose results may still come."""
         window = self.kernel.window
         return frozenset(standing for call in window.awaited(patience) if (standing := window.stands(call)) is not None)
-
-    def _task(self) -> str:
-        window = self.kernel.window
-        return self.kernel.text(window.task) if window.task and window.at(window.task) != Place.DROPPED else ""
 
     def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
         view = self.view(cause, wanted, self.background.look())

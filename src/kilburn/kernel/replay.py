@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kilburn.budget import Counter
 from kilburn.errors import KilburnError, StoreCorrupt
 from kilburn.event import Act, Event
-from kilburn.kernel.admission import cost_of, framing
+from kilburn.kernel.admission import cost_of
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.ledger import Ledger, Usage
 from kilburn.kernel.render import part_of
@@ -86,5 +86,5 @@ def _costs(store: Store, pages: Mapping[int, Page], counter: Counter) -> dict[in
             part, leftovers = part_of(page, texts[page.digest], texts[page.extra])
             if page.depth:
                 part = shown_part(page, part.text, pages)
-            costs[page.id] = cost_of(counter, part, page.role, leftovers) + framing(counter, page.role, page.order[0])
+            costs[page.id] = cost_of(counter, part, page.role, leftovers, page.order[0])
     return costs

@@ -74,9 +74,11 @@ class Window:
         self.request: tuple[int, ...] = ()
         self.seen = 0
         self._order: list[Key] = []
-        self._stubs: dict[int, int] = {}
+        # Results that stand as a handle in place, with what the handle costs.
+        self.stubs: dict[int, int] = {}
         self._taken = 0
-        self._gaps = Gaps(lambda line: text_cost(counter, line), self._order)
+        # The stretches that are out.
+        self.gaps = Gaps(lambda line: text_cost(counter, line), self._order)
         self._resident: list[Page] | None = None
         self._use: int | None = None
         self._journal: list[Callable[[], object]] = []
@@ -87,22 +89,12 @@ class Window:
     def use(self) -> int:
         """Tokens that the prompt takes now: resident pages, handles, stubs, and what the providers' forms add."""
         if self._use is None:
-            use = self._taken + self._gaps.cost
+            use = self._taken + self.gaps.cost
             if self.open:
                 ids = (self.pages[call].call for call in self.waiting())
                 use += sum(text_cost(self.counter, PENDING) + self.counter.count(sent_name(None, call)) for call in ids)
             self._use = use if self._opens_with_user() else use + text_cost(self.counter, OPENING)
         return self._use
-
-    @property
-    def gaps(self) -> Gaps:
-        """The stretches that are out."""
-        return self._gaps
-
-    @property
-    def stubs(self) -> Mapping[int, int]:
-        """The stubs: results whose handle stands in their place, with its cost."""
-        return self._stubs
 
     def at(self, page: int) -> Place:
         """Where a page is."""
@@ -121,7 +113,7 @@ class Window:
     def resident(self) -> tuple[Page, ...]:
         """The resident pages, in window order, with their costs in this window."""
         if self._resident is None:
-            self._resident = [self.priced(key[2]) for key in self._order if key[2] not in self._stubs]
+            self._resident = [self.priced(key[2]) for key in self._order if key[2] not in self.stubs]
         return tuple(self._resident)
 
     def visible(self) -> Iterator[Page]:
@@ -184,9 +176,9 @@ class Window:
             page = self.pages[key[2]]
             # One of the forms may send nothing for a blank text, for thinking, and for another provider's blocks.
             if page.role is not Role.SYSTEM and page.kind not in (Kind.REASONING, Kind.OPAQUE) and not page.is_blank:
-                first = next(iter(self._gaps), None)
+                first = next(iter(self.gaps), None)
                 return page.role is Role.USER or (first is not None and first[0] < key[0])
-        return not self._order or len(self._gaps) > 0
+        return not self._order or len(self.gaps) > 0
 
     # What changes it
 
@@ -307,9 +299,9 @@ class Window:
         if was in VISIBLE or now in VISIBLE:
             self._put_in_order(page, was, now)
         elif was == Place.OUT and page > 0:
-            self._gaps.remove(page)
+            self.gaps.remove(page)
         if now == Place.OUT and page > 0:
-            self._gaps.add(page, self.cost(page))
+            self.gaps.add(page, self.cost(page))
 
     def _put_in_order(self, page: int, was: Place | None, now: Place | None) -> None:
         key = (*self.pages[page].order, page)
@@ -319,19 +311,19 @@ class Window:
         else:
             self._resident = None
         if was in VISIBLE:
-            self._taken -= self._stubs.pop(page) if was == Place.STUB else self.cost(page)
+            self._taken -= self.stubs.pop(page) if was == Place.STUB else self.cost(page)
             if now not in VISIBLE:
                 del self._order[bisect_left(self._order, key)]
-                self._gaps.close(key)
+                self.gaps.close(key)
         if now in VISIBLE:
             if was not in VISIBLE:
                 if was == Place.OUT and page > 0:
-                    self._gaps.remove(page)
+                    self.gaps.remove(page)
                 insort(self._order, key)
-                self._gaps.part(key)
+                self.gaps.part(key)
             if now == Place.STUB:
-                self._stubs[page] = self._cost_of_stub(self.pages[page])
-            self._taken += self._stubs[page] if now == Place.STUB else self.cost(page)
+                self.stubs[page] = self._cost_of_stub(self.pages[page])
+            self._taken += self.stubs[page] if now == Place.STUB else self.cost(page)
 
     def _cost_of_stub(self, page: Page) -> int:
         """A stub is sent with the id of its call, as the result was; attachments of the result are not shown."""

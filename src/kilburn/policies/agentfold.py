@@ -24,7 +24,7 @@ from kilburn.text.directives import Directive, Malformed, decode, directive_of, 
 from kilburn.text.extract import Piece, extract, piece_of
 from kilburn.text.judgement import judge, mended
 from kilburn.text.steps import arrived, beginnings, last_original, latest_reply, words_of
-from kilburn.wire.quotation import headed, quoted
+from kilburn.wire.quotation import quote, with_headings
 
 __all__ = ["INSTRUCTIONS", "Agentfold"]
 
@@ -295,7 +295,7 @@ class Agentfold:
             items.append((_name(first, last), words))
             begins.append(first)
         behind = partition.behind
-        log = headed(reversed(items))
+        log = with_headings(reversed(items))
         schema = {
             "type": "object",
             "properties": {
@@ -311,7 +311,7 @@ class Agentfold:
             "additionalProperties": False,
         }
         prompt = (
-            f"{quoted('log', log)}\nGive compress_range [a, {behind}], a being one of {', '.join(map(str, sorted(begins)))}, and "
+            f"{quote('log', log)}\nGive compress_range [a, {behind}], a being one of {', '.join(map(str, sorted(begins)))}, and "
             f"compress_text, at most {self._to(view) // 2} words on all of that range."
         )
         return Ask(

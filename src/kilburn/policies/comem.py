@@ -23,7 +23,7 @@ from kilburn.text.extract import Piece, extract, piece_of
 from kilburn.text.judgement import judge, mended
 from kilburn.text.lines import whole_sentences
 from kilburn.text.steps import arrived, latest_step
-from kilburn.wire.quotation import headed, quoted
+from kilburn.wire.quotation import quote, with_headings
 
 __all__ = ["Comem"]
 
@@ -158,11 +158,11 @@ class _Log(Sequence[Piece]):
 def _compose(pages: Sequence[Page], most: int, policy: Comem, read: Callable[[int], str]) -> Ask:
     """The question, from the originals' texts."""
     pieces = _Log(pages, read)
-    log = headed((f"{address_of(piece.page)} {piece.role} {piece.kind}", piece.text) for piece in pieces)
+    log = with_headings((f"{address_of(piece.page)} {piece.role} {piece.kind}", piece.text) for piece in pieces)
     if _rough(log) > policy.show:
         log = extract(pieces, policy.show, _rough).text
     return Ask(
-        prompt=f"{quoted('log', log)}\nWrite the memory of this log in at most {max(10, most // 2)} words.",
+        prompt=f"{quote('log', log)}\nWrite the memory of this log in at most {max(10, most // 2)} words.",
         system=SYSTEM,
         max_tokens=most,
         purpose=f"memory of {span_of(pages[0].id, pages[-1].id)}",

@@ -26,7 +26,7 @@ from kilburn.text.judgement import Verdict, judge
 from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
-from kilburn.wire.quotation import headed, quoted
+from kilburn.wire.quotation import quote, with_headings
 
 __all__ = ["Compact", "behind"]
 
@@ -161,7 +161,7 @@ class Compact:
         asked = self.instructions or f"{INSTRUCTIONS} At most {to // 2} words."
         room = max(500, view.budget.capacity - to - view.count(SYSTEM + asked) - 2 * view.handle)
         pieces = _pieces(view, stretch)
-        prompt = f"{quoted('log', _log(view, sources, pieces, room))}\n{asked}"
+        prompt = f"{quote('log', _log(view, sources, pieces, room))}\n{asked}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=f"summary of {span_of(sources[0], sources[-1])}")
         if answer.outcome == Outcome.NO_MODEL:
             return extract(pieces, to, view.count, query=view.task, reach=READ).text
@@ -239,7 +239,7 @@ def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int)
     what is read, the newest texts follow whole."""
     if sum(view.page(page).tokens for page in sources) <= room:
         # Tokens of the pages, not of the pieces: a text of which only a part was read must not count as whole.
-        return headed(_told(view, sources))
+        return with_headings(_told(view, sources))
     if 4 * room <= READ:
         return extract(pieces, room, view.count, query=view.task, reach=READ).text
     first, left = len(sources), room - READ // 4
@@ -249,7 +249,7 @@ def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int)
     border = sources[first] if first < len(sources) else sources[-1] + 1
     older = [piece for piece in pieces if piece.page < border]
     lines = extract(older, READ // 4 - MARK, view.count, query=view.task, reach=READ)
-    return headed([*lines.parts, *_told(view, sources[first:])])
+    return with_headings([*lines.parts, *_told(view, sources[first:])])
 
 
 def _told(view: View, pages: Sequence[int]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from kilburn.text.anchors import Anchors, Exact, Scanned, parse_anchors, resolve
 from kilburn.text.cleaning import redundant
 from kilburn.text.lines import complement, join
 from kilburn.text.steps import arrived
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import quote
 
 __all__ = ["Cleaner", "Free", "Heuristic", "Prompted", "Proposal"]
 
@@ -112,7 +112,7 @@ class Prompted:
         if not pages:
             return Proposal(outcome=Outcome.NO_PROGRESS, why="nothing to clean")
         answer = yield Ask(
-            prompt=f"The agent's task:\n{quoted('task', task[:2000])}\n\n{_shown(pages)}\n\nName what to delete.",
+            prompt=f"The agent's task:\n{quote('task', task[:2000])}\n\n{_shown(pages)}\n\nName what to delete.",
             system=SYSTEM,
             max_tokens=self.tokens,
             schema=SCHEMA,
@@ -136,7 +136,7 @@ class Prompted:
 def _shown(pages: Sequence[Scanned]) -> str:
     gap = f"\n{OMITTED}\n"
     shown = (gap.join(page.text[start:stop] for start, stop in page.spans) for page in pages)
-    return "\n".join(quoted(f"page-{address_of(page.page)}", text) for page, text in zip(pages, shown, strict=True))
+    return "\n".join(quote(f"page-{address_of(page.page)}", text) for page, text in zip(pages, shown, strict=True))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from kilburn.text.extract import Piece, extract, piece_of
 from kilburn.text.judgement import judge, mended
 from kilburn.text.lines import complement, merge
 from kilburn.wire.mementos import ThoughtBlock, parse
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import quote
 
 __all__ = ["Memento"]
 
@@ -146,7 +146,7 @@ class Memento:
         if not self.ask or not verbatim:
             return verbatim, "extract"
         step = extract(pieces, max(8 * self.to, 1000), view.count, query=view.task).text
-        prompt = f"{quoted('step', step)}\nWrite the memento of this step in at most {max(10, self.to // 2)} words."
+        prompt = f"{quote('step', step)}\nWrite the memento of this step in at most {max(10, self.to // 2)} words."
         purpose = f"memento of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=self.to, purpose=purpose)
         if answer.outcome == Outcome.NO_MODEL:

@@ -17,7 +17,7 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
 from kilburn.policy import View
 from kilburn.text.extract import Piece, extract, piece_of
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import quote
 
 __all__ = ["Recursive"]
 
@@ -81,7 +81,7 @@ class Recursive:
         """The new summary; "" if the model failed, and then the kernel evicts."""
         if self.ask:
             log = extract(pieces, max(4 * to, 1500), view.count, query=view.task).text
-            prompt = f"{quoted('log', log)}\nCondense this log in at most {to // 2} words."
+            prompt = f"{quote('log', log)}\nCondense this log in at most {to // 2} words."
             purpose = f"summary of {address_of(pieces[0].page)} to {address_of(pieces[-1].page)}"
             answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
             if answer.has_text:

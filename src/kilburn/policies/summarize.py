@@ -21,7 +21,7 @@ from kilburn.text.extract import Piece, extract, piece_of, read_ahead
 from kilburn.text.judgement import judge, mended
 from kilburn.text.lines import whole_sentences
 from kilburn.text.origins import all_origins, origins_of, words_at
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import quote
 
 __all__ = ["Summarize"]
 
@@ -140,7 +140,7 @@ class Summarize:
     def _written(self, view: View, pieces: Sequence[Piece], to: int, known: Known) -> Generator[Effect, Answer, tuple[str, str]]:
         """The model's summary, and how it was made; or "" and what was wrong with it."""
         log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=known).text
-        prompt = f"{quoted('log', log)}\nCondense this log in at most {to // 2} words."
+        prompt = f"{quote('log', log)}\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
         if answer.outcome == Outcome.NO_MODEL:

@@ -15,7 +15,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["PLAIN", "ZSTD", "digest_of_stored", "encoded", "key_of", "pack", "unpack"]
+__all__ = ["PLAIN", "ZSTD", "digest_of_stored", "encode_text", "key_of", "pack", "unpack"]
 
 PLAIN = 0
 ZSTD = 1
@@ -30,7 +30,7 @@ not: a compressor that has compressed fifty megabytes keeps their memory."""
 _compressor = zstd.ZstdCompressor(level=3)
 
 
-def encoded(text: str, digest: str) -> bytes:
+def encode_text(text: str, digest: str) -> bytes:
     """The text in UTF-8, after checking that it has this digest.
 
     Raises:
@@ -76,7 +76,7 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes) -> str:
     Raises:
         StoreCorrupt: not what was stored under this digest.
     """
-    data = _inflated(codec, stored, size, digest)
+    data = _inflate(codec, stored, size, digest)
     if hashlib.sha256(data).digest() != digest:
         raise _corrupt(digest, "its SHA-256 is another")
     try:
@@ -91,10 +91,10 @@ def digest_of_stored(codec: int, stored: bytes, size: int) -> bytes:
     Raises:
         StoreCorrupt: it holds nothing that can be read.
     """
-    return hashlib.sha256(_inflated(codec, stored, size, b"")).digest()
+    return hashlib.sha256(_inflate(codec, stored, size, b"")).digest()
 
 
-def _inflated(codec: int, stored: bytes, size: int, digest: bytes) -> bytes:
+def _inflate(codec: int, stored: bytes, size: int, digest: bytes) -> bytes:
     if not isinstance(stored, bytes) or not isinstance(size, int) or not 0 <= size < 1 << 60:
         raise _corrupt(digest, "its row makes no sense")
     data = stored

@@ -72,10 +72,10 @@ def translate_errors(path: str, doing: str) -> Iterator[None]:
     try:
         yield
     except apsw.Error as error:
-        raise _translated(error, f"{doing} {path}: {error}") from error
+        raise _translate(error, f"{doing} {path}: {error}") from error
 
 
-def _translated(error: apsw.Error, what: str) -> StoreError:
+def _translate(error: apsw.Error, what: str) -> StoreError:
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return StoreBusy(what, advice="another process is writing; try again, or give a longer busy_timeout")
     if isinstance(error, apsw.FullError):

@@ -172,7 +172,7 @@ def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[F
         expected = number + 1
         event = sealed.event(session.number, number, act, body, seal)
         if isinstance(event, str):
-            yield wrong(f"event {number} ({_said(act)}): {event}", derived=act in OBSERVATIONS)
+            yield wrong(f"event {number} ({_act_name(act)}): {event}", derived=act in OBSERVATIONS)
     if not session.damaged and expected <= session.head:
         yield wrong(f"events {expected}-{session.head} are missing")
 
@@ -182,7 +182,7 @@ def _events(db: apsw.Connection, session: Session) -> list[tuple[int, bytes, byt
     return [(number, act, body, seal) for number, act, body, seal in rows(db, select, session.number)]
 
 
-def _said(act: object) -> str:
+def _act_name(act: object) -> str:
     return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
 
 
@@ -322,7 +322,9 @@ def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Sessi
             time = event.time
         elif act in OBSERVATIONS:
             _quarantine(db, session.number, "event", number, body)
-            note = Event(number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": _said(act)})
+            note = Event(
+                number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": _act_name(act)}
+            )
             *_, stands, again, sealing = sealed_event(session.number, note)
             db.execute(
                 "UPDATE event SET act = ?, body = ?, seal = ? WHERE process = ? AND number = ?",

@@ -15,8 +15,8 @@ import msgspec
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Event
 from kilburn.page import Page, Place, tombstone_of
-from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
-from kilburn.stores.codec import encoded, key_of
+from kilburn.store import Batch, Passage, ProcessInfo, State, check_name
+from kilburn.stores.codec import encode_text, key_of
 from kilburn.stores.passages import passages, searchable
 from kilburn.stores.records import record_of_event, record_of_page, scrub, telling_words
 
@@ -37,7 +37,7 @@ class Memory:
     """A store in memory, for one tenant; another object shares nothing with it."""
 
     def __init__(self, tenant: str = "default") -> None:
-        self.tenant = checked_name(tenant, "tenant")
+        self.tenant = check_name(tenant, "tenant")
         self.readonly = False
         self._lock = threading.RLock()
         self._processes: dict[int, _Process] = {}
@@ -71,8 +71,8 @@ class Memory:
         """
         with self._lock:
             self._check_open()
-            known = self._known(process)
-            texts = self._checked(known, batch)
+            known = self._process_of(process)
+            texts = self._check(known, batch)
             # Nothing below raises.
             self._texts.update(texts)
             known.pages.update({page.id: page for page in batch.pages})
@@ -90,7 +90,7 @@ class Memory:
                 used=max([known.info.used, *(event.time for event in batch.events)]),
             )
 
-    def _checked(self, known: _Process, batch: Batch) -> dict[str, str]:
+    def _check(self, known: _Process, batch: Batch) -> dict[str, str]:
         """The batch's new texts, after the batch was checked."""
         batch.check_continues(known.info.number, known.info.head)
         for event in batch.events:
@@ -109,7 +109,7 @@ class Memory:
             if digest not in self._texts:
                 if digest not in batch.texts:
                     raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
-                encoded(batch.texts[digest], digest)
+                encode_text(batch.texts[digest], digest)
                 texts[digest] = batch.texts[digest]
         return texts
 
@@ -190,7 +190,7 @@ class Memory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _known(self, process: int) -> _Process:
+    def _process_of(self, process: int) -> _Process:
         if process not in self._processes:
             raise StoreError(f"no process {process} here", advice="open it by name with `process`")
         return self._processes[process]

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from kilburn.page import Span
 
-__all__ = ["SIZE", "STOP", "TOKENIZER", "passages", "searchable", "shortened"]
+__all__ = ["SIZE", "STOP", "TOKENIZER", "passages", "searchable", "shorten"]
 
 SIZE = 800
 """Characters: about 200 tokens, so that five hits fit a 1,000-token recall."""
@@ -110,6 +110,6 @@ def _parts(word: str) -> tuple[str, ...]:
     return tuple(more)
 
 
-def shortened(query: str, most: int = 16_000) -> str:
+def shorten(query: str, most: int = 16_000) -> str:
     """The beginning and the end of a query that is too long."""
     return query if len(query) <= most else f"{query[: most // 2]} {query[-most // 2 :]}"

@@ -141,13 +141,13 @@ def _stretches(ids: tuple[int, ...], memo: Memo | None) -> tuple[int, ...]:
         return ()
     known = memo.get(id(ids)) if memo is not None else None
     if known is None:
-        known = (ids, _searched(ids))
+        known = (ids, _find_stretches(ids))
         if memo is not None:
             memo[id(ids)] = known
     return known[1]
 
 
-def _searched(ids: tuple[int, ...]) -> tuple[int, ...]:
+def _find_stretches(ids: tuple[int, ...]) -> tuple[int, ...]:
     runs: list[int] = []
     start = 0
     while start < len(ids):
@@ -158,7 +158,7 @@ def _searched(ids: tuple[int, ...]) -> tuple[int, ...]:
         if 2 * len(runs) > len(ids):
             return ()
     # The search above assumes that the ids ascend.
-    return tuple(runs) if _expanded(runs) == ids else ()
+    return tuple(runs) if _expand(runs) == ids else ()
 
 
 def _ids(record: bytes) -> tuple[int, ...]:
@@ -166,10 +166,10 @@ def _ids(record: bytes) -> tuple[int, ...]:
     lengths = [last - first + 1 for first, last in zip(runs[::2], runs[1::2], strict=False)]
     if len(runs) % 2 or min(lengths, default=1) < 1 or sum(lengths) > MOST:
         raise msgspec.ValidationError("the stretches of page ids make no sense")
-    return _expanded(runs)
+    return _expand(runs)
 
 
-def _expanded(runs: Sequence[int]) -> tuple[int, ...]:
+def _expand(runs: Sequence[int]) -> tuple[int, ...]:
     return tuple(chain.from_iterable(range(first, last + 1) for first, last in zip(runs[::2], runs[1::2], strict=True)))
 
 
@@ -182,14 +182,14 @@ def telling_words(page: Page) -> set[str]:
 def scrub(event: Event, words: set[str]) -> Event:
     """The event without its reason, and without values in its data that contain one of these words. The keys are
     Kilburn's own and stay."""
-    return msgspec.structs.replace(event, why="", data={key: _without(value, words) for key, value in event.data.items()})
+    return msgspec.structs.replace(event, why="", data={key: _blank(value, words) for key, value in event.data.items()})
 
 
-def _without(value: object, words: set[str]) -> object:
+def _blank(value: object, words: set[str]) -> object:
     if isinstance(value, str):
         return "" if any(word in value for word in words) else value
     if isinstance(value, dict):
-        return {key: _without(item, words) for key, item in value.items()}
+        return {key: _blank(item, words) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without(item, words) for item in value]
+        return [_blank(item, words) for item in value]
     return value

@@ -22,7 +22,7 @@ import apsw
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly
 from kilburn.event import Event
 from kilburn.page import Page
-from kilburn.store import Batch, Passage, ProcessInfo, State, checked_name
+from kilburn.store import Batch, Passage, ProcessInfo, State, check_name
 from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.connection import row, rows, transaction_scope, translate_errors, write_transaction
 from kilburn.stores.inspection import Finding, erase_session, inspect, quarantine_session, rebuild
@@ -80,7 +80,7 @@ class Sqlite:
         if synchronous not in ("FULL", "NORMAL", "OFF"):
             raise StoreError(f"synchronous {synchronous!r} is none of FULL, NORMAL, OFF")
         self.path = os.fspath(path)
-        self.tenant = checked_name(tenant, "tenant")
+        self.tenant = check_name(tenant, "tenant")
         self.readonly = readonly
         self._lock = threading.RLock()
         self._patience = busy_timeout
@@ -296,13 +296,13 @@ class Sqlite:
         known = self._sealed.sessions(self._number) if not self._surveyed else []
         count = "SELECT count(*), total(name = ?2) FROM process NOT INDEXED WHERE tenant = ?1"
         ((there, same),) = rows(self._db, count, self._number, name)
-        if same or there < self._wanted() or any(one.damaged and not one.quarantined for one in known):
+        if same or there < self._sessions_made() or any(one.damaged and not one.quarantined for one in known):
             raise StoreCorrupt(
                 f"session {name!r} may be here already, damaged", advice="run `kilburn fsck --repair`, then open it again"
             )
         self._surveyed = True
 
-    def _wanted(self) -> int:
+    def _sessions_made(self) -> int:
         """How many sessions this tenant must have; 0 where that is not known."""
         found = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
         return found[0] if found and isinstance(found[0], int) else 0
@@ -311,7 +311,7 @@ class Sqlite:
         """All processes of the tenant, oldest first; damaged ones say so."""
         with self._reading("reading"):
             infos = [one.info for one in self._sealed.sessions(self._number)]
-            lost = self._wanted() - len(infos)
+            lost = self._sessions_made() - len(infos)
         if lost > 0:
             infos.append(ProcessInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}"))
         return infos

@@ -21,7 +21,7 @@ import apsw
 
 from kilburn.page import Span
 from kilburn.stores.connection import rows, rows_of_each
-from kilburn.stores.passages import STOP, TOKENIZER, passages, searchable, shortened
+from kilburn.stores.passages import STOP, TOKENIZER, passages, searchable, shorten
 
 __all__ = ["TextIndex"]
 
@@ -148,7 +148,7 @@ class TextIndex:
 
     def terms(self, query: str) -> list[str]:
         """The words of a query worth looking up, as the index would split them."""
-        text = searchable(shortened(query)).encode("utf-8", "replace")
+        text = searchable(shorten(query)).encode("utf-8", "replace")
         found = dict.fromkeys(_tokens(self._split, text, apsw.FTS5_TOKENIZE_QUERY))
         words = [word for word in found if word not in STOP] or list(found)
         if len(words) > TERMS:
@@ -181,7 +181,7 @@ class TextIndex:
             if numbers:
                 having = float(len(numbers))
                 if len(numbers) == depth:
-                    having = min(float(count), having * count / max(having, _passed(numbers[-1], extents)))
+                    having = min(float(count), having * count / max(having, _entries_before(numbers[-1], extents)))
                 rarity = math.log(1 + (count - having + 0.5) / (having + 0.5))
                 for number in numbers:
                     scores[number] = scores.get(number, 0.0) + rarity * short[number & 15]
@@ -220,7 +220,7 @@ def _oddness(word: str) -> tuple[bool, int]:
     return not word.isalpha(), len(word)
 
 
-def _passed(number: int, extents: Sequence[tuple[int, int]]) -> int:
+def _entries_before(number: int, extents: Sequence[tuple[int, int]]) -> int:
     """How many entries were made before this one in reading order, itself included."""
     process, newer = number >> 32, PLACES - ((number & 0xFFFFFFFF) >> 4)
     return sum(used if at < process else used - newer for at, used in extents if at <= process)

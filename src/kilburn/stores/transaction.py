@@ -14,7 +14,7 @@ from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Event
 from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, State
-from kilburn.stores.codec import encoded, key_of, pack, unpack
+from kilburn.stores.codec import encode_text, key_of, pack, unpack
 from kilburn.stores.connection import row, rows
 from kilburn.stores.records import Memo, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.stores.sealed import Sealed, Session
@@ -92,7 +92,7 @@ class Transaction:
         found = None
         if digest in batch.texts:
             # Most texts are new, so writing comes before looking.
-            data = encoded(batch.texts[digest], digest)
+            data = encode_text(batch.texts[digest], digest)
             codec, stored = pack(data)
             insert = (
                 "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id"

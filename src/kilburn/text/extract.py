@@ -22,7 +22,7 @@ from kilburn.page import Page, Span, address_of
 from kilburn.text.identifiers import rare_words
 from kilburn.text.lines import OMISSION, merge, sample, skeleton, units
 from kilburn.text.signs import Sign, sign_of, sign_of_prose
-from kilburn.wire.quotation import headed
+from kilburn.wire.quotation import with_headings
 
 __all__ = ["Extract", "Piece", "extract", "piece_of", "read_ahead", "weighed"]
 
@@ -285,7 +285,7 @@ def _choose(pieces: Sequence[Piece], lines: list[_Line], tokens: int, count: Cal
         heapq.heappop(heap)
         price = max(1, count(line.at.text)) + 1 + gap
         if line.piece not in headers:
-            price += max(1, count(headed([(_header(pieces[line.piece]), "")]))) + gap
+            price += max(1, count(with_headings([(_header(pieces[line.piece]), "")]))) + gap
         if spent + price > tokens:
             refused += 1
             continue
@@ -330,5 +330,5 @@ def _render(pieces: Sequence[Piece], spans: Sequence[tuple[int, tuple[Span, ...]
             piece = text[start:end]
             words.append(piece if piece.endswith("\n") else piece + "\n")
         parts.append((_header(pieces[at]), "".join(words)))
-    text = headed(parts)
+    text = with_headings(parts)
     return Extract(text, tuple((pieces[at].page, kept) for at, kept in spans), count(text), tuple(parts))

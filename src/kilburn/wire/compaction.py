@@ -160,13 +160,13 @@ def read_report(source: Mapping[str, Any], where: str = "reply") -> ProviderRepo
     if not isinstance(management, dict) or not isinstance(usage, dict):
         raise InvalidMessage(f"{where}: context_management and usage are objects")
     return ProviderReport(
-        applied=tuple(_listed(Applied, management, "applied_edits", where)),
-        iterations=tuple(_listed(Iteration, usage, "iterations", where)),
+        applied=tuple(_read_list(Applied, management, "applied_edits", where)),
+        iterations=tuple(_read_list(Iteration, usage, "iterations", where)),
         paused=source.get("stop_reason") == "compaction",
     )
 
 
-def _listed(form: type[T], holder: dict[str, Any], key: str, where: str) -> Iterator[T]:
+def _read_list(form: type[T], holder: dict[str, Any], key: str, where: str) -> Iterator[T]:
     items = holder.get(key) or []
     if not isinstance(items, list):
         raise InvalidMessage(f"{where}.{key}: {type_of(items)} where a list belongs")
@@ -247,10 +247,10 @@ def put_block_first(messages: Sequence[dict[str, Any]], *, carry: bool = True) -
     moved = [{**message, "content": _without_blocks(message["content"])} for message in before] if carry else []
     rest = [{**messages[index], "content": content[place + 1 :]}, *messages[index + 1 :]]
     thinks = rest[0]["content"] and rest[0]["content"][0].get("type") in THOUGHTS
-    if thinks and moved and _joined(moved)[-1:] and _joined(moved)[-1]["role"] == role:
+    if thinks and moved and _join(moved)[-1:] and _join(moved)[-1]["role"] == role:
         # A turn that thinks must begin with its thinking.
         moved.append({"role": "user", "content": OPENING})
-    return _joined([{"role": role, "content": [content[place]]}, *moved, *rest])
+    return _join([{"role": role, "content": [content[place]]}, *moved, *rest])
 
 
 def _stands(block: Mapping[str, Any]) -> bool:
@@ -261,7 +261,7 @@ def _without_blocks(content: Any) -> Any:
     return [block for block in content if block.get("type") != "compaction"] if isinstance(content, list) else content
 
 
-def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _join(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without empty messages, and neighbours of one role as one."""
     joined: list[dict[str, Any]] = []
     for message in messages:

@@ -13,7 +13,7 @@ from kilburn.errors import InvalidMessage
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role
 from kilburn.wire import chat, messages
 from kilburn.wire.parts import claim_call
-from kilburn.wire.plain import checked_text, plain, unpack
+from kilburn.wire.plain import check_text, plain, unpack
 
 __all__ = ["detect", "dump", "parse"]
 
@@ -40,7 +40,7 @@ def parse(value: Any) -> list[Message]:
 
 def _parse_one(value: Any, where: str) -> list[Message]:
     if isinstance(value, Message):
-        return [_checked(value, where)]
+        return [_check(value, where)]
     source = None if isinstance(value, list | tuple) else plain(value, where)
     if not isinstance(source, dict):
         raise InvalidMessage(f"{where}: {type(value).__name__} is no message", advice="give a dict with `role` and `content`")
@@ -70,7 +70,7 @@ def detect(source: dict[str, Any]) -> str:
     return "chat"
 
 
-def _checked(message: Message, where: str) -> Message:
+def _check(message: Message, where: str) -> Message:
     """A `Message`, unchanged, if it keeps the contract of `kilburn.message`."""
     role = message.role
     if not isinstance(role, Role):
@@ -79,18 +79,18 @@ def _checked(message: Message, where: str) -> Message:
         raise InvalidMessage(f"{where}.parts: a message has at least one part", advice="an empty message is one empty TEXT part")
     if message.trust is not None and message.trust > TRUST_OF_ROLE[role]:
         raise InvalidMessage(f"{where}.trust: {message.trust!r} is above what a {role} message may have", advice="leave it None")
-    _checked_extra(message.extra, f"{where}.extra")
+    _check_extra(message.extra, f"{where}.extra")
     calls: set[str | None] = set()
     for index, part in enumerate(message.parts):
         place = f"{where}.parts[{index}]"
-        _checked_part(part, role, place)
+        _check_part(part, role, place)
         if part.kind is Kind.CALL and part.call is not None:
             claim_call(part.call, calls, place)
-    _checked_fit(message, where)
+    _check_fit(message, where)
     return message
 
 
-def _checked_fit(message: Message, where: str) -> None:
+def _check_fit(message: Message, where: str) -> None:
     """Whether `extra` can be rendered: it may come from an import that was edited by hand."""
     if message.extra is None and all(part.extra is None for part in message.parts):
         return
@@ -101,7 +101,7 @@ def _checked_fit(message: Message, where: str) -> None:
         raise InvalidMessage(f"{where}.extra does not fit its message: {error!r}", advice="leave it None") from error
 
 
-def _checked_part(part: Part, role: Role, where: str) -> None:
+def _check_part(part: Part, role: Role, where: str) -> None:
     if not isinstance(part, Part) or not isinstance(part.kind, Kind) or not isinstance(part.text, str):
         raise InvalidMessage(f"{where}: not a Part with a Kind and a text")
     if part.kind in (Kind.FOLD, Kind.EXCERPT):
@@ -114,15 +114,15 @@ def _checked_part(part: Part, role: Role, where: str) -> None:
         if text is not None:
             if not isinstance(text, str):
                 raise InvalidMessage(f"{where}: {type(text).__name__} where a string belongs")
-            checked_text(text, where)
-    _checked_extra(part.extra, f"{where}.extra")
+            check_text(text, where)
+    _check_extra(part.extra, f"{where}.extra")
     if part.kind is Kind.OPAQUE:
-        _checked_extra(part.text, f"{where}.text")
+        _check_extra(part.text, f"{where}.text")
 
 
-def _checked_extra(extra: str | None, where: str) -> None:
+def _check_extra(extra: str | None, where: str) -> None:
     if extra is not None:
-        unpack(checked_text(extra, where))
+        unpack(check_text(extra, where))
 
 
 def dump(parsed: Sequence[Message]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
 from kilburn.wire.parts import claim_call, kind_at, only_text, read_blocks, read_text, role_at, template_of, write_blocks
 from kilburn.wire.plain import load_object, pack, string_at, type_of, unpack
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import quote
 from kilburn.wire.sent import FAILED, SAID, UNSHOWN, is_sent
 from kilburn.wire.turns import MESSAGES_ID, PROSE, Turn, safe_id, safe_name, turns
 
@@ -267,7 +267,7 @@ def render(messages: Sequence[Message]) -> tuple[str | Blocks | None, list[dict[
     queue = turns(messages)
     start = next((index for index, turn in enumerate(queue) if turn.role is not Role.SYSTEM), len(queue))
     system = _system(queue[:start])
-    groups = _merged([_spoken(turn) for turn in queue[start:]])
+    groups = _merge([_message_of(turn) for turn in queue[start:]])
     out = _in_order(groups)
     if queue and (not out or out[0][0] != "user"):
         out.insert(0, ("user", OPENING))
@@ -299,10 +299,10 @@ def _text(part: Part, turn: Turn) -> dict[str, Any]:
     return block
 
 
-def _spoken(turn: Turn) -> tuple[str, str | Blocks]:
+def _message_of(turn: Turn) -> tuple[str, str | Blocks]:
     """The role and content of one turn, on its own."""
     if turn.result is not None:
-        return "user", _answered(turn)
+        return "user", _result_blocks(turn)
     if turn.role is Role.SYSTEM:
         return "user", [{**block, "text": f"<system>\n{block['text']}\n</system>"} for block in _texts(turn)]
     role = "assistant" if turn.role is Role.ASSISTANT else "user"
@@ -316,7 +316,7 @@ def _spoken(turn: Turn) -> tuple[str, str | Blocks]:
 def _block(part: Part, turn: Turn, role: str) -> Blocks:
     own = turn.form == "messages"
     if part.kind in PROSE and turn.role is Role.TOOL and part.text.strip():
-        return [{"type": "text", "text": quoted(SAID, part.text)}]
+        return [{"type": "text", "text": quote(SAID, part.text)}]
     if part.kind in PROSE:
         return [_text(part, turn)] if part.text.strip() else []
     if part.kind is Kind.IMAGE:
@@ -336,7 +336,7 @@ def _image(part: Part, own: bool) -> dict[str, Any]:
     return _write_image(part.text, None) if shown else {"type": "text", "text": UNSHOWN}
 
 
-def _answered(turn: Turn) -> Blocks:
+def _result_blocks(turn: Turn) -> Blocks:
     """A tool_result block, followed by what the API does not accept inside it."""
     result, attached = turn.parts[0], turn.parts[1:]
     own = turn.form == "messages"
@@ -363,20 +363,20 @@ def _answered(turn: Turn) -> Blocks:
     return [block, *moved]
 
 
-def _merged(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
+def _merge(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
     """Neighbouring messages of one role, joined; empty messages are left out."""
     merged: list[tuple[str, str | Blocks]] = []
     for role, content in spoken:
         if not content:
             continue
         if merged and merged[-1][0] == role:
-            merged[-1] = (role, _joined(as_blocks(merged[-1][1]), as_blocks(content)))
+            merged[-1] = (role, _join(as_blocks(merged[-1][1]), as_blocks(content)))
         else:
             merged.append((role, content))
     return merged
 
 
-def _joined(before: Blocks, blocks: Blocks) -> Blocks:
+def _join(before: Blocks, blocks: Blocks) -> Blocks:
     """Two messages of one role, joined. If the second begins with thinking, this is moved to the beginning, because
     calls must follow their thinking."""
     lead = next((at for at, block in enumerate(blocks) if block["type"] not in THOUGHTS), len(blocks))
@@ -415,7 +415,7 @@ def _in_order(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str
         while kept and kept[-1]["type"] in THOUGHTS:
             kept.pop()
         ordered.append((role, kept))
-    return _merged(ordered)
+    return _merge(ordered)
 
 
 def _is_served_result(block: dict[str, Any]) -> bool:

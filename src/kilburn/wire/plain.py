@@ -9,7 +9,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 
-__all__ = ["DEPTH", "checked_text", "load_object", "pack", "plain", "string_at", "type_of", "unpack"]
+__all__ = ["DEPTH", "check_text", "load_object", "pack", "plain", "string_at", "type_of", "unpack"]
 
 DEPTH = 100
 """Levels of nesting that a message may have; providers accept far fewer."""
@@ -18,7 +18,7 @@ _BITS = 14_000
 """Longest integer in bits: Python refuses to write more than 4,300 digits."""
 
 
-def checked_text(value: str, where: str) -> str:
+def check_text(value: str, where: str) -> str:
     """The string itself, as an exact `str`, if it can be written in UTF-8. NUL is allowed.
 
     Raises:
@@ -49,7 +49,7 @@ def plain(value: Any, where: str = "message", depth: int = 0) -> Any:
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
-        return checked_text(value, where)
+        return check_text(value, where)
     if isinstance(value, int | float):
         return _number(value, where)
     if depth >= DEPTH:
@@ -59,7 +59,7 @@ def plain(value: Any, where: str = "message", depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
     if not isinstance(value, type) and callable(getattr(value, "model_dump", None)):
-        return plain(_dumped(value, where), where, depth)
+        return plain(_dump(value, where), where, depth)
     raise InvalidMessage(f"{where}: {type(value).__name__} is not JSON", advice="use dict, list, str, int, float, bool or None")
 
 
@@ -68,7 +68,7 @@ def _object(value: dict[Any, Any], where: str, depth: int) -> dict[str, Any]:
     for key, item in value.items():
         if not isinstance(key, str):
             raise InvalidMessage(f"{where}: the key {str(key)[:40]!r} is {type(key).__name__}, not a string")
-        name = checked_text(key, f"{where}, a key")
+        name = check_text(key, f"{where}, a key")
         copy[name] = plain(item, f"{where}.{name[:40]}", depth + 1)
     return copy
 
@@ -83,7 +83,7 @@ def _number(value: int | float, where: str) -> int | float:
     return float(value)
 
 
-def _dumped(value: Any, where: str) -> dict[str, Any]:
+def _dump(value: Any, where: str) -> dict[str, Any]:
     """The fields that an SDK's object was made from. The SDKs fill unset fields with None, which their own APIs do not
     always accept; other pydantic models may have their role as a default."""
     wanted = {"exclude_unset": True} if callable(getattr(value, "to_dict", None)) else {"exclude_none": True}

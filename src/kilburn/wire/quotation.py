@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-__all__ = ["headed", "nonce_of", "quoted"]
+__all__ = ["nonce_of", "quote", "with_headings"]
 
 _DIGITS = 6
 
@@ -29,13 +29,13 @@ def nonce_of(text: str) -> str:
         digits += 1
 
 
-def quoted(name: str, text: str) -> str:
+def quote(name: str, text: str) -> str:
     """The text between `<name-NONCE>` and `</name-NONCE>`, each on a line of its own."""
     mark = f"{name}-{nonce_of(text)}"
     return f"<{mark}>\n{text}\n</{mark}>"
 
 
-def headed(parts: Iterable[tuple[str, str]]) -> str:
+def with_headings(parts: Iterable[tuple[str, str]]) -> str:
     """Each text under its heading, `NONCE who:`. The nonce occurs in none of the texts, so none of them can write a
     heading.
 

@@ -16,7 +16,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 
-__all__ = ["MOST", "RecordedRun", "bounded", "read_as", "read_lines", "read_runs"]
+__all__ = ["MOST", "RecordedRun", "bounded_lines", "read_as", "read_lines", "read_runs"]
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def bounded(lines: IO[bytes] | gzip.GzipFile, name: str, most: int = MOST) -> Iterator[bytes]:
+def bounded_lines(lines: IO[bytes] | gzip.GzipFile, name: str, most: int = MOST) -> Iterator[bytes]:
     """The lines of a file, read up to a bound; `lines` unpacks while it is read.
 
     Raises:
@@ -126,9 +126,9 @@ def _raw_lines(path: Path, most: int = MOST) -> Iterator[bytes]:
             raw.seek(0)
             if packed:
                 with gzip.open(raw) as unpacked:
-                    yield from bounded(unpacked, path.name, most)
+                    yield from bounded_lines(unpacked, path.name, most)
             else:
-                yield from bounded(raw, path.name, most)
+                yield from bounded_lines(raw, path.name, most)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidMessage(f"{path}: a broken gzip file: {error}", advice="fetch or write it again") from error
     except OSError as error:

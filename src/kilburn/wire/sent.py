@@ -11,7 +11,7 @@ import msgspec
 
 from kilburn.message import Kind, Part, Role
 from kilburn.wire.plain import load_object, pack, unpack
-from kilburn.wire.quotation import quoted
+from kilburn.wire.quotation import quote
 from kilburn.wire.turns import MESSAGES_ID, safe_id, safe_name
 
 __all__ = [
@@ -19,13 +19,13 @@ __all__ = [
     "IMAGES",
     "SAID",
     "UNSHOWN",
-    "beside",
     "form_of",
     "is_plain",
     "is_sent",
     "is_signed",
     "sent_name",
     "sent_text",
+    "text_beside",
 ]
 
 FAILED = "(it failed without a message)"
@@ -100,10 +100,10 @@ def sent_text(part: Part, role: Role, form: str | None) -> str:
     if part.kind is Kind.IMAGE:
         return UNSHOWN
     # The old `function` role has no place of its own in the messages form.
-    return quoted(SAID, part.text) if role is Role.TOOL and part.call is None and part.text.strip() else part.text
+    return quote(SAID, part.text) if role is Role.TOOL and part.call is None and part.text.strip() else part.text
 
 
-def beside(part: Part, role: Role, leftovers: str | None) -> str:
+def text_beside(part: Part, role: Role, leftovers: str | None) -> str:
     """The words that are sent with a part besides its text: what a wire form had beyond the neutral one."""
     words: list[str] = []
     kept = unpack(leftovers)

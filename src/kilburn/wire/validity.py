@@ -42,23 +42,23 @@ def validate_chat(transcript: Sequence[dict[str, Any]]) -> None:
             if call not in waiting:
                 raise OrphanResult(f"{where}: no open call has the id {str(call)[:80]!r}", advice=_AFTER)
             waiting.discard(call)
-            _chat_content(message.get("content"), where, texts_only=True)
+            _check_chat_content(message.get("content"), where, texts_only=True)
             continue
-        _all_answered(waiting, where)
+        _check_answered(waiting, where)
         if role == "assistant":
-            waiting = _chat_calls(message, where)
-            _chat_assistant(message, where)
+            waiting = _check_chat_calls(message, where)
+            _check_chat_assistant(message, where)
         elif role != "function":
-            _chat_content(message.get("content"), where, texts_only=role != "user")
-    _all_answered(waiting, "the end")
+            _check_chat_content(message.get("content"), where, texts_only=role != "user")
+    _check_answered(waiting, "the end")
 
 
-def _all_answered(waiting: set[str], where: str) -> None:
+def _check_answered(waiting: set[str], where: str) -> None:
     if waiting:
         raise InvalidMessage(f"{where}: the call {min(waiting)[:80]!r} has no result yet", advice=_AFTER)
 
 
-def _chat_content(content: Any, where: str, *, texts_only: bool) -> None:
+def _check_chat_content(content: Any, where: str, *, texts_only: bool) -> None:
     if isinstance(content, str):
         return
     if not isinstance(content, list) or not content:
@@ -71,16 +71,16 @@ def _chat_content(content: Any, where: str, *, texts_only: bool) -> None:
             raise InvalidMessage(f"{where}.content[{index}].text is not a string")
 
 
-def _chat_assistant(message: dict[str, Any], where: str) -> None:
+def _check_chat_assistant(message: dict[str, Any], where: str) -> None:
     content = message.get("content")
     if content is None:
         if not message.get("tool_calls") and all(message.get(key) is None for key in UNVOICED):
             raise InvalidMessage(f"{where}: an assistant message without content and without calls")
         return
-    _chat_content(content, where, texts_only=False)
+    _check_chat_content(content, where, texts_only=False)
 
 
-def _chat_calls(message: dict[str, Any], where: str) -> set[str]:
+def _check_chat_calls(message: dict[str, Any], where: str) -> set[str]:
     calls = message.get("tool_calls")
     if "tool_calls" not in message:
         return set()
@@ -132,26 +132,26 @@ def validate_messages(transcript: Sequence[dict[str, Any]]) -> None:
         before = role
         blocks = _blocks(message.get("content"), where)
         if role == "user":
-            _user_blocks(blocks, waiting, where)
+            _check_user(blocks, waiting, where)
             waiting = set()
         else:
-            waiting = _assistant_blocks(blocks, calls, where)
-    _all_answered(waiting, "the end")
-    _served_calls(transcript)
-    _breakpoints(transcript)
+            waiting = _check_assistant(blocks, calls, where)
+    _check_answered(waiting, "the end")
+    _check_served_calls(transcript)
+    _check_breakpoints(transcript)
 
 
-def _listed(transcript: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _all_blocks(transcript: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     for index, message in enumerate(transcript):
         if isinstance(message["content"], list):
             yield from ((index, block) for block in message["content"])
 
 
-def _served_calls(transcript: Sequence[dict[str, Any]]) -> None:
+def _check_served_calls(transcript: Sequence[dict[str, Any]]) -> None:
     """Calls that the provider itself carries out; only the last message may wait for a result."""
-    started = {block.get("id"): index for index, block in _listed(transcript) if block["type"] in SERVED}
+    started = {block.get("id"): index for index, block in _all_blocks(transcript) if block["type"] in SERVED}
     ended = set()
-    for index, block in _listed(transcript):
+    for index, block in _all_blocks(transcript):
         if block["type"].endswith("_tool_result"):
             ended.add(block.get("tool_use_id"))
             if block.get("tool_use_id") not in started:
@@ -161,9 +161,9 @@ def _served_calls(transcript: Sequence[dict[str, Any]]) -> None:
             raise InvalidMessage(f"messages[{index}]: the server-side call {str(call)[:80]!r} has no result")
 
 
-def _breakpoints(transcript: Sequence[dict[str, Any]]) -> None:
+def _check_breakpoints(transcript: Sequence[dict[str, Any]]) -> None:
     count = 0
-    for _, block in _listed(transcript):
+    for _, block in _all_blocks(transcript):
         inner = block.get("content") if block["type"] == "tool_result" else None
         for item in (block, *(inner if isinstance(inner, list) else ())):
             count += item.get("cache_control") is not None
@@ -183,7 +183,7 @@ def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
     return blocks
 
 
-def _user_blocks(blocks: Sequence[dict[str, Any]], waiting: set[str], where: str) -> None:
+def _check_user(blocks: Sequence[dict[str, Any]], waiting: set[str], where: str) -> None:
     other = False
     for index, block in enumerate(blocks):
         place = f"{where}.content[{index}]"
@@ -198,11 +198,11 @@ def _user_blocks(blocks: Sequence[dict[str, Any]], waiting: set[str], where: str
         if other:
             raise InvalidMessage(f"{place}: a tool_result behind other blocks", advice="results come first in their message")
         waiting.discard(call)
-        _result_content(block, place)
-    _all_answered(waiting, where)
+        _check_result(block, place)
+    _check_answered(waiting, where)
 
 
-def _result_content(block: dict[str, Any], where: str) -> None:
+def _check_result(block: dict[str, Any], where: str) -> None:
     content = block.get("content")
     failed = block.get("is_error") is True
     if "content" in block and not isinstance(content, str | list):
@@ -217,7 +217,7 @@ def _result_content(block: dict[str, Any], where: str) -> None:
         raise InvalidMessage(f"{where}.content: an error without a text")
 
 
-def _assistant_blocks(blocks: Sequence[dict[str, Any]], calls: set[str], where: str) -> set[str]:
+def _check_assistant(blocks: Sequence[dict[str, Any]], calls: set[str], where: str) -> set[str]:
     waiting: set[str] = set()
     for index, block in enumerate(blocks):
         place = f"{where}.content[{index}]"
