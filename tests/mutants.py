@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "a pinned page may leave",
         "kernel/laws.py",
-        "if page in tier.pins:",
+        "if page in window.pins:",
         "if page in ():",
         "kernel/test_pins.py",
     ),
@@ -62,8 +62,8 @@ MUTANTS = (
     Mutant(
         "a retired page may be loaded",
         "kernel/laws.py",
-        "if tier.at(page.id) == Place.RETIRED:",
-        "if tier.at(page.id) == Place.DROPPED:",
+        "if window.at(page.id) == Place.RETIRED:",
+        "if window.at(page.id) == Place.DROPPED:",
         "kernel/test_laws.py",
     ),
     Mutant(
@@ -76,15 +76,15 @@ MUTANTS = (
     Mutant(
         "a fold may overlap another in part",
         "kernel/laws.py",
-        "left = tier.cover.of(fold) - chosen\n        if left:",
-        "left = tier.cover.of(fold) - chosen\n        if left and not chosen:",
+        "left = window.stand_ins.of(fold) - chosen\n        if left:",
+        "left = window.stand_ins.of(fold) - chosen\n        if left and not chosen:",
         "kernel/test_laws.py",
     ),
     Mutant(
         "an excerpt may quote a page that it does not cite",
         "kernel/laws.py",
         "if {page for page, _ in move.parts} - set(move.pages):",
-        "if {page for page, _ in move.parts} - set(tier.pages):",
+        "if {page for page, _ in move.parts} - set(window.pages):",
         "kernel/test_laws.py",
     ),
     Mutant(
@@ -118,8 +118,8 @@ MUTANTS = (
     Mutant(
         "a fold has the trust of the system",
         "kernel/folding.py",
-        "least = min(least, tier.pages[page].trust)",
-        "least = max(least, tier.pages[page].trust)",
+        "least = min(least, window.pages[page].trust)",
+        "least = max(least, window.pages[page].trust)",
         "kernel/test_laws.py",
     ),
     Mutant(
