@@ -218,4 +218,4 @@ def test_a_fold_that_lists_what_it_covers_is_replayed_as_one_that_does_not() -> 
         for event in events:
             new.enact(event, pages)
         assert old.states == new.states == kernel.window.states
-        assert old.cover == new.cover == kernel.window.cover == {2: -2, 3: -2, 4: -2}
+        assert old.stand_ins == new.stand_ins == kernel.window.stand_ins == {2: -2, 3: -2, 4: -2}
