@@ -215,4 +215,4 @@ def test_a_fold_that_lists_what_it_covers_is_replayed_as_one_that_does_not() -> 
         pages = {page.id: page for page, _ in kernel.store.pages(kernel.info.number)}
         old, new = (replay(ledger, pages, Window(kernel.counter)) for ledger in (spelt, events))
         assert old.states == new.states == kernel.window.states
-        assert old.cover == new.cover == kernel.window.cover == {2: -2, 3: -2, 4: -2}
+        assert old.stand_ins == new.stand_ins == kernel.window.stand_ins == {2: -2, 3: -2, 4: -2}

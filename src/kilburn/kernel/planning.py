@@ -147,7 +147,7 @@ class Planner:
         """
         window = self.kernel.window
         pins = window.pins.union(page for page in window.held() if window.pages[page].message != window.turn)
-        return frozenset(pins.union(*(window.cover.of(page) for page in pins if page < 0)))
+        return frozenset(pins.union(*(window.stand_ins.of(page) for page in pins if page < 0)))
 
     def _open(self, patience: int) -> frozenset[int]:
         """The resident pages of calls whose results may still come."""

@@ -140,5 +140,5 @@ def _check_replay(process: Process) -> None:
     assert {number: state for number, (_, state) in stored.items()} == window.states, "law 8: the stored states differ"
     assert again.use == window.use, f"law 8: replaying the ledger gives another use ({again.use}, not {window.use})"
     assert list(again.gaps) == list(window.gaps), "law 8: replaying the ledger gives other gaps"
-    assert again.cover == window.cover, "law 8: replaying the ledger gives other folds"
+    assert again.stand_ins == window.stand_ins, "law 8: replaying the ledger gives other folds"
     assert [page.id for page in again.visible()] == [page.id for page in window.visible()], "law 8: replaying gives another order"
