@@ -101,7 +101,7 @@ class View:
         open: pages of calls whose results may still come: they cannot leave. A call after which eight messages of the
             user and the assistant came is abandoned, and is not among them.
         stubs: results that stand as a handle in place.
-        marks: explicit importance ("remember this"), 0 to 1, by page id.
+        importance: what `remember` set, 0 to 1, by page id.
         uses: how pages were used, by page id; a page never recalled has its admission only.
         page: the page of an id, on any level.
         text: the exact text of a page, on any level.
@@ -126,7 +126,7 @@ class View:
     pins: Set[int]
     open: Set[int]
     stubs: Set[int]
-    marks: Mapping[int, float]
+    importance: Mapping[int, float]
     uses: Mapping[int, Use]
     page: Callable[[int], Page]
     text: Callable[[int], str]
