@@ -20,7 +20,7 @@ from kilburn.kv.insertion import put
 from kilburn.kv.prefixes import Key, chained, root_of
 from kilburn.kv.ranges import Ranges
 
-__all__ = ["Alteration", "CachedSlots", "Eviction", "Said", "Table"]
+__all__ = ["Alteration", "CachedSlots", "Eviction", "Table", "TableState"]
 
 Alteration = Literal["evicted", "folded", "blended", "compressed"]
 """Why the KV of a sequence is not what its tokens alone would give; all but "evicted" need more than a replay."""
@@ -41,7 +41,7 @@ class Eviction(NamedTuple):
     stop: int
 
 
-class Said(NamedTuple):
+class TableState(NamedTuple):
     """The state of a table, except which positions are cached; see `Table.said`."""
 
     tokens: array[int]
@@ -427,11 +427,11 @@ class Table:
         digests += fresh
         return pool.name(self._blocks[done : len(digests)], digests[done:])
 
-    def said(self) -> Said:
+    def said(self) -> TableState:
         """A snapshot for `restore` after a failure; later changes do not affect it."""
-        return Said(self.tokens, self.evictions, self.altered, self.pages.copy(), dict(self.stood))
+        return TableState(self.tokens, self.evictions, self.altered, self.pages.copy(), dict(self.stood))
 
-    def restore(self, said: Said) -> None:
+    def restore(self, said: TableState) -> None:
         """Restore a snapshot; the same positions must be cached as then."""
         self._tokens, self._evictions, self._altered = said.tokens[:], list(said.evictions), dict(said.altered)
         self.pages, self.stood = said.pages.copy(), dict(said.stood)
