@@ -162,12 +162,12 @@ def squeeze_shared(blocks: int, size: int) -> Prepared:
     return lambda: fork.squeeze(blocks * size // 2), blocks
 
 
-def compact(blocks: int, size: int) -> Prepared:
+def defragment(blocks: int, size: int) -> Prepared:
     """After every second half block was evicted: half of the tokens move."""
     _, table = filled(blocks, size)
     for start in range(0, blocks * size, size):
         table.evict(start, start + size // 2)
-    return table.compact, blocks
+    return table.defragment, blocks
 
 
 def truncate(blocks: int, size: int) -> Prepared:
@@ -198,7 +198,7 @@ OPERATIONS: dict[str, Callable[[int, int], Prepared]] = {
     "insert pages": insert_pages,
     "insert pages, shared": insert_shared,
     "insert mementos": insert_mementos,
-    "compact": compact,
+    "defragment": defragment,
     "squeeze to half": squeeze,
     "squeeze to half, shared": squeeze_shared,
     "truncate": truncate,

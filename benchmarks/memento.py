@@ -18,9 +18,9 @@ import torch
 from figures import Row, emit, parser
 from kilburn.evals.picture import check_picture, picture, plain_axes
 from kilburn.kv.engine import Engine
+from kilburn.kv.generation import Sampling
 from kilburn.kv.memento import OFF, Markers, MementoRules
 from kilburn.kv.reasoning import Point, ReasoningRun, stream
-from kilburn.kv.sampling import Sampling
 from kilburn.kv.weights import Weights, load
 from kilburn.models.weights import pull
 

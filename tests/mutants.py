@@ -203,7 +203,7 @@ MUTANTS = (
     Mutant(
         "a reply that was cut counts as whole",
         "kernel/drive.py",
-        'cut = reply.finish == "length" or len(reply.text) > most',
+        "cut = reply.finish == Finish.LENGTH or len(reply.text) > most",
         "cut = len(reply.text) > most",
         "kernel/test_drive.py policies/test_summarize.py",
     ),

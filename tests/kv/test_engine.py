@@ -16,9 +16,8 @@ from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, SpecError
 from kilburn.kv.attention import PART
 from kilburn.kv.compression import keep_within
 from kilburn.kv.engine import Engine
-from kilburn.kv.generation import generate, stream
+from kilburn.kv.generation import Sampling, generate, stream
 from kilburn.kv.presses import press
-from kilburn.kv.sampling import Sampling
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.storage import span_of
 from kilburn.kv.weights import Weights
@@ -340,7 +339,7 @@ def test_what_was_compacted_comes_back_into_as_few_blocks(tiny: Weights) -> None
     sequence = engine.open(range(1, 17))
     for start in (0, 4, 8, 12):
         engine.evict(sequence, start, start + 3)
-    sequence.table.compact()
+    sequence.table.defragment()
     engine.prefill(sequence, range(20, 32))
     assert sequence.logits is not None
     before = sequence.logits

@@ -88,7 +88,7 @@ def test_a_block_that_was_compacted_is_split_where_the_tokens_do_not_fit_between
     tables = tables_of()
     table = filled(tables, 16)
     table.evict(1, 9)
-    assert table.compact() == 1
+    assert table.defragment() == 1
     tables.copies.take()
     before = slots_of(table)
     slots = table.insert(1, [100, 101, 102])
@@ -223,7 +223,7 @@ def test_compact_closes_what_a_memento_left() -> None:
     table.evict(1, 13)
     table.insert(5, [100])
     table.insert(9, [101])
-    assert table.compact() == 0
+    assert table.defragment() == 0
     assert list(table.slots().logical) == [0, 5, 9, 13, 14, 15]
     table.append([1, 2, 3])
     assert len(table.blocks) == 3

@@ -245,7 +245,7 @@ def test_restored_beside_others_or_with_gaps_it_says_that_it_is_approximate(make
     assert back is not None
     assert not back.exact
     assert list(back.positions) == [*range(20), *range(33, 70)]
-    assert list(back.moves) == list(sequence.moves)
+    assert list(back.changes) == list(sequence.changes)
     holed.prefill(sequence, tokens[70:90])
     other.prefill(back, tokens[70:90])
     assert divergence(logits_of(sequence), logits_of(back)) < 0.05

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kilburn.errors import OutOfBlocks, PrefixRefused, SpecError
 from kilburn.kv.engine import Engine
+from kilburn.kv.generation import Sampling
 from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, Markers, MementoRules
 from kilburn.kv.reasoning import reason, replay, stream
-from kilburn.kv.sampling import Sampling
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.weights import Weights
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Where, parse
@@ -375,15 +375,15 @@ def test_the_real_model_evicted_is_masked_and_a_restart_is_not(smollm: Weights) 
 @pytest.mark.parametrize("delimiters", [True, False])
 def test_blocks_across_the_borders_of_the_pool(tiny: Weights, size: int, delimiters: bool) -> None:
     tokens = [8, *block(37, 3), *block(5, 9), 7, *block(70, 1), 12, 13]
-    for compact in (True, False):
+    for defragment in (True, False):
         engine = Engine(tiny, 512, size=size)
         sequence = engine.open(PROMPT)
-        run = replay(engine, sequence, tokens, MementoRules(MARKERS, delimiters=delimiters), compact=compact)
+        run = replay(engine, sequence, tokens, MementoRules(MARKERS, delimiters=delimiters), defragment=defragment)
         gone = [(40 + drop.at, 40 + drop.start, 40 + drop.stop) for drop in run.drops]
         assert sequence.logits is not None
         assert gap(sequence.logits, masked_logits(tiny, [*PROMPT, *tokens], gone)) <= 1e-3
         assert len(sequence) == 40 + len(tokens) - sum(drop.stop - drop.start for drop in run.drops)
-        assert not compact or sequence.table.gaps < 3 * size
+        assert not defragment or sequence.table.gaps < 3 * size
         engine.free(sequence)
         assert engine.pool.free == engine.pool.capacity
 
@@ -494,7 +494,7 @@ def test_gaps_stay_open_where_forks_share_what_would_move(tiny: Weights) -> None
     replay(engine, sequence, block(2, 3), MementoRules(MARKERS))
     assert filler.is_live
     with pytest.raises(OutOfBlocks):
-        sequence.table.compact()
+        sequence.table.defragment()
     for one, gone in ((sequence, [*holes, (136, 129, 131)]), (fork, [])):
         told = [*prompt, *block(2, 3)] if one is sequence else list(prompt)
         assert one.logits is not None

@@ -41,7 +41,7 @@ class Case:
     recent: list[list[list[list[float]]]]
     keys: list[list[list[list[float]]]]
     seen: list[int]
-    pieces: tuple[CachedPage, ...] = ()
+    pages: tuple[CachedPage, ...] = ()
     positions: list[int] = field(default_factory=list)
 
     def observation(self) -> Observation:
@@ -55,7 +55,7 @@ class Case:
             attention=tensor(self.attention),
             queries=torch.tensor(self.seen, device=DEVICE),
             recent=tensor(self.recent),
-            pieces=self.pieces,
+            pages=self.pages,
         )
 
 
@@ -76,13 +76,13 @@ def cases(draw: st.DrawFn) -> Case:
     def key() -> list[float]:
         return [float(random.randint(-2, 2)) for _ in range(4)]
 
-    pieces, at = [], random.randint(0, 2)
+    pages, at = [], random.randint(0, 2)
     while at < count and random.random() < 0.95:
         stop = min(count, at + random.randint(1, 7))
         distance = random.choice([None, None, 0.0, 8.0, 16.0])
-        page = 0 if random.random() < 0.15 else len(pieces) + 1
+        page = 0 if random.random() < 0.15 else len(pages) + 1
         marks = [random.random() < chance for chance in (0.15, 0.2, 0.2)]
-        pieces.append(CachedPage(page, at, stop, pinned=marks[0], folded=marks[1], stale=marks[2], distance=distance))
+        pages.append(CachedPage(page, at, stop, pinned=marks[0], folded=marks[1], stale=marks[2], distance=distance))
         at = stop + random.choice([0, 0, 0, 1])
     return Case(
         layers=layers,
@@ -96,7 +96,7 @@ def cases(draw: st.DrawFn) -> Case:
             for _ in range(layers)
         ],
         seen=[random.choice([1, 2, 4]) for _ in range(count)],
-        pieces=tuple(pieces),
+        pages=tuple(pages),
         positions=sorted(random.sample(range(3 * count), count)),
     )
 
@@ -199,15 +199,15 @@ def page_reference(case: Case, policy: Pages, budget: int) -> list[int]:
     """What `Pages` documents, token by token."""
     count, start = case.count, case.count - policy.window
     owner: list[CachedPage | None] = [None] * count
-    for piece in case.pieces:
-        for index in range(piece.start, piece.stop):
-            owner[index] = piece
-    if not case.pieces:
+    for page in case.pages:
+        for index in range(page.start, page.stop):
+            owner[index] = page
+    if not case.pages:
         owner = [CachedPage(1 + index // policy.unit, 0, 0) for index in range(count)]
     free = []
     for index in range(count):
-        piece = owner[index]
-        if piece is not None and piece.page != 0 and not piece.pinned and policy.sinks <= index < start:
+        page = owner[index]
+        if page is not None and page.page != 0 and not page.pinned and policy.sinks <= index < start:
             free.append(index)
     kept = [index for index in range(count) if index not in free]
     if len(kept) > budget:
@@ -231,15 +231,15 @@ def page_reference(case: Case, policy: Pages, budget: int) -> list[int]:
 
     groups: dict[int, list[int]] = {}
     for index in free:
-        piece = owner[index]
-        assert piece is not None
-        groups.setdefault(piece.page, []).append(index)
+        page = owner[index]
+        assert page is not None
+        groups.setdefault(page.page, []).append(index)
     ranked = []
     for order, (_, tokens) in enumerate(groups.items()):
-        piece = owner[tokens[0]]
-        assert piece is not None
-        likely = (policy.folded if piece.folded else 1.0) * (policy.stale if piece.stale else 1.0)
-        likely *= 0.5 ** (piece.distance / policy.halflife) if piece.distance is not None else 1.0
+        page = owner[tokens[0]]
+        assert page is not None
+        likely = (policy.folded if page.folded else 1.0) * (policy.stale if page.stale else 1.0)
+        likely *= 0.5 ** (page.distance / policy.halflife) if page.distance is not None else 1.0
         for first in range(0, len(tokens), policy.span):
             span = tokens[first : first + policy.span]
             worth = []
@@ -276,10 +276,10 @@ def unasked_reference(
     ranked = []
     for tokens in groups.values():
         for index in tokens:
-            piece = owner[index]
-            assert piece is not None
-            likely = (policy.folded if piece.folded else 1.0) * (policy.stale if piece.stale else 1.0)
-            likely *= 0.5 ** (piece.distance / policy.halflife) if piece.distance is not None else 1.0
+            page = owner[index]
+            assert page is not None
+            likely = (policy.folded if page.folded else 1.0) * (policy.stale if page.stale else 1.0)
+            likely *= 0.5 ** (page.distance / policy.halflife) if page.distance is not None else 1.0
             ranked.append((-likely * (short[index] - least) / ((most - least) or 1.0), -likely, index, tokens))
     more: list[int] = []
     for _, _, index, tokens in sorted(ranked):
@@ -293,7 +293,7 @@ def unasked_reference(
 @given(cases(), st.booleans(), st.data())
 def test_pages_is_the_reference(case: Case, known: bool, data: st.DataObject) -> None:
     if not known:
-        case.pieces = ()
+        case.pages = ()
     policy = Pages(
         window=data.draw(st.integers(1, max(1, case.count // 3))),
         sinks=data.draw(st.integers(0, 2)),
@@ -349,7 +349,7 @@ def test_where_all_fits_all_stays_as_it_is(policy: Press, case: Case, more: int)
 @settings(max_examples=25)
 @given(case=cases(), data=st.data())
 def test_the_shape_of_a_selection(policy: Press, case: Case, data: st.DataObject) -> None:
-    case.pieces = ()
+    case.pages = ()
     if case.count < 5:
         return
     budget = data.draw(st.integers(4, case.count - 1))
@@ -371,7 +371,7 @@ def test_the_shape_of_a_selection(policy: Press, case: Case, data: st.DataObject
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-def plain(count: int, pieces: tuple[CachedPage, ...] = (), recent: list[float] | None = None) -> Observation:
+def plain(count: int, pages: tuple[CachedPage, ...] = (), recent: list[float] | None = None) -> Observation:
     """One layer, one head, one query; nothing stands out unless `recent` says so."""
     return Observation(
         positions=torch.arange(count, device=DEVICE),
@@ -380,7 +380,7 @@ def plain(count: int, pieces: tuple[CachedPage, ...] = (), recent: list[float] |
         attention=torch.ones(1, 1, count, device=DEVICE),
         queries=torch.arange(count, 0, -1, device=DEVICE),
         recent=torch.tensor(recent or [1.0] * count, device=DEVICE).view(1, 1, 1, count),
-        pieces=pieces,
+        pages=pages,
     )
 
 
@@ -458,7 +458,7 @@ def test_pages_keeps_the_best_stretch_of_what_fits_in_part() -> None:
 def test_pages_lets_folded_pages_go_first_then_stale_ones_then_those_of_a_late_reuse() -> None:
     asked = [0.5] * 20
     said = {1: {"folded": True}, 2: {"stale": True}, 3: {"distance": 4.0}}
-    book = (BOOK[0], *(dataclasses.replace(piece, **said[piece.page]) for piece in BOOK[1:]))
+    book = (BOOK[0], *(dataclasses.replace(page, **said[page.page]) for page in BOOK[1:]))
     kept = [PAGES.keep(plain(20, book, asked), budget).keep.tolist() for budget in (8, 14)]
     assert kept == [[0, 1, *range(14, 20)], [0, 1, *range(8, 20)]]
 
@@ -489,14 +489,14 @@ def test_pages_keeps_some_of_what_nobody_asked_for_where_keys_are_short() -> Non
     seen = dataclasses.replace(plain(20, BOOK, asked), keys=keys)
     some = dataclasses.replace(PAGES, unasked=0.5, around=1)
     assert some.keep(seen, 10).keep.tolist() == [0, 1, 3, 4, 5, 8, 10, 11, 18, 19]
-    seen = dataclasses.replace(seen, pieces=tuple(dataclasses.replace(piece, folded=piece.page == 1) for piece in BOOK))
+    seen = dataclasses.replace(seen, pages=tuple(dataclasses.replace(page, folded=page.page == 1) for page in BOOK))
     assert not {3, 4, 5} & set(some.keep(seen, 10).keep.tolist())
 
 
-@pytest.mark.parametrize("pieces", [(CachedPage(1, 4, 9), CachedPage(2, 8, 12)), (CachedPage(1, 4, 30),), (CachedPage(1, 9, 4),)])
-def test_pages_that_overlap_or_reach_too_far_are_refused(pieces: tuple[CachedPage, ...]) -> None:
+@pytest.mark.parametrize("pages", [(CachedPage(1, 4, 9), CachedPage(2, 8, 12)), (CachedPage(1, 4, 30),), (CachedPage(1, 9, 4),)])
+def test_pages_that_overlap_or_reach_too_far_are_refused(pages: tuple[CachedPage, ...]) -> None:
     with pytest.raises(InvalidRange, match="of 20 cached tokens"):
-        PAGES.keep(plain(20, pieces), 10)
+        PAGES.keep(plain(20, pages), 10)
 
 
 def test_names_resolve_and_their_parameters_too() -> None:

@@ -92,7 +92,7 @@ def moved(engine: Engine, data: st.DataObject) -> CachedSequence:
     sequence = engine.open(TOKENS[:first], needs=needs, recent=3)
     for step in range(data.draw(st.integers(0, 6), "moves")):
         end = sequence.end
-        act = data.draw(st.sampled_from(["append", "evict", "label", "fork", "truncate", "insert", "compact"]), "act")
+        act = data.draw(st.sampled_from(["append", "evict", "label", "fork", "truncate", "insert", "defragment"]), "act")
         if act == "append":
             engine.prefill(sequence, TOKENS[end : end + data.draw(st.integers(1, 20), "count")])
         elif act == "evict" and end > 1:
@@ -113,9 +113,9 @@ def moved(engine: Engine, data: st.DataObject) -> CachedSequence:
             _, start, _ = sequence.table.evictions[-1]
             if start < sequence.end and not sequence.table.count(start, start + 1):
                 engine.insert(sequence, start, [5])
-        elif act == "compact":
+        elif act == "defragment":
             # The copies are still to be made when it is saved.
-            sequence.table.compact()
+            sequence.table.defragment()
     return sequence
 
 
@@ -130,7 +130,7 @@ def test_any_sequence_comes_back_as_it_was(tiny: Weights, data: st.DataObject) -
     other = there.open(TOKENS[100:130])
     there.evict(other, 1, data.draw(st.integers(2, 29), "gone"))
     others = cached(there, other)
-    other.table.compact()
+    other.table.defragment()
     sequence = moved(here, data)
     with TemporaryDirectory() as folder, Spill(folder).shelf:
         spill = Spill(folder)

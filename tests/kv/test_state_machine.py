@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, PrefixRefused
 from kilburn.kv.blocks import Pool
-from kilburn.kv.preemption import Preempted
+from kilburn.kv.lineage import Lineage
 from kilburn.kv.prefixes import Key
 from kilburn.kv.table import Table
 from kilburn.kv.tables import Tables
@@ -82,7 +82,7 @@ class Engine(RuleBasedStateMachine):
         self.pool = self.tables.pool
         self.memory: dict[int, Cell] = {}
         self.plain: dict[int, Plain] = {}
-        self.waiting: list[tuple[Preempted, Plain]] = []
+        self.waiting: list[tuple[Lineage, Plain]] = []
         self.dead: list[Table] = []
         self.page = 0
         self.pending: set[int] = set()
@@ -190,7 +190,7 @@ class Engine(RuleBasedStateMachine):
             lambda: table.insert(0, []),
             lambda: table.squeeze(0),
             table.slots,
-            table.compact,
+            table.defragment,
             table.publish,
             lambda: self.tables.fork(table),
             lambda: self.tables.free(table),
@@ -333,11 +333,11 @@ class Engine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.plain)
     @rule(choice=CHOICE)
-    def compact(self, choice: int) -> None:
+    def defragment(self, choice: int) -> None:
         table, plain = self.pick(choice)
         before, blocks = state_of(self.tables), len(table.blocks)
         try:
-            saved = table.compact()
+            saved = table.defragment()
         except OutOfBlocks:
             assert state_of(self.tables) == before
             return

@@ -10,9 +10,8 @@ from array import array
 import pytest
 
 from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, PrefixRefused
-from kilburn.kv.blocks import Pool
-from kilburn.kv.copies import Copies
-from kilburn.kv.prefixes import Key, chained, root_of
+from kilburn.kv.blocks import Copies, Pool
+from kilburn.kv.prefixes import Key, chain_digests, root_digest
 from kilburn.kv.tables import Tables
 
 KEY = Key("smol", "float32")
@@ -56,10 +55,10 @@ def test_compact_moves_only_what_stands_behind_a_gap() -> None:
     table.append(range(16))
     table.evict(5, 9)
     table.evict(10, 12)
-    assert table.compact() == 1
+    assert table.defragment() == 1
     assert tables.copies.take() == (array("q", [9, 12, 13, 14, 15]), array("q", [5, 6, 7, 8, 9]))
     assert list(table.slots().logical) == [0, 1, 2, 3, 4, 9, 12, 13, 14, 15]
-    assert table.compact() == 0
+    assert table.defragment() == 0
 
 
 def test_compact_leaves_what_others_share_and_forgets_what_it_overwrites() -> None:
@@ -71,7 +70,7 @@ def test_compact_leaves_what_others_share_and_forgets_what_it_overwrites() -> No
     before = table.slots()
     fork.evict(5, 7)
     fork.evict(9, 11)
-    assert fork.compact() == 1
+    assert fork.defragment() == 1
     assert table.slots() == before
     assert not {slot // 4 for slot in tables.copies.take()[1]} & set(table.blocks)
     assert len(tables.open(KEY, range(17))) == 16
@@ -79,7 +78,7 @@ def test_compact_leaves_what_others_share_and_forgets_what_it_overwrites() -> No
     tables.free(list(tables)[-1])
     table.evict(5, 7)
     table.evict(9, 11)
-    assert table.compact() == 1
+    assert table.defragment() == 1
     assert len(tables.open(KEY, range(17))) == 4
 
 
@@ -88,7 +87,7 @@ def test_after_compact_the_next_eviction_finds_its_blocks() -> None:
     table = tables.open()
     table.append(range(24))
     table.evict(2, 10)
-    assert table.compact() == 1
+    assert table.defragment() == 1
     assert list(table.slots().logical) == [0, 1, *range(10, 24)]
     table.evict(12, 16)
     assert (len(table.blocks), len(table)) == (3, 12)
@@ -106,7 +105,7 @@ def test_compact_without_a_block_to_spare_changes_nothing() -> None:
     fork.evict(5, 7)
     before = (fork.blocks, fork.slots(), list(tables.pool.references))
     with pytest.raises(OutOfBlocks):
-        fork.compact()
+        fork.defragment()
     assert (fork.blocks, fork.slots(), tables.pool.references) == before
     assert len(tables.copies) == 0
 
@@ -365,12 +364,12 @@ def test_copies_that_read_what_is_yet_to_be_copied_read_where_it_comes_from() ->
 def test_a_digest_is_the_same_in_every_process() -> None:
     """From the definition, by other means: SHA-256 of the parent and of each token in four bytes, little-endian."""
     root = hashlib.sha256(json.dumps(["kilburn.kv", 1, "smol", "float32", "", 4], separators=(",", ":")).encode()).digest()
-    assert root_of(KEY, 4) == root
+    assert root_digest(KEY, 4) == root
     first = hashlib.sha256(root + struct.pack("<4i", 1, 2, 3, 70000)).digest()
     second = hashlib.sha256(first + struct.pack("<4i", 0, 0, 0, 1)).digest()
-    assert list(chained(root, array("i", [1, 2, 3, 70000, 0, 0, 0, 1, 5]), 4)) == [first, second]
+    assert list(chain_digests(root, array("i", [1, 2, 3, 70000, 0, 0, 0, 1, 5]), 4)) == [first, second]
 
 
 def test_keys_do_not_run_together() -> None:
     keys = [Key("a", "b", "c"), Key("ab", "", "c"), Key("a", "bc", ""), Key('a","b', "c", "")]
-    assert len({root_of(key, size) for key in keys for size in (4, 8)}) == 8
+    assert len({root_digest(key, size) for key in keys for size in (4, 8)}) == 8

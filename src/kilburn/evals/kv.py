@@ -168,7 +168,7 @@ def expire(events: Sequence[Moment], seconds: float, name: str = "", subs: bool 
     return Tally(policy=name, subs=subs, hits=hits, units=units, seconds=time.perf_counter() - began)
 
 
-class Optimum:
+class Optimum(EvictionOrder):
     """The offline optimum, MIN (Belady 1966): evicts first what is used again last; of one prompt its tail.
 
     A unit's prefix is used whenever the unit is, so MIN keeps whole prefixes, and no order of eviction has more hits.
@@ -192,9 +192,6 @@ class Optimum:
             entry = (-later, -depth, unit)
             self._rank[unit] = entry
             heappush(self._heap, entry)
-
-    def ended(self, use: PromptUse, time: float, why: str) -> None:
-        """See `kilburn.kv.eviction.EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `kilburn.kv.eviction.EvictionOrder`."""

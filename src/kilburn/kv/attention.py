@@ -12,16 +12,10 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
-from kilburn.errors import MissingExtra, UnsupportedModel
+from kilburn.errors import UnsupportedModel
 from kilburn.kv.storage import Span, Storage, length_of, part_of
+from kilburn.kv.tensors import Tensor, torch
 from kilburn.kv.watch import AttentionWatch
-
-try:
-    import torch
-    from torch import Tensor
-    from torch.nn.functional import scaled_dot_product_attention, softmax
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
 
 __all__ = ["NAME", "PROBE", "ForwardPass", "Segment", "register"]
 
@@ -103,7 +97,7 @@ def _mask(*args: Any, local_size: int | None = None, use_vmap: bool = False, **o
     return torch.ones((1, 1, 1, 1), dtype=torch.bool) if local_size is not None or use_vmap else None
 
 
-def _refuse(module: torch.nn.Module, reason: str) -> UnsupportedModel:
+def _refusal(module: torch.nn.Module, reason: str) -> UnsupportedModel:
     config = getattr(module, "config", None)
     family = str(getattr(config, "model_type", type(module).__name__))
     return UnsupportedModel(family, f"a layer wants {reason}; the engine has plain causal attention only")
@@ -120,14 +114,14 @@ def _attend(
 ) -> tuple[Tensor, None]:
     step = _RUNNING.get()
     if step is None:
-        raise _refuse(module, "to run outside of a step")
-    _check(module, attention_mask, others)
+        raise _refusal(module, "to run outside of a step")
+    _check_layer(module, attention_mask, others)
     layer, storage, shape = getattr(module, "layer_idx", None), step.storage, step.storage.shape
     if not isinstance(layer, int) or not 0 <= layer < shape.layers:
-        raise _refuse(module, f"to be number {layer} of {shape.layers}")
+        raise _refusal(module, f"to be number {layer} of {shape.layers}")
     told = (1, shape.heads, query.shape[2], shape.dim)
     if key.shape != told or value.shape != told or query.shape != (1, shape.heads * shape.groups, query.shape[2], shape.dim):
-        raise _refuse(
+        raise _refusal(
             module,
             f"queries of {tuple(query.shape)}, keys of {tuple(key.shape)} and values of {tuple(value.shape)},"
             f" though its config says {shape}",
@@ -139,26 +133,26 @@ def _attend(
     for segment in step.segments:
         asked = query[:, :, segment.start : segment.stop]
         if segment.watch is not None:
-            made = _watched(asked, *storage.read(layer, segment.span), scale, layer, segment.watch)
+            made = _attend_watched(asked, *storage.read(layer, segment.span), scale, layer, segment.watch)
         elif asked.shape[2] == 1 and _is_slow_to_gather(asked) and length_of(segment.span) > PART:
-            made = _in_parts(asked, storage, layer, segment.span, scale)
+            made = _attend_in_parts(asked, storage, layer, segment.span, scale)
         else:
-            made = _plain(asked, *storage.read(layer, segment.span), scale)
+            made = _attend_plainly(asked, *storage.read(layer, segment.span), scale)
         out[:, segment.start : segment.stop] = made.transpose(1, 2)
     return out, None
 
 
-def _check(module: torch.nn.Module, mask: Tensor | None, others: dict[str, Any]) -> None:
+def _check_layer(module: torch.nn.Module, mask: Tensor | None, others: dict[str, Any]) -> None:
     """Raise if a layer needs something that this attention does not have."""
     if mask is not None:
-        raise _refuse(module, "a mask: a window, chunks or a bias")
+        raise _refusal(module, "a mask: a window, chunks or a bias")
     for name, value in others.items():
         # Arguments that are absent or off change nothing; `is_causal` is checked below.
         if value is not None and value is not False and name not in ALLOWED and not (name == "dropout" and not value):
-            raise _refuse(module, f"{name}={value if isinstance(value, int | float | str) else type(value).__name__}")
+            raise _refusal(module, f"{name}={value if isinstance(value, int | float | str) else type(value).__name__}")
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise _refuse(module, "to look ahead (is_causal=False)")
+        raise _refusal(module, "to look ahead (is_causal=False)")
 
 
 def _is_slow_to_gather(query: Tensor) -> bool:
@@ -166,33 +160,34 @@ def _is_slow_to_gather(query: Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype == torch.float32
 
 
-def _plain(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _attend_plainly(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """[1, query heads, n, dim] over [heads, m, dim], where the n are the last of the m."""
     _, heads, count, dim = query.shape
+    attend = torch.nn.functional.scaled_dot_product_attention
     if count == 1:
         # The query heads of a group as rows of one product: the keys are read once, not once per query head.
         grouped = query.view(1, keys.shape[0], -1, dim)
-        return scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale).view(1, heads, 1, dim)
+        return attend(grouped, keys[None], values[None], scale=scale).view(1, heads, 1, dim)
     length = keys.shape[1]
     if count == length:
-        return scaled_dot_product_attention(query, keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True)
+        return attend(query, keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True)
     mask = torch.ones((count, length), dtype=torch.bool, device=query.device).tril(length - count)
-    return scaled_dot_product_attention(query, keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True)
+    return attend(query, keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True)
 
 
-def _in_parts(query: Tensor, storage: Storage, layer: int, span: Span, scale: float) -> Tensor:
+def _attend_in_parts(query: Tensor, storage: Storage, layer: int, span: Span, scale: float) -> Tensor:
     """One decoded token over many cached ones, some at a time: the same sums wherever the slots lie."""
     grouped = (query * scale).view(storage.shape.heads, -1, query.shape[3])
     parts = [part_of(span, start, start + PART) for start in range(0, length_of(span), PART)]
     scores = torch.cat([torch.matmul(grouped, storage.part(storage.keys[layer], part).transpose(1, 2)) for part in parts], dim=2)
-    weights = softmax(scores, dim=2)
+    weights = torch.softmax(scores, dim=2)
     made = torch.zeros_like(grouped)
     for start, part in enumerate(parts):
         made.baddbmm_(weights[:, :, start * PART : start * PART + PART], storage.part(storage.values[layer], part))
     return made.view(query.shape)
 
 
-def _watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: int, watch: AttentionWatch) -> Tensor:
+def _attend_watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: int, watch: AttentionWatch) -> Tensor:
     """The same with the attention written out, some rows at a time."""
     _, heads, count, dim = query.shape
     shared, length = keys.shape[0], keys.shape[1]
@@ -204,7 +199,7 @@ def _watched(query: Tensor, keys: Tensor, values: Tensor, scale: float, layer: i
         stop = min(count, start + ROWS)
         last = order[length - count + start : length - count + stop]
         scores = torch.matmul(grouped[:, :, start:stop], turned).float() * scale
-        weights = softmax(scores.masked_fill(order > last[:, None], float("-inf")), dim=-1)
+        weights = torch.softmax(scores.masked_fill(order > last[:, None], float("-inf")), dim=-1)
         watch.add(layer, start, count, weights.mean(dim=1))
         made[:, :, start:stop] = torch.matmul(weights.to(values.dtype), values[:, None])
     return made.view(1, heads, count, dim)

@@ -1,4 +1,4 @@
-"""The pool: fixed-size blocks, how many sequences refer to each, and which one is taken next.
+"""The pool: fixed-size blocks, how many sequences refer to each, which one is taken next, and the copies that wait.
 
 There are two kinds of blocks without an owner. A *blank* block holds nothing that can be found, and is taken first. A
 *named* block still holds the KV of a known prefix, and can be shared again. It is taken only when no blank block is
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kilburn.errors import FreedBlock, OutOfBlocks
 
-__all__ = ["SIZE", "Pool"]
+__all__ = ["SIZE", "Copies", "Pool"]
 
 SIZE = 16
 """Slots in a block by default."""
@@ -88,7 +88,7 @@ class Pool:
         Raises:
             FreedBlock: one of them is blank, or no block; nothing was shared.
         """
-        self._known(blocks)
+        self._check_blocks(blocks)
         references, names = self.references, self._names
         for block in blocks:
             if not references[block] and block not in names:
@@ -104,7 +104,7 @@ class Pool:
         Raises:
             FreedBlock: one of them has no owner, or is no block; nothing was released.
         """
-        self._owned(blocks)
+        self._check_owned(blocks)
         references, names, blank, cached = self.references, self._names, self._blank, self._cached
         for block in reversed(blocks):
             left = references[block] - 1
@@ -122,7 +122,7 @@ class Pool:
         Raises:
             FreedBlock: one of them has no owner; none was named.
         """
-        self._owned(blocks)
+        self._check_owned(blocks)
         names, holders = self._names, self._holders
         new = 0
         for block, digest in zip(blocks, digests, strict=True):
@@ -151,19 +151,56 @@ class Pool:
         """The name of this block, or None."""
         return self._names.get(block)
 
-    def _owned(self, blocks: Sequence[int]) -> None:
-        self._known(blocks)
+    def _check_owned(self, blocks: Sequence[int]) -> None:
+        self._check_blocks(blocks)
         if blocks and min(map(self.references.__getitem__, blocks)) < 1:
-            raise FreedBlock(f"a block that nobody owns among {_few(blocks)}")
+            raise FreedBlock(f"a block that nobody owns among {_first_few(blocks)}")
 
-    def _known(self, blocks: Sequence[int]) -> None:
+    def _check_blocks(self, blocks: Sequence[int]) -> None:
         if not blocks:
             return
         if min(blocks) < 0 or max(blocks) >= self.capacity:
-            raise FreedBlock(f"this pool has blocks 0 to {self.capacity - 1}, not all of {_few(blocks)}")
+            raise FreedBlock(f"this pool has blocks 0 to {self.capacity - 1}, not all of {_first_few(blocks)}")
         if len(blocks) > 1 and len(set(blocks)) != len(blocks):
-            raise FreedBlock(f"the same block twice in {_few(blocks)}")
+            raise FreedBlock(f"the same block twice in {_first_few(blocks)}")
 
 
-def _few(blocks: Sequence[int]) -> str:
+class Copies:
+    """Collects the copies from slot to slot that an engine still has to make, over any number of operations.
+
+    An engine takes and performs them before it next writes or reads a slot. The copies of one `take` are simultaneous:
+    read all sources, then write all targets, as `cache[targets] = cache[sources]` does on a tensor.
+    """
+
+    def __init__(self) -> None:
+        self._sources = array("q")
+        self._targets = array("q")
+        self._written: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def add(self, sources: array[int], targets: array[int], reads: Iterable[int], writes: Iterable[int]) -> None:
+        """Copy these slots too, after all earlier copies; `reads` and `writes` are the blocks that contain them."""
+        written = self._written
+        if written.isdisjoint(reads) and written.isdisjoint(writes):
+            self._sources += sources
+            self._targets += targets
+        else:
+            # What an earlier copy is to write is not there yet: it is read where that copy reads it.
+            pending = dict(zip(self._targets, self._sources, strict=True))
+            origins = [pending.get(source, source) for source in sources]
+            pending.update(zip(targets, origins, strict=True))
+            pending = {target: origin for target, origin in pending.items() if target != origin}
+            self._sources, self._targets = array("q", pending.values()), array("q", pending)
+        written.update(writes)
+
+    def take(self) -> tuple[array[int], array[int]]:
+        """(sources, targets), without a target twice. Afterwards nothing is pending."""
+        found = self._sources, self._targets
+        self._sources, self._targets, self._written = array("q"), array("q"), set()
+        return found
+
+
+def _first_few(blocks: Sequence[int]) -> str:
     return f"{list(blocks[:8])}{' and more' if len(blocks) > 8 else ''}"

@@ -85,19 +85,19 @@ class Boundary:
         for _ in range(ROUNDS):
             if use <= room or room < 1:
                 break
-            relief = self._asked(replace(view, budget=Budget(room), use=use))
+            relief = self._ask_policy(replace(view, budget=Budget(room), use=use))
             made.append(relief)
             if not relief.pages:
                 break
             use -= sum(cached[page] for page in relief.pages)
             view = replace(view, pages=tuple(page for page in view.pages if page.id not in relief.pages))
         if use > room:
-            made.append(self._oldest(view, use, room, need))
+            made.append(self._evict_oldest(view, use, room, need))
         return made
 
-    def _asked(self, view: View) -> Relief:
+    def _ask_policy(self, view: View) -> Relief:
         plan = self.policy.plan(view)
-        moves: Sequence[Move] | None = _run(plan) if isinstance(plan, Generator) else plan or ()
+        moves: Sequence[Move] | None = _run_plan(plan) if isinstance(plan, Generator) else plan or ()
         if moves is None:
             return Relief((), self.name, refused=f"more than {EFFECTS} questions: the cache waits for no model")
         held, there = view.held(), {page.id for page in view.pages}
@@ -112,7 +112,7 @@ class Boundary:
             why = why or move.why
         return Relief(tuple(wanted), self.name, why)
 
-    def _oldest(self, view: View, use: int, room: int, need: int) -> Relief:
+    def _evict_oldest(self, view: View, use: int, room: int, need: int) -> Relief:
         held = view.held()
         chosen: list[int] = []
         for page in view.pages:
@@ -129,7 +129,7 @@ class Boundary:
         return Relief(tuple(chosen), "kernel", "the policy left too much")
 
 
-def _run(plan: Generator[Effect, Answer, Sequence[Move]]) -> Sequence[Move] | None:
+def _run_plan(plan: Generator[Effect, Answer, Sequence[Move]]) -> Sequence[Move] | None:
     """Run a plan. Its questions get the outcome "none", because the cache does not wait for a model; None if it goes on
     asking."""
     try:

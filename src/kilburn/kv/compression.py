@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from kilburn.errors import KVError, MissingExtra, OutOfBlocks, SpecError
+from kilburn.errors import KVError, OutOfBlocks, SpecError
 from kilburn.kv.engine import Engine
+from kilburn.kv.lineage import Alteration
 from kilburn.kv.observation import CachedPage, Observation, Press, Selection
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.storage import numbers_of, span_of
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["compress", "keep_within", "observe"]
 
@@ -52,10 +48,10 @@ def observe(engine: Engine, sequence: CachedSequence, press: Press, facts: Mappi
     shifts = None
     if sequence.shifts:
         shifts = torch.tensor([sequence.shifts.get(place, 0) for place in slots.logical], dtype=torch.int64, device=device)
-    pieces = []
+    pages = []
     for page, (start, stop) in table.pages.items().items():
         first, last = table.count(0, start), table.count(0, stop)
-        pieces.append(replace(facts.get(page, CachedPage(page, 0, 0)), start=first, stop=last))
+        pages.append(replace(facts.get(page, CachedPage(page, 0, 0)), start=first, stop=last))
     return Observation(
         positions=positions,
         end=table.end,
@@ -63,7 +59,7 @@ def observe(engine: Engine, sequence: CachedSequence, press: Press, facts: Mappi
         attention=watch.received if watch is not None and "attention" in needs else None,
         queries=watch.queries if watch is not None and "attention" in needs else None,
         recent=watch.recent[:, :, -press.recent :] if watch is not None and "recent" in needs else None,
-        pieces=tuple(pieces),
+        pages=tuple(pages),
         shifts=shifts,
     )
 
@@ -82,7 +78,7 @@ def compress(
     """
     seen = observe(engine, sequence, press, facts)
     chosen = press.keep(seen, budget)
-    _check(engine, sequence, seen, chosen, press)
+    _check_selection(engine, sequence, seen, chosen, press)
     before = seen.count
     if chosen.keep.dim() == 1:
         if len(chosen.keep) < before or chosen.shift is not None:
@@ -104,7 +100,7 @@ def keep_within(
     return hold
 
 
-def _check(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: Selection, press: Press) -> None:
+def _check_selection(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: Selection, press: Press) -> None:
     """A press may be foreign code. An invalid selection would drop the wrong tokens."""
     keep, shift, shape = chosen.keep, chosen.shift, engine.weights.shape
     sound = keep.dtype == torch.int64 and (keep.dim() == 1 or tuple(keep.shape[:-1]) == (shape.layers, shape.heads))
@@ -118,7 +114,7 @@ def _check(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: 
         )
     if shift is not None:
         engine.weights.check_rotation()
-    if shift is not None and "compressed" in sequence.table.altered:
+    if shift is not None and Alteration.COMPRESSED in sequence.table.altered:
         raise KVError(
             f"sequence {sequence.number} was squeezed: its keys have no single positions to be rotated from",
             advice="use a press that does not rotate, such as streaming(rotate=False)",
@@ -144,7 +140,7 @@ def _drop(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: S
         sequence.shifts = {place: by for place, by in sequence.shifts.items() if by}
         sequence.first = {place: key for place, key in sequence.first.items() if place in sequence.shifts}
     try:
-        sequence.table.compact()
+        sequence.table.defragment()
     except OutOfBlocks:
         # So much is shared that closing the gaps would need new blocks: the gaps stay open until the others leave.
         return

@@ -13,18 +13,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kilburn.errors import MissingExtra, UnsupportedModel
+from kilburn.errors import UnsupportedModel
 from kilburn.kv.attention import NAME, PROBE, ForwardPass, Segment, register
 from kilburn.kv.rotation import rotate
 from kilburn.kv.storage import CacheShape, Storage, span_of
+from kilburn.kv.tensors import Tensor, torch
 
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-__all__ = ["Decoder", "proven"]
+__all__ = ["Decoder", "prove"]
 
 TOKENS = 12
 """Tokens of the longer of the two sequences of the trial run: few, because the model may be large."""
@@ -89,15 +84,15 @@ class Decoder:
         return logits
 
 
-def proven(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
+def prove(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
     """The trial run: two short sequences over slots and alone; returns why keys cannot be rotated, or "" if they can.
 
     Raises:
         UnsupportedModel: the model's logits over slots differ, or it cannot be run over slots.
     """
     try:
-        with _named(decoder.model, PROBE):
-            return _proven(decoder, shape, inv_freq)
+        with _AttentionNamed(decoder.model, PROBE):
+            return _prove(decoder, shape, inv_freq)
     except (UnsupportedModel, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -105,7 +100,7 @@ def proven(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
         raise decoder.refusal(f"it cannot be run over slots: {type(error).__name__}: {str(error)[:200]}") from error
 
 
-def _proven(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
+def _prove(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
     model = decoder.model
     chance = torch.Generator().manual_seed(0)
     low = min(3, decoder.vocabulary - 1)
@@ -135,39 +130,39 @@ def _proven(decoder: Decoder, shape: CacheShape, inv_freq: Tensor) -> str:
         for row, segment in segments:
             found[row].append(logits[segment.start : segment.stop])
         done = upto
-    with torch.inference_mode(), _named(model, "eager"):
+    with torch.inference_mode(), _AttentionNamed(model, "eager"):
         for row, feed in enumerate((long, short)):
             expected = model(input_ids=torch.tensor([feed], device=device), use_cache=False).logits[0]
-            _compare(decoder, torch.cat(found[row]), expected)
+            _check_logits(decoder, torch.cat(found[row]), expected)
     rows = [torch.tensor(slots[row], device=device) for row in (0, 2)]
     (before, _), (after, _) = storage.gather(rows[0]), storage.gather(rows[1])
     turned = rotate(before, torch.full((TOKENS,), SHIFT, device=device), inv_freq)
-    # Token by token, for each layer: if a router chose other experts for one token, the others may still be close.
-    far = _apart(turned.transpose(1, 2).flatten(2), after.transpose(1, 2).flatten(2)) > CLOSE.get(dtype, 0.3)
-    wrong = (far.float().mean(dim=1) > 1 - _most(dtype)).nonzero()[:, 0].tolist()
+    # Token by token, of each layer: the others may be close where a router chose otherwise for one.
+    far = _distance(turned.transpose(1, 2).flatten(2), after.transpose(1, 2).flatten(2)) > CLOSE.get(dtype, 0.3)
+    wrong = (far.float().mean(dim=1) > 1 - _least_share(dtype)).nonzero()[:, 0].tolist()
     return f"keys of layers {wrong} at other positions are not these keys rotated" if wrong else ""
 
 
-def _compare(decoder: Decoder, found: Tensor, expected: Tensor) -> None:
-    apart = _apart(found, expected)
+def _check_logits(decoder: Decoder, found: Tensor, expected: Tensor) -> None:
+    apart = _distance(found, expected)
     fine = (apart <= CLOSE.get(expected.dtype, 0.3)).float().mean().item()
-    if not fine >= _most(expected.dtype):
+    if not fine >= _least_share(expected.dtype):
         raise decoder.refusal(
             f"over slots it says something else than alone (logits differ by {apart.max().item():.2g} of their spread)"
         )
 
 
-def _apart(found: Tensor, expected: Tensor) -> Tensor:
+def _distance(found: Tensor, expected: Tensor) -> Tensor:
     """How far rows are apart, as a share of their spread; shape without the last dimension."""
     found, expected = found.float(), expected.float()
     return (found - expected).square().mean(dim=-1).sqrt() / expected.std(dim=-1).clamp_min(1e-30)
 
 
-def _most(dtype: torch.dtype) -> float:
+def _least_share(dtype: torch.dtype) -> float:
     return 1.0 if dtype in (torch.float32, torch.float64) else MOST
 
 
-class _named:
+class _AttentionNamed:
     """Sets another attention in the configs of a twin for a while."""
 
     def __init__(self, twin: Any, name: str) -> None:

@@ -9,15 +9,40 @@ out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import NamedTuple
 
 from kilburn.errors import SpecError
 from kilburn.kv.template import WindowLine
 
-__all__ = ["HOW", "EditPlan", "PlacedLine", "Price", "plan_edits"]
+__all__ = ["EditPlan", "How", "PlacedLine", "Price", "plan_edits"]
 
-HOW = ("auto", "edit", "prefill")
+
+class How(StrEnum):
+    """How a sequence comes to hold the window: what is asked for, and what was done."""
+
+    AUTO = "auto"
+    """The cheaper way."""
+    EDIT = "edit"
+    """Lines leave and come where they stand; what follows stays as it is."""
+    PREFILL = "prefill"
+    """All is computed anew from the first difference on."""
+    APPEND = "append"
+    """Nothing but new lines at the end was needed."""
+    SAME = "same"
+    """Nothing was needed."""
+
+    @classmethod
+    def asked(cls, how: str) -> How:
+        """One of those that can be asked for.
+
+        Raises:
+            SpecError: it is none of "auto", "edit", "prefill".
+        """
+        if how not in (cls.AUTO, cls.EDIT, cls.PREFILL):
+            raise SpecError(f"how={how!r} is none of auto, edit, prefill")
+        return cls(how)
 
 
 class PlacedLine(NamedTuple):
@@ -54,7 +79,7 @@ class EditPlan:
     """What to do, in this order.
 
     Args:
-        how: "same", "append", "edit" or "prefill".
+        how: any but "auto".
         evict: lines whose keys and values leave.
         insert: lines that go into gaps, each with its first position.
         cut: logical position from which on everything is dropped, or None.
@@ -62,7 +87,7 @@ class EditPlan:
         edited, anew: what editing and computing again would cost, in tokens of prefill.
     """
 
-    how: str
+    how: How
     evict: tuple[PlacedLine, ...] = ()
     insert: tuple[tuple[WindowLine, int], ...] = ()
     cut: int | None = None
@@ -71,39 +96,30 @@ class EditPlan:
     anew: float = 0.0
 
 
-class _Edit(NamedTuple):
-    evict: list[PlacedLine]
-    insert: list[tuple[WindowLine, int]]
-    cut: int | None
-    append: list[WindowLine]
-    cost: float
-
-
-def plan_edits(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price, how: str = "auto") -> EditPlan:
+def plan_edits(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price, how: str = How.AUTO) -> EditPlan:
     """The plan that turns the placed lines into the wanted ones.
 
     Raises:
-        SpecError: `how` is none of "auto", "edit", "prefill".
+        SpecError: see `How.asked`.
     """
-    if how not in HOW:
-        raise SpecError(f"how={how!r} is none of {', '.join(HOW)}")
+    asked = How.asked(how)
     same = 0
     while same < min(len(placed), len(wanted)) and placed[same].line == wanted[same]:
         same += 1
     fresh = wanted[same:]
     if same == len(placed):
         size = float(sum(len(line.tokens) for line in fresh))
-        return EditPlan("append" if fresh else "same", append=tuple(fresh), edited=size, anew=size)
+        return EditPlan(How.APPEND if fresh else How.SAME, append=tuple(fresh), edited=size, anew=size)
     anew = float(sum(len(line.tokens) for line in fresh))
-    edit = _edited(placed, wanted, price)
-    if how == "prefill" or (how == "auto" and anew <= edit.cost):
-        return EditPlan("prefill", cut=placed[same].start, append=tuple(fresh), edited=edit.cost, anew=anew)
-    return EditPlan("edit", tuple(edit.evict), tuple(edit.insert), edit.cut, tuple(edit.append), edit.cost, anew)
+    edit = _edit_in_place(placed, wanted, price)
+    if asked is How.PREFILL or (asked is How.AUTO and anew <= edit.edited):
+        return EditPlan(How.PREFILL, cut=placed[same].start, append=tuple(fresh), edited=edit.edited, anew=anew)
+    return replace(edit, anew=anew)
 
 
-def _edited(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price) -> _Edit:
+def _edit_in_place(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: Price) -> EditPlan:
     """Keep every line that is still wanted. If a new line does not fit its gap, compute again from there."""
-    kept = _kept(placed, wanted)
+    kept = _kept_lines(placed, wanted)
     insert: list[tuple[WindowLine, int]] = []
     waiting: list[WindowLine] = []
     cut: int | None = None
@@ -132,15 +148,16 @@ def _edited(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine], price: P
         # What left at the very end is simply cut off.
         cut = before if placed and before < placed[-1].stop else None
     stay = {place for index, place in kept.items() if index < at}
-    evict = [one for place, one in enumerate(placed) if place not in stay and (cut is None or one.start < cut)]
-    append = list(wanted[at:])
+    evict = tuple(one for place, one in enumerate(placed) if place not in stay and (cut is None or one.start < cut))
+    append = tuple(wanted[at:])
     first = min((one.start for one in evict), default=None)
     behind = sum(placed[place].stop - placed[place].start for place in stay if first is not None and placed[place].start > first)
     computed = sum(len(line.tokens) for line, _ in insert) + sum(len(line.tokens) for line in append)
-    return _Edit(evict, insert, cut, append, computed + price.edit * edges + price.stale * behind)
+    cost = computed + price.edit * edges + price.stale * behind
+    return EditPlan(How.EDIT, evict, tuple(insert), cut, append, edited=cost)
 
 
-def _kept(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine]) -> dict[int, int]:
+def _kept_lines(placed: Sequence[PlacedLine], wanted: Sequence[WindowLine]) -> dict[int, int]:
     """Index in `wanted` -> index in `placed` of the same line; both ascend, because keys do."""
     known = {one.line.key: index for index, one in enumerate(placed)}
     found: dict[int, int] = {}

@@ -12,23 +12,16 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from kilburn.errors import FreedSequence, InvalidRange, KVError, MissingExtra, OutOfBlocks, SpecError
+from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError
 from kilburn.kv.attention import ForwardPass, Segment
 from kilburn.kv.blocks import SIZE, Pool
-from kilburn.kv.past import Past
-from kilburn.kv.preemption import preempted
 from kilburn.kv.prefixes import Key
-from kilburn.kv.sequence import CachedSequence
+from kilburn.kv.sequence import CachedSequence, Past
 from kilburn.kv.storage import Storage, span_of
 from kilburn.kv.tables import Tables
+from kilburn.kv.tensors import Tensor, torch
 from kilburn.kv.watch import AttentionWatch
 from kilburn.kv.weights import Weights
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
 
 __all__ = ["Engine"]
 
@@ -106,7 +99,7 @@ class Engine:
         """
         if isinstance(needs, str) or not set(needs) <= {"keys", "attention", "recent"} or recent < 0:
             raise SpecError(f"needs={needs!r}, recent={recent}", advice="give some of keys, attention, recent")
-        self._check(prompt)
+        self._check_tokens(prompt)
         sums, rows = "attention" in needs, recent if "recent" in needs else 0
         # The last queries run here even if the whole prompt is cached, because their attention has to be observed.
         known = prompt[: max(0, len(prompt) - rows + 1)] if rows else prompt
@@ -141,10 +134,10 @@ class Engine:
         Raises:
             FreedSequence: it was freed before.
         """
-        self._own(sequence)
-        if sequence.record is None:
+        self._check_own(sequence)
+        if sequence.lineage is None:
             self.tables.free(sequence.table)
-        sequence.leave()
+        sequence.detach()
         self.sequences.pop(sequence.number, None)
 
     def prefill(self, sequence: CachedSequence, tokens: Sequence[int]) -> None:
@@ -154,19 +147,11 @@ class Engine:
             OutOfBlocks, SpecError, FreedSequence: nothing was appended.
         """
         table = sequence.table
-        self._check(tokens)
+        self._check_tokens(tokens)
         self.reserve(table.need(len(tokens)), [sequence])
-        before, logits = table.end, sequence.logits
-        watched = sequence.watch.state() if sequence.watch is not None else None
-        try:
+        with _undone_on_error([sequence]):
             for start in range(0, len(tokens), self.chunk):
                 self.step([(sequence, tokens[start : start + self.chunk])])
-        except BaseException:
-            table.truncate(before)
-            sequence.logits = logits
-            if sequence.watch is not None and watched is not None:
-                sequence.watch.restore(watched)
-            raise
 
     def step(self, feeds: Sequence[Feed]) -> Tensor:
         """One forward pass: appends tokens to each sequence; returns the next logits of each, shape [feeds, vocabulary].
@@ -181,20 +166,13 @@ class Engine:
         if not feeds or len({id(sequence) for sequence in sequences}) < len(feeds) or not all(len(tokens) for _, tokens in feeds):
             raise SpecError("a step takes each sequence once, with at least one token")
         for sequence, tokens in feeds:
-            self._own(sequence)
-            self._check(tokens)
-        # Two sequences that share their last block both count its copy, although only one needs it: never too few.
+            self._check_own(sequence)
+            self._check_tokens(tokens)
+        # Two that share their last block both count its copy, though one of them will find it its own: never too few.
         self.reserve(sum(sequence.table.need(len(tokens)) for sequence, tokens in feeds), sequences)
         ends = [sequence.table.end for sequence in sequences]
-        watched = [sequence.watch.state() if sequence.watch is not None else None for sequence in sequences]
-        try:
-            logits = self._run(feeds)
-        except BaseException:
-            for sequence, end, state in zip(sequences, ends, watched, strict=True):
-                sequence.table.truncate(end)
-                if sequence.watch is not None and state is not None:
-                    sequence.watch.restore(state)
-            raise
+        with _undone_on_error(sequences):
+            logits = self._run_feeds(feeds)
         for row, sequence in enumerate(sequences):
             sequence.logits = logits[row]
             table = sequence.table
@@ -202,7 +180,7 @@ class Engine:
                 table.publish()
         return logits
 
-    def _run(self, feeds: Sequence[Feed]) -> Tensor:
+    def _run_feeds(self, feeds: Sequence[Feed]) -> Tensor:
         written = array("q")
         places: list[int] = []
         last: list[int] = []
@@ -239,9 +217,9 @@ class Engine:
             InvalidRange: one of the positions is cached, or not within the sequence. OutOfBlocks, SpecError,
             FreedSequence: nothing was inserted.
         """
-        self._own(sequence)
+        self._check_own(sequence)
         table, watch = sequence.check(position), sequence.watch
-        self._check(tokens)
+        self._check_tokens(tokens)
         if not len(tokens):
             return
         before = Past(sequence)
@@ -307,11 +285,11 @@ class Engine:
         Raises:
             KVError: it was folded into or pressed, so it cannot be computed again: spill it instead. FreedSequence.
         """
-        if not _computable(sequence):
+        if not sequence.recomputable:
             raise KVError(f"sequence {sequence.number} cannot be computed again from its tokens", advice="spill it, or keep it")
-        record = preempted(sequence.table)
+        lineage = sequence.table.lineage()
         self.tables.free(sequence.table)
-        sequence.leave(record)
+        sequence.detach(lineage)
 
     def resume(self, sequence: CachedSequence) -> None:
         """Compute a preempted sequence again: its tokens in order, and each eviction at its time.
@@ -319,32 +297,30 @@ class Engine:
         Raises:
             OutOfBlocks: it stays preempted. KVError: it was spilled, not preempted.
         """
-        self._own(sequence)
-        record = sequence.record
-        if record is None:
+        self._check_own(sequence)
+        lineage = sequence.lineage
+        if lineage is None:
             _ = sequence.table
             return
-        if not record.recomputable or sequence.watch is not None:
+        if not lineage.recomputable or sequence.watch is not None:
             raise KVError(f"tokens do not bring sequence {sequence.number} back", advice="kilburn.kv.spill.resume does")
         logits = sequence.logits
-        table = self.tables.resume(record)
-        sequence.settle(table)
+        table = self.tables.resume(lineage)
+        sequence.attach(table)
         try:
-            for eviction in record.evictions:
+            for eviction in lineage.evictions:
                 if eviction.at > table.end:
-                    self.prefill(sequence, record.tokens[table.end : eviction.at])
+                    self.prefill(sequence, lineage.tokens[table.end : eviction.at])
                 self.evict(sequence, eviction.start, eviction.stop)
                 # Its gaps may have been closed before; then it has to fit into as few blocks again.
                 with suppress(OutOfBlocks):
-                    table.compact()
-            if table.end < len(record.tokens):
-                self.prefill(sequence, record.tokens[table.end :])
-            for page, (start, stop) in record.pages.items():
-                table.label(page, start, stop)
-            table.stood = dict(record.stood)
+                    table.defragment()
+            if table.end < len(lineage.tokens):
+                self.prefill(sequence, lineage.tokens[table.end :])
+            table.relabel(lineage)
         except BaseException:
             self.tables.free(table)
-            sequence.leave(record)
+            sequence.detach(lineage)
             raise
         finally:
             sequence.logits = logits  # also None: what was evicted since changes what `refresh` would find
@@ -373,9 +349,9 @@ class Engine:
                 self.storage.scatter(span_of(slots, self.weights.device), *kept)
                 before.restore(sequence)
                 raise
-            table.pages, table.stood = before.said.pages, before.said.stood
-            # Its attention was observed when it ran first.
-            before.unwatch(sequence)
+            table.relabel(before.lineage)
+            # What it looked at was noted when it ran first.
+            before.restore_watch(sequence)
         assert sequence.logits is not None
         return sequence.logits
 
@@ -388,9 +364,9 @@ class Engine:
         if blocks <= self.pool.free:
             return
         safe = {sequence.number for sequence in keep} | self._kept
-        safe |= {number for number, sequence in self.sequences.items() if sequence.is_live and not _computable(sequence)}
-        for record in self.tables.reserve(blocks, safe):
-            self.sequences[record.number].leave(record)
+        safe |= {number for number, sequence in self.sequences.items() if sequence.is_live and not sequence.recomputable}
+        for lineage in self.tables.reserve(blocks, safe):
+            self.sequences[lineage.number].detach(lineage)
 
     @contextmanager
     def keeping(self, sequences: Sequence[CachedSequence]) -> Iterator[None]:
@@ -402,18 +378,31 @@ class Engine:
         finally:
             self._kept = before
 
-    def _own(self, sequence: CachedSequence) -> None:
+    def _check_own(self, sequence: CachedSequence) -> None:
         """Another engine's sequence has its slots in other memory, so it would read and write the wrong slots."""
         if self.sequences.get(sequence.number) is not sequence:
-            _ = sequence.record or sequence.table
+            _ = sequence.lineage or sequence.table
             raise FreedSequence(f"sequence {sequence.number} is not of this engine", advice="use the engine that opened it")
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
         size = self.weights.decoder.vocabulary
         if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
             raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
 
 
-def _computable(sequence: CachedSequence) -> bool:
-    """Whether its keys and values follow from its tokens and evictions, and its attention is not observed."""
-    return sequence.watch is None and sequence.table.recomputable
+@contextmanager
+def _undone_on_error(sequences: Sequence[CachedSequence]) -> Iterator[None]:
+    """What the block appends to sequences is taken back where it raises."""
+    before = [
+        (sequence, sequence.table.end, sequence.logits, sequence.watch.state() if sequence.watch is not None else None)
+        for sequence in sequences
+    ]
+    try:
+        yield
+    except BaseException:
+        for sequence, end, logits, watched in before:
+            sequence.table.truncate(end)
+            sequence.logits = logits
+            if sequence.watch is not None and watched is not None:
+                sequence.watch.restore(watched)
+        raise

@@ -7,11 +7,11 @@ no values, no clock. `returning` is the order that knows about sessions.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Protocol
 
 from kilburn.errors import SpecError
 
@@ -35,20 +35,23 @@ class PromptUse:
     sub: bool = False
 
 
-class EvictionOrder(Protocol):
+class EvictionOrder(ABC):
     """An order of eviction."""
 
+    @abstractmethod
     def used(self, units: Sequence[int], use: PromptUse) -> None:
         """These units, head first, were used together; those that were not resident are from now on."""
 
     def ended(self, use: PromptUse, time: float, why: str) -> None:
         """The reply to a use is complete; `why` is the engine's stop reason, "" if it is not known."""
+        return
 
+    @abstractmethod
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """Forget `count` resident units (fewer where all others are `busy`), worst first, and return them."""
 
 
-class LruOrder:
+class LruOrder(EvictionOrder):
     """Least recently used first; of one prompt its tail first, or its head first with `head=True`.
 
     Head first is the mistake to avoid: once the head is gone the rest of the prompt cannot be hit.
@@ -65,15 +68,12 @@ class LruOrder:
             order[unit] = None
             order.move_to_end(unit)
 
-    def ended(self, use: PromptUse, time: float, why: str) -> None:
-        """See `EvictionOrder`; nothing is made of it."""
-
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `EvictionOrder`."""
         return _oldest(self._order, count, busy)
 
 
-class FifoOrder:
+class FifoOrder(EvictionOrder):
     """First in, first out; of one prompt its tail first."""
 
     def __init__(self) -> None:
@@ -85,9 +85,6 @@ class FifoOrder:
         for unit in reversed(units):
             if unit not in order:
                 order[unit] = None
-
-    def ended(self, use: PromptUse, time: float, why: str) -> None:
-        """See `EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `EvictionOrder`."""
@@ -106,7 +103,7 @@ def _oldest(order: OrderedDict[int, None], count: int, busy: Container[int]) -> 
     return chosen
 
 
-class _Ranked:
+class _Ranked(EvictionOrder):
     """Lowest rank first; of equal ranks the least recently used, of one prompt its tail."""
 
     def __init__(self) -> None:
@@ -127,9 +124,6 @@ class _Ranked:
         if len(heap) > 4 * len(rank) + 64:
             self._heap = list(rank.values())
             heapify(self._heap)
-
-    def ended(self, use: PromptUse, time: float, why: str) -> None:
-        """See `EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `EvictionOrder`."""
@@ -199,7 +193,7 @@ class GreedyDual(_Ranked):
         self._age = max(self._age, rank)
 
 
-class S3Fifo:
+class S3Fifo(EvictionOrder):
     """S3-FIFO (Yang et al., SOSP 2023): a small queue for newcomers, a main one with second chances, a queue of ghosts.
 
     Args:
@@ -231,9 +225,6 @@ class S3Fifo:
                 main[unit] = 0
             else:
                 small[unit] = 0
-
-    def ended(self, use: PromptUse, time: float, why: str) -> None:
-        """See `EvictionOrder`; nothing is made of it."""
 
     def evict(self, count: int, busy: Container[int]) -> list[int]:
         """See `EvictionOrder`."""

@@ -52,7 +52,7 @@ class Observation:
         queries: how many queries each token could be seen by so far, itself included; shape [n], int64.
         recent: attention of the last queries on every token, averaged over the query heads of the group;
             shape [layers, heads, queries, n], float32; the last row is of the last token.
-        pieces: pages in order; tokens that no piece covers belong to no page.
+        pages: in order; tokens that none covers belong to no page.
         shifts: by how many positions in total each cached key was rotated since it was computed; shape [n], int64, or
             None if none was.
     """
@@ -63,7 +63,7 @@ class Observation:
     attention: Tensor | None = None
     queries: Tensor | None = None
     recent: Tensor | None = None
-    pieces: tuple[CachedPage, ...] = ()
+    pages: tuple[CachedPage, ...] = ()
     shifts: Tensor | None = None
 
     @property
@@ -102,7 +102,7 @@ class Press(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Which of "keys", "attention" and "recent" it has to see; positions and pieces are always there."""
+        """Which of "keys", "attention" and "recent" it has to see; positions and pages are always there."""
         ...
 
     @property

@@ -17,7 +17,7 @@ import msgspec
 
 from kilburn.kv.blocks import Pool
 
-__all__ = ["Key", "chained", "match", "root_of"]
+__all__ = ["Key", "chain_digests", "find_prefix", "root_digest"]
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -35,12 +35,12 @@ class Key(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=1024)
-def root_of(key: Key, size: int) -> bytes:
+def root_digest(key: Key, size: int) -> bytes:
     """The parent of a first block, for blocks of `size` tokens."""
     return sha256(msgspec.json.encode(("kilburn.kv", 1, key.model, key.dtype, key.tenant, size))).digest()
 
 
-def chained(parent: bytes, tokens: array[int], size: int) -> Iterator[bytes]:
+def chain_digests(parent: bytes, tokens: array[int], size: int) -> Iterator[bytes]:
     """The digest of each block of `size` tokens (an array of type "i", full blocks only) behind `parent`."""
     if sys.byteorder == "big":
         tokens = tokens[:]
@@ -51,14 +51,14 @@ def chained(parent: bytes, tokens: array[int], size: int) -> Iterator[bytes]:
         yield parent
 
 
-def match(pool: Pool, root: bytes, tokens: array[int]) -> tuple[list[int], list[bytes]]:
+def find_prefix(pool: Pool, root: bytes, tokens: array[int]) -> tuple[list[int], list[bytes]]:
     """The blocks that hold the longest known prefix of `tokens`, and their digests.
 
     The last token is never part of it: an engine has to run one token to know what comes next.
     """
     blocks: list[int] = []
     digests: list[bytes] = []
-    for digest in chained(root, tokens[:-1], pool.size):
+    for digest in chain_digests(root, tokens[:-1], pool.size):
         block = pool.holder(digest)
         if block is None:
             break

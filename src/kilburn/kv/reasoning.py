@@ -11,19 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kilburn.errors import MissingExtra, OutOfBlocks
+from kilburn.errors import OutOfBlocks
 from kilburn.kv.engine import Engine
-from kilburn.kv.generation import Between
+from kilburn.kv.generation import GREEDY, Between, Sampling
 from kilburn.kv.memento import BlockReader, DroppedRange, Instruction, MementoRules
-from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.sequence import CachedSequence
+from kilburn.kv.tensors import torch
 from kilburn.model import Finish
 from kilburn.wire.mementos import Fault, ThoughtBlock, Where
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
 
 __all__ = ["Point", "ReasoningRun", "reason", "replay", "stream"]
 
@@ -63,7 +58,7 @@ class ReasoningRun:
     drops: list[DroppedRange]
     faults: list[Fault]
     where: Where
-    finish: str
+    finish: Finish
     trace: list[Point] = field(repr=False)
     unit: int
 
@@ -81,16 +76,16 @@ class ReasoningRun:
 class _Run:
     """One sequence during a run."""
 
-    def __init__(self, engine: Engine, sequence: CachedSequence, memento: MementoRules, compact: bool) -> None:
-        self.engine, self.sequence, self.compact = engine, sequence, compact
+    def __init__(self, engine: Engine, sequence: CachedSequence, memento: MementoRules, defragment: bool) -> None:
+        self.engine, self.sequence, self.defragment = engine, sequence, defragment
         self.start = sequence.end
         self.reader: BlockReader = memento.reader(self.start)
         self.force: tuple[int, ...] = self.reader.begin().force
         self.finish = Finish.LENGTH
         self.trace: list[Point] = []
-        self.note()
+        self.trace_point()
 
-    def note(self) -> None:
+    def trace_point(self) -> None:
         table = self.sequence.table
         self.trace.append(Point(len(self.reader.tokens), len(table), len(table.blocks) * self.engine.pool.size))
 
@@ -99,7 +94,7 @@ class _Run:
         turn = Instruction()
         for token in tokens:
             turn = self.reader.feed(token)
-        self.note()
+        self.trace_point()
         self.force = turn.force
         self.follow(turn)
 
@@ -112,12 +107,12 @@ class _Run:
             self.engine.prefill(self.sequence, turn.restart)
         for start, stop in turn.evict:
             self.engine.evict(self.sequence, start, stop)
-        if turn.evict and self.compact:
+        if turn.evict and self.defragment:
             # If forks share what would move, closing the gaps needs new blocks. The gaps then stay open, which changes
             # no logit.
             with suppress(OutOfBlocks):
-                self.sequence.table.compact()
-        self.note()
+                self.sequence.table.defragment()
+        self.trace_point()
 
     def result(self) -> ReasoningRun:
         reader, weights = self.reader, self.engine.weights
@@ -136,7 +131,7 @@ def reason(
     *,
     stops: Collection[int] | None = None,
     between: Between | None = None,
-    compact: bool = True,
+    defragment: bool = True,
 ) -> list[ReasoningRun]:
     """Continue sequences in one batch, by at most `limit` tokens each, including forced ones.
 
@@ -146,13 +141,13 @@ def reason(
     Args:
         stops: tokens that end a sequence if the model writes them; None for those of the weights, empty for none.
         between: called with each sequence after each step, when everything that had to leave has left.
-        compact: whether the remaining slots are moved together after each eviction, so that all blocks but the last
+        defragment: whether the remaining slots are moved together after each eviction, so that all blocks but the last
             are full. Otherwise a block of the pool is freed only when all of its slots are unused.
 
     Raises:
         OutOfBlocks: the sequences keep what they generated before.
     """
-    runs = [_Run(engine, sequence, memento, compact) for sequence in sequences]
+    runs = [_Run(engine, sequence, memento, defragment) for sequence in sequences]
     for run in _steps(engine, runs, limit, sampling, stops):
         if between is not None:
             between(run.sequence)
@@ -167,11 +162,11 @@ def stream(
     sampling: Sampling = GREEDY,
     *,
     stops: Collection[int] | None = None,
-    compact: bool = True,
+    defragment: bool = True,
 ) -> Generator[tuple[int, ...], None, ReasoningRun]:
     """The same for one sequence: yields its tokens as soon as they are cached, several at once if they are forced;
     returns the result."""
-    run = _Run(engine, sequence, memento, compact)
+    run = _Run(engine, sequence, memento, defragment)
     told = 0
     for _ in _steps(engine, [run], limit, sampling, stops):
         yield tuple(run.reader.tokens[told:])
@@ -202,7 +197,7 @@ def _steps(engine: Engine, runs: list[_Run], limit: int, sampling: Sampling, sto
 
 
 def replay(
-    engine: Engine, sequence: CachedSequence, tokens: Sequence[int], memento: MementoRules, *, compact: bool = True
+    engine: Engine, sequence: CachedSequence, tokens: Sequence[int], memento: MementoRules, *, defragment: bool = True
 ) -> ReasoningRun:
     """Use given tokens instead of the model's: compares settings on the same text.
 
@@ -211,7 +206,7 @@ def replay(
     Raises:
         OutOfBlocks, SpecError: the sequence keeps what it took before.
     """
-    run = _Run(engine, sequence, memento, compact)
+    run = _Run(engine, sequence, memento, defragment)
     ahead = memento.reader(run.start)
     waiting: list[int] = []
     for place, token in enumerate(tokens, 1):

@@ -17,11 +17,11 @@ from kilburn.errors import BudgetTooSmall, OutOfBlocks, SpecError
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kv.boundary import Boundary
-from kilburn.kv.edits import HOW, EditPlan, PlacedLine, Price, plan_edits
+from kilburn.kv.edits import EditPlan, How, PlacedLine, Price, plan_edits
 from kilburn.kv.engine import Engine
-from kilburn.kv.generation import stream
+from kilburn.kv.generation import GREEDY, Sampling, stream
+from kilburn.kv.lineage import Alteration
 from kilburn.kv.observation import CachedPage
-from kilburn.kv.sampling import GREEDY, Sampling
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.spill import owner_of
 from kilburn.kv.template import Template, WindowLine
@@ -35,7 +35,7 @@ class Followed(msgspec.Struct, frozen=True):
     """What `follow` did.
 
     Args:
-        how: "same", "append", "edit" or "prefill".
+        how: what was done: any but "auto".
         prefilled: tokens that were computed.
         saved: tokens that computing again from the first difference would have needed in addition.
         evicted: tokens whose keys and values left, because of the window or of the budget.
@@ -43,7 +43,7 @@ class Followed(msgspec.Struct, frozen=True):
         exact: whether the cache is what the window's text alone would give.
     """
 
-    how: str
+    how: How
     prefilled: int
     saved: int
     evicted: int
@@ -73,19 +73,17 @@ class Residence:
         budget: int | None = None,
         policy: Any = "lru",
         price: Price | None = None,
-        how: str = "auto",
+        how: str = How.AUTO,
         channel: bool = True,
     ) -> None:
         held = engine.pool.capacity * engine.pool.size
         if budget is not None and budget > held:
             raise SpecError(f"a KV budget of {budget} tokens in an engine of {held}", advice="open a larger engine")
-        if how not in HOW:
-            raise SpecError(f"how={how!r} is none of {', '.join(HOW)}")
         self.engine, self.process = engine, process
         self.pressure = Boundary(held if budget is None else budget, policy)
-        self.price, self.how, self.channel = price or Price(), how, channel
+        self.price, self.how, self.channel = price or Price(), How.asked(how), channel
         self._template = Template(engine.weights)
-        self.sequence = self._opened()
+        self.sequence = self._open()
         self.prefilled = 0
         self._placed: list[PlacedLine] = []
         self._evicted = 0
@@ -104,35 +102,35 @@ class Residence:
         wanted = self._template.lines(self.process)
         before, self._evicted = self.prefilled, 0
         purged = self._purge()
-        self._miss()
+        self._forget_missing_pins()
         plan = plan_edits(self._placed, wanted, self.price, self.how)
-        if plan.how in ("edit", "prefill") and "compressed" in self.sequence.table.altered:
-            # Entries that each head chose for itself do not belong to lines any more.
+        if plan.how in (How.EDIT, How.PREFILL) and Alteration.COMPRESSED in self.sequence.table.altered:
+            # What each head chose stands for no line any more: nothing of it could be told apart.
             self._cut(0)
             purged, plan = True, plan_edits(self._placed, wanted, self.price, self.how)
         adopted = self._adopt(plan)
-        if plan.how == "edit":
+        if plan.how is How.EDIT:
             try:
                 self._edit(plan)
             except OutOfBlocks:
-                # An insertion into a gap may need one block more than an append.
-                plan = plan_edits(self._placed, wanted, self.price, "prefill")
+                # A gap may take a block more than the end does.
+                plan = plan_edits(self._placed, wanted, self.price, How.PREFILL)
         if plan.cut is not None:
             self._cut(plan.cut)
         self._append(list(plan.append)[adopted:])
         done = self.prefilled - before
-        how = "prefill" if purged and plan.how != "edit" else plan.how
+        how = How.PREFILL if purged and plan.how is not How.EDIT else plan.how
         made = Followed(
             how=how,
             prefilled=done,
-            saved=max(0, int(plan.anew) - done) if plan.how == "edit" else 0,
+            saved=max(0, int(plan.anew) - done) if plan.how is How.EDIT else 0,
             evicted=self._evicted,
             cached=len(self.sequence),
             exact=not self.sequence.table.altered,
         )
-        if how in ("edit", "prefill"):
+        if how in (How.EDIT, How.PREFILL):
             gone = [one.line.page for one in plan.evict if one.line.page]
-            self._note(gone, "kernel", "", how=how, prefilled=done, evicted=self._evicted)
+            self._record(gone, "kernel", "", how=str(how), prefilled=done, evicted=self._evicted)
         return made
 
     def reply(self, limit: int = 256, sampling: Sampling = GREEDY) -> str:
@@ -145,7 +143,7 @@ class Residence:
     def tokens(self, limit: int = 256, sampling: Sampling = GREEDY) -> Iterator[int]:
         """The same, token by token, without the token that ends the reply."""
         self.follow()
-        self._room(len(self._template.opening()) + limit)
+        self._make_room(len(self._template.opening()) + limit)
         self.engine.prefill(self.sequence, self._template.opening())
         ends = self._template.stops | self.engine.weights.stops
         for token in stream(self.engine, self.sequence, limit, sampling, stops=ends):
@@ -189,18 +187,18 @@ class Residence:
 
     def close(self) -> None:
         """Free its sequence; idempotent."""
-        if self.sequence.is_live or self.sequence.record is not None:
+        if self.sequence.is_live or self.sequence.lineage is not None:
             self.engine.free(self.sequence)
 
     def _revive(self) -> None:
         """Begin again if its blocks were given to another sequence."""
-        record = self.sequence.record
-        if record is not None and record.recomputable:
+        lineage = self.sequence.lineage
+        if lineage is not None and lineage.recomputable:
             self.engine.free(self.sequence)
-            self.sequence = self._opened()
+            self.sequence = self._open()
             self._placed = []
 
-    def _opened(self) -> CachedSequence:
+    def _open(self) -> CachedSequence:
         made = self.engine.open()
         made.owners = frozenset((owner_of(self.process),))
         return made
@@ -213,11 +211,11 @@ class Residence:
         ]
         if not stood:
             return False
-        cut = 0 if "compressed" in self.sequence.table.altered else min(stood)
+        cut = 0 if Alteration.COMPRESSED in self.sequence.table.altered else min(stood)
         self._cut(min([cut, *(one.start for one in self._placed if one.start < cut < one.stop)]))
         return True
 
-    def _miss(self) -> None:
+    def _forget_missing_pins(self) -> None:
         """Pages that were pinned after their keys and values had left, and have to come back."""
         table, pins = self.sequence.table, self.process.window.pins
         self._placed = [one for one in self._placed if one.line.page not in pins or table.count(one.start, one.stop)]
@@ -229,7 +227,7 @@ class Residence:
         if table.end == known:
             return 0
         count = 0
-        if plan.how == "append":
+        if plan.how is How.APPEND:
             tokens = table.tokens
             for line in plan.append:
                 stop = known + len(line.tokens)
@@ -245,7 +243,7 @@ class Residence:
                     same += 1
                 if 0 < same < len(line.tokens):
                     self.engine.truncate(self.sequence, known + same)
-                    self._room(len(line.tokens) - same)
+                    self._make_room(len(line.tokens) - same)
                     self._compute(line.tokens[same:])
                     self._place(line, known)
                     return count + 1
@@ -275,7 +273,7 @@ class Residence:
         finally:
             inserted = [(one.start, one.stop) for one in self._placed]
             for one in plan.evict:
-                for start, stop in _without(one.start, one.stop, inserted):
+                for start, stop in _subtract(one.start, one.stop, inserted):
                     self._evicted += self.engine.evict(self.sequence, start, stop)
         if plan.cut is not None:
             self._cut(plan.cut)
@@ -285,7 +283,7 @@ class Residence:
     def _insert(self, line: WindowLine, position: int) -> None:
         stop = position + len(line.tokens)
         self._evicted += self.engine.evict(self.sequence, position, stop)
-        self._room(len(line.tokens))
+        self._make_room(len(line.tokens))
         self.engine.insert(self.sequence, position, line.tokens)
         self.prefilled += len(line.tokens)
         self._place(line, position)
@@ -296,7 +294,7 @@ class Residence:
 
     def _append(self, lines: list[WindowLine]) -> None:
         for line in lines:
-            self._room(len(line.tokens))
+            self._make_room(len(line.tokens))
             start = self.sequence.end
             self._compute(line.tokens)
             self._place(line, start)
@@ -321,7 +319,7 @@ class Residence:
         self._placed.append(PlacedLine(line, start, stop))
         self._placed.sort(key=lambda one: one.start)
 
-    def _room(self, need: int) -> None:
+    def _make_room(self, need: int) -> None:
         """Ask the policy at the kv boundary with cause PRESSURE: what it evicts leaves the cache, and the ledger records
         it."""
         table = self.sequence.table
@@ -329,16 +327,16 @@ class Residence:
             for page in relief.pages:
                 self._evicted += self.engine.evict(self.sequence, *table.pages[page])
             if relief.pages or relief.refused:
-                self._note(relief.pages, relief.policy, relief.why or relief.refused, refused=bool(relief.refused))
+                self._record(relief.pages, relief.policy, relief.why or relief.refused, refused=bool(relief.refused))
         if table.need(need) > self.engine.pool.free:
             with suppress(OutOfBlocks):
-                table.compact()
+                table.defragment()
 
-    def _note(self, pages: Any, policy: str, why: str, **data: Any) -> None:
+    def _record(self, pages: Any, policy: str, why: str, **data: Any) -> None:
         self.process.record(Act.CACHE, pages, policy=policy, cause=Cause.PRESSURE, why=why, cached=len(self.sequence), **data)
 
 
-def _without(start: int, stop: int, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _subtract(start: int, stop: int, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """A range less others that may lie in it."""
     left = [(start, stop)]
     for low, high in taken:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Container, Sequence
 
 from kilburn.errors import SpecError
-from kilburn.kv.eviction import PromptUse
+from kilburn.kv.eviction import EvictionOrder, PromptUse
 
 __all__ = ["ReturnOdds"]
 
@@ -32,7 +32,7 @@ _FRESH = 64
 """Number of ends and returns after which rates are computed again."""
 
 _TRUST = 1.0
-"""Imagined returns in each bucket, at the rate `_guess`, before the first real one."""
+"""Imagined returns in each bucket, at the rate `_guess_rate`, before the first real one."""
 
 _FOREVER = _EDGES[-1]
 
@@ -42,7 +42,7 @@ _MEMORY = 0.7
 _SLOWEST, _QUICKEST = 3, -2
 
 
-def _guess(wait: float) -> float:
+def _guess_rate(wait: float) -> float:
     """Assumed returns a second after waiting so long, before anything is counted: long waits go on."""
     return 0.5 / (wait + 10.0)
 
@@ -58,21 +58,21 @@ class _Count:
         self.worth: list[float] = []
 
     def add(self, wait: float, back: bool) -> None:
-        self.back[_wait(self.waited, wait)] += back
+        self.back[_add_wait(self.waited, wait)] += back
 
     def work_out(self, still: Sequence[float]) -> None:
         """The worth of a session that has waited up to each edge; `still` are the waits that have not ended."""
         waited = list(self.waited)
         for wait in still:
-            _wait(waited, wait)
+            _add_wait(waited, wait)
         rates = []
         for at, edge in enumerate(_EDGES):
             middle = edge if at == _LAST else (edge + _EDGES[at + 1]) / 2
-            rates.append((self.back[at] + _TRUST) / (waited[at] + _TRUST / _guess(middle)))
-        self.worth = [_index(rates, at) for at in range(_LAST)] + [rates[_LAST]]
+            rates.append((self.back[at] + _TRUST) / (waited[at] + _TRUST / _guess_rate(middle)))
+        self.worth = [_gittins_index(rates, at) for at in range(_LAST)] + [rates[_LAST]]
 
 
-def _wait(waited: list[float], wait: float) -> int:
+def _add_wait(waited: list[float], wait: float) -> int:
     """Add a wait's seconds to the buckets that it went through; the bucket in which it ended."""
     ended = bisect_right(_EDGES, wait) - 1
     for at in range(ended):
@@ -81,7 +81,7 @@ def _wait(waited: list[float], wait: float) -> int:
     return ended
 
 
-def _index(rates: Sequence[float], start: int) -> float:
+def _gittins_index(rates: Sequence[float], start: int) -> float:
     """Gittins' index: the best chance of a return for each second of room, over all times to give up at."""
     best = gained = spent = 0.0
     there = 1.0
@@ -128,7 +128,7 @@ class _Wait:
         self.open = True
 
 
-class ReturnOdds:
+class ReturnOdds(EvictionOrder):
     """Evicts first what the sessions' latest prompts no longer contain; then by the index of the session, tail first.
 
     A unit belongs to the prompt that used it last. Rates are counted by stop reason and by the session's
@@ -257,7 +257,7 @@ class ReturnOdds:
         wait = max(0.0, self._now - prompt.since)
         count = self._counts.get(prompt.kind)
         if count is None or not count.worth:
-            return _guess(wait)
+            return _guess_rate(wait)
         at = bisect_right(_EDGES, wait) - 1
         if at >= _LAST:
             return count.worth[_LAST]

@@ -6,13 +6,7 @@ what was visible when it was computed, so at another position it is exact only i
 
 from __future__ import annotations
 
-from kilburn.errors import MissingExtra
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["rotate"]
 

@@ -1,22 +1,17 @@
 """One sequence of an engine: what it has cached, and what comes next.
 
-This is only a handle: the engine does everything. After `free` it cannot be used.
+The engine does everything; this only names the sequence. After `free` it cannot be used.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kilburn.errors import FreedSequence, InvalidRange
-from kilburn.kv.preemption import Preempted
+from kilburn.kv.lineage import Lineage
 from kilburn.kv.table import Table
+from kilburn.kv.tensors import Tensor
+from kilburn.kv.watch import AttentionWatch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kilburn.kv.watch import AttentionWatch
-
-__all__ = ["CachedSequence"]
+__all__ = ["CachedSequence", "Past"]
 
 
 class CachedSequence:
@@ -31,7 +26,7 @@ class CachedSequence:
         first: for each of those, the key before its first rotation here, and its shift then; shape [layers, heads,
             dim].
         owners: whose windows it shows, as `Residence` names them; a fork has its own and those of its source.
-        record: what is needed to compute it again while it is preempted.
+        lineage: what is needed to compute it again while it is preempted.
     """
 
     def __init__(self, table: Table, watch: AttentionWatch | None = None) -> None:
@@ -39,7 +34,7 @@ class CachedSequence:
         self.number = table.number
         self.logits: Tensor | None = None
         self.watch = watch
-        self.record: Preempted | None = None
+        self.lineage: Lineage | None = None
         self.squeezed = 0
         self.shifts: dict[int, int] = {}
         self.first: dict[int, tuple[int, Tensor]] = {}
@@ -53,10 +48,15 @@ class CachedSequence:
             FreedSequence: it was freed, or preempted and not resumed yet.
         """
         if self._table is None:
-            what = "was preempted" if self.record is not None else "was freed"
-            advice = "Engine.resume computes it again" if self.record is not None else "open it anew"
+            what = "was preempted" if self.lineage is not None else "was freed"
+            advice = "Engine.resume computes it again" if self.lineage is not None else "open it anew"
             raise FreedSequence(f"sequence {self.number} {what}", advice=advice)
         return self._table
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether its keys and values follow from its tokens and evictions, and its attention is not observed."""
+        return self.watch is None and self.table.recomputable
 
     @property
     def is_live(self) -> bool:
@@ -75,9 +75,9 @@ class CachedSequence:
     def __repr__(self) -> str:
         return f"<Sequence of {self._table!r}>" if self._table is not None else f"<Sequence {self.number}: gone>"
 
-    def leave(self, record: Preempted | None = None) -> None:
-        """Its table was freed; with a record, to be resumed. For the engine."""
-        self._table, self.record = None, record
+    def detach(self, lineage: Lineage | None = None) -> None:
+        """Its table was freed; with a lineage, to be resumed. For the engine."""
+        self._table, self.lineage = None, lineage
 
     def check(self, position: int) -> Table:
         """Its table, if entries stand for single tokens from this logical position on.
@@ -92,6 +92,25 @@ class CachedSequence:
             )
         return self.table
 
-    def settle(self, table: Table) -> None:
+    def attach(self, table: Table) -> None:
         """It has a table again. For the engine."""
-        self._table, self.record = table, None
+        self._table, self.lineage = table, None
+
+
+class Past:
+    """The state of a sequence before a step that may fail, except its keys and values."""
+
+    def __init__(self, sequence: CachedSequence) -> None:
+        self.lineage, self.shifts = sequence.table.lineage(), dict(sequence.shifts)
+        self._watched = sequence.watch.state() if sequence.watch is not None else None
+
+    def restore(self, sequence: CachedSequence) -> None:
+        """Restore it; the same positions must be cached again."""
+        sequence.table.restore(self.lineage)
+        sequence.shifts = dict(self.shifts)
+        self.restore_watch(sequence)
+
+    def restore_watch(self, sequence: CachedSequence) -> None:
+        """Undo what was observed since."""
+        if sequence.watch is not None and self._watched is not None:
+            sequence.watch.restore(self._watched)

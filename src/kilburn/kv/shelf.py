@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from kilburn.errors import SpillFailed
 from kilburn.kv.prefixes import Key
 from kilburn.kv.spill_file import (
     SUFFIX,
+    Contents,
     Draft,
+    Header,
     Miss,
-    PageHeader,
     SequenceHeader,
     header_of,
     read,
@@ -28,9 +28,6 @@ from kilburn.kv.spill_file import (
     size_of,
     write,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["Shelf"]
 
@@ -71,7 +68,7 @@ class Shelf:
         """Bytes of all its files."""
         return sum(size for _, size, _ in self._files())
 
-    def put(self, header: SequenceHeader | PageHeader, drafts: Sequence[Draft], *, pin: bool = False) -> tuple[str, int]:
+    def put(self, header: Header, drafts: Sequence[Draft], *, pin: bool = False) -> tuple[str, int]:
         """Write a file; returns its address and its bytes.
 
         Raises:
@@ -87,7 +84,7 @@ class Shelf:
             self.pin(address)
         return address, size
 
-    def get(self, address: str, key: Key) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
+    def get(self, address: str, key: Key) -> Contents | Miss:
         """The content of a file, every byte checked."""
         found = read(self.folder, address, key)
         if not isinstance(found, Miss):

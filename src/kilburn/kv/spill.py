@@ -13,28 +13,21 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.errors import InvalidRange, KVError, MissingExtra, OutOfBlocks
+from kilburn.errors import InvalidRange, KVError, OutOfBlocks
 from kilburn.event import Act
 from kilburn.kernel.process import Process
 from kilburn.kv.engine import Engine
-from kilburn.kv.lineage import context, difference
-from kilburn.kv.preemption import Preempted, preempted
-from kilburn.kv.prefixes import Key
+from kilburn.kv.lineage import Alteration, Lineage, context
 from kilburn.kv.sequence import CachedSequence
 from kilburn.kv.shelf import Shelf
-from kilburn.kv.spill_file import Draft, Miss, PageHeader, SequenceHeader
+from kilburn.kv.spill_file import Contents, Draft, Header, Miss, PageHeader, SequenceHeader, Why
 from kilburn.kv.storage import Span, span_of
 from kilburn.kv.table import Table
+from kilburn.kv.tensors import Tensor, torch
 from kilburn.kv.watch import AttentionWatch
 from kilburn.page import Place
 
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-__all__ = ["Miss", "RestoredPage", "Spill", "Spilled", "owner_of", "preempt", "resume"]
+__all__ = ["Miss", "RestoredPage", "Spill", "Spilled", "Why", "owner_of", "preempt", "resume"]
 
 
 class Spilled(msgspec.Struct, frozen=True):
@@ -108,7 +101,7 @@ class Spill:
                 process.record(Act.NOTE, pages, policy="kernel", why=why, how="forgotten", files=gone)
 
         process.erasers[f"spilled to {self.shelf.folder.resolve()}"] = erase
-        forgotten = _forgotten(process)
+        forgotten = _forgotten_pages(process)
         return self.shelf.forget(owner, forgotten) if forgotten else []
 
     def save(self, engine: Engine, sequence: CachedSequence, *, pin: bool = False) -> Spilled:
@@ -119,11 +112,11 @@ class Spill:
                 what its process has forgotten (see `attend`). FreedSequence.
         """
         table, watch = sequence.table, sequence.watch
-        self._check(sequence, table.end)
+        self._check_forgotten(sequence, table.end)
         slots = table.slots()
         first = dict(sorted(each for each in sequence.first.items() if each[0] in sequence.shifts))
         header = SequenceHeader(
-            key=_key(engine),
+            key=engine.identity,
             tokens=table.tokens.tolist(),
             cached=_runs(slots.logical),
             evictions=list(table.evictions),
@@ -136,12 +129,12 @@ class Spill:
             shared=table.key is not None,
             watch=(watch.sums, watch.rows) if watch is not None else None,
         )
-        drafts = [_kv(engine, slots.physical), *_firsts(first)]
+        drafts = [_draft_kv(engine, slots.physical), *_draft_firsts(first)]
         if sequence.logits is not None:
             drafts.append(_draft("logits", sequence.logits))
         if watch is not None:
             drafts += [_draft("received", watch.received), _draft("queries", watch.queries), _draft("recent", watch.recent)]
-        return self._put(header, drafts, len(slots.logical), pin)
+        return self._write_file(header, drafts, len(slots.logical), pin)
 
     def restore(self, engine: Engine, spilled: Spilled | str) -> CachedSequence | Miss:
         """A new sequence equal to the saved one, including its logits; in any engine of the same weights.
@@ -151,13 +144,13 @@ class Spill:
         Raises:
             OutOfBlocks: nothing was restored.
         """
-        found = self._found(engine, spilled)
+        found = self._read_file(engine, spilled)
         if isinstance(found, Miss):
             return found
         header, tensors = found
         if not isinstance(header, SequenceHeader):
-            return Miss("absent", "there is a page at this address, and no sequence")
-        made = CachedSequence(_adopted(engine, header, tensors, 0))
+            return Miss(Why.ABSENT, "there is a page at this address, and no sequence")
+        made = CachedSequence(_adopt(engine, header, tensors, 0))
         _equip(engine, made, header, tensors)
         engine.sequences[made.number] = made
         return made
@@ -170,14 +163,14 @@ class Spill:
         """
         table, watch = sequence.table, sequence.watch
         start, stop = table.pages[page]
-        self._check(sequence, stop)
+        self._check_forgotten(sequence, stop)
         first, last = table.count(0, start), table.count(0, stop)
         if last - first < stop - start:
             raise InvalidRange(f"{stop - start - last + first} positions of page {page} were evicted", advice="save it before")
         firsts = dict(sorted(each for each in sequence.first.items() if start <= each[0] < stop and each[0] in sequence.shifts))
-        told = all(since >= stop for why, since in table.altered.items() if why != "evicted")
+        told = all(since >= stop for why, since in table.altered.items() if why != Alteration.EVICTED)
         header = PageHeader(
-            key=_key(engine),
+            key=engine.identity,
             tokens=table.tokens[start:stop].tolist(),
             page=page,
             start=start,
@@ -187,11 +180,11 @@ class Spill:
             owners=sorted(sequence.owners),
             stood={other: place for other, place in table.stood.items() if place < stop},
         )
-        drafts = [_kv(engine, table.slots(first).physical[: stop - start]), *_firsts(firsts)]
+        drafts = [_draft_kv(engine, table.slots(first).physical[: stop - start]), *_draft_firsts(firsts)]
         if watch is not None:
             drafts.append(_draft("received", watch.received[..., first:last]))
             drafts.append(_draft("queries", watch.queries[first:last]))
-        return self._put(header, drafts, stop - start, pin)
+        return self._write_file(header, drafts, stop - start, pin)
 
     def restore_page(
         self, engine: Engine, sequence: CachedSequence, spilled: Spilled | str, position: int | None = None
@@ -212,12 +205,12 @@ class Spill:
             OutOfBlocks, FreedSequence: nothing was put back.
         """
         table = sequence.table
-        found = self._found(engine, spilled)
+        found = self._read_file(engine, spilled)
         if isinstance(found, Miss):
             return found
         part, tensors = found
         if not isinstance(part, PageHeader):
-            return Miss("absent", "there is a sequence at this address, and no page")
+            return Miss(Why.ABSENT, "there is a sequence at this address, and no page")
         start = part.start if position is None else position
         stop = start + len(part.tokens)
         if start != part.start:
@@ -229,16 +222,16 @@ class Spill:
                 f"page {part.page} cannot be put at {start}: page {taken} has {table.pages[taken]}",
                 advice="evict what is left of that first",
             )
-        why = difference(part, table, start)
+        why = _difference(part, table, start)
         behind = start == table.end
-        slots = _placed(engine, sequence, start, part.tokens)
+        slots = _take_slots(engine, sequence, start, part.tokens)
         try:
-            _fill(engine, sequence, part, tensors, slots, start)
+            _fill_page(engine, sequence, part, tensors, slots, start)
         except BaseException:
             table.evict(start, stop)
             raise
         if why:
-            table.alter("blended", start)
+            table.alter(Alteration.BLENDED, start)
         elif behind and table.key is not None and not table.altered:
             table.publish()
         if behind:
@@ -249,10 +242,10 @@ class Spill:
         sequence.owners |= frozenset(part.owners or ())
         return RestoredPage(part.page, start, stop, not why, why)
 
-    def _check(self, sequence: CachedSequence, stop: int) -> None:
+    def _check_forgotten(self, sequence: CachedSequence, stop: int) -> None:
         """Raise if the sequence still contains something forgotten, which must not be written to disk."""
         for owner in sequence.owners & self._windows.keys():
-            forgotten = _forgotten(self._windows[owner])
+            forgotten = _forgotten_pages(self._windows[owner])
             held = [page for page, start in sequence.table.stood.items() if start < stop and page in forgotten]
             if held:
                 raise KVError(
@@ -260,25 +253,25 @@ class Spill:
                     advice="let its residence follow the window first",
                 )
 
-    def _put(self, header: SequenceHeader | PageHeader, drafts: list[Draft], tokens: int, pin: bool) -> Spilled:
+    def _write_file(self, header: Header, drafts: list[Draft], tokens: int, pin: bool) -> Spilled:
         # What storage reads into may have been made by a step, and can be written only as a step does.
         with torch.inference_mode():
             address, size = self.shelf.put(header, drafts, pin=pin)
         return Spilled(address, size, tokens)
 
-    def _found(self, engine: Engine, spilled: Spilled | str) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
+    def _read_file(self, engine: Engine, spilled: Spilled | str) -> Contents | Miss:
         address = spilled.address if isinstance(spilled, Spilled) else spilled
-        found = self.shelf.get(address, _key(engine))
+        found = self.shelf.get(address, engine.identity)
         if isinstance(found, Miss):
             return found
         header, tensors = found
         shape, kv = engine.weights.shape, tensors.get("kv")
         count = sum(stop - start for start, stop in header.cached) if isinstance(header, SequenceHeader) else len(header.tokens)
         if kv is None or kv.shape != (shape.layers, 2, shape.heads, count, shape.dim) or kv.dtype != engine.weights.dtype:
-            return Miss("corrupt", f"{address} does not hold the keys and values that it says")
+            return Miss(Why.CORRUPT, f"{address} does not hold the keys and values that it says")
         keys = tensors.get("first")
         if header.first and (keys is None or keys.shape != (shape.layers, shape.heads, len(header.first), shape.dim)):
-            return Miss("corrupt", f"{address} does not hold the first keys that it says")
+            return Miss(Why.CORRUPT, f"{address} does not hold the first keys that it says")
         return found
 
 
@@ -295,36 +288,36 @@ def preempt(engine: Engine, sequence: CachedSequence, spill: Spill) -> Spilled |
         engine.preempt(sequence)
         return None
     spilled = spill.save(engine, sequence, pin=True)
-    record = preempted(table)
+    lineage = table.lineage()
     engine.tables.free(table)
-    # The watch stays on the handle: because of it, the sequence cannot be computed again.
-    sequence.leave(record)
+    # The watch stays on the sequence: that it has one is why it may not be computed again.
+    sequence.detach(lineage)
     return spilled
 
 
 def resume(engine: Engine, sequence: CachedSequence, spill: Spill, spilled: Spilled | None) -> Miss | None:
-    """Restore what `preempt` took, under the same handle. The file is removed if it has no other pin.
+    """Restore what `preempt` took, as the same object. The file is removed if it has no other pin.
 
     Returns a miss if the file is damaged or gone: the sequence then stays preempted, and can only be freed.
 
     Raises:
         OutOfBlocks: it stays preempted. KVError: it is not this sequence's file.
     """
-    record = sequence.record
-    if record is None or spilled is None:
+    lineage = sequence.lineage
+    if lineage is None or spilled is None:
         engine.resume(sequence)
         return None
-    found = spill._found(engine, spilled)
+    found = spill._read_file(engine, spilled)
     if isinstance(found, Miss):
         return found
     header, tensors = found
     if (
         not isinstance(header, SequenceHeader)
-        or header.tokens != record.tokens.tolist()
-        or tuple(header.evictions) != record.evictions
+        or header.tokens != lineage.tokens.tolist()
+        or tuple(header.evictions) != lineage.evictions
     ):
         raise KVError(f"{spilled.address} is not of sequence {sequence.number}", advice="give what preempt returned for it")
-    sequence.settle(_adopted(engine, header, tensors, record.number))
+    sequence.attach(_adopt(engine, header, tensors, lineage.number))
     _equip(engine, sequence, header, tensors)
     if not spill.shelf.unpin(spilled.address):
         spill.shelf.drop(spilled.address)
@@ -336,26 +329,39 @@ def owner_of(process: Process) -> str:
     return f"{process.tenant}/{process.name}"
 
 
-def _forgotten(process: Process) -> set[int]:
+def _forgotten_pages(process: Process) -> set[int]:
     with process.lock:
         return {page for page, state in process.window.states.items() if state.at == Place.DROPPED}
 
 
-def _firsts(first: Mapping[int, tuple[int, Tensor]]) -> list[Draft]:
+def _difference(part: PageHeader, table: Table, start: int) -> str:
+    """Why a page that is put there would differ from one that had never left; empty if it would not.
+
+    Whatever cannot be decided from tokens and evictions counts as a difference.
+    """
+    if start != part.start:
+        return f"its keys were rotated by {start - part.start} positions, and it attended to what was before it there"
+    if not part.context:
+        return "something was inserted or compressed in its sequence before it was saved: what it attended to cannot be told"
+    taints = sorted(why for why, since in table.altered.items() if why != Alteration.EVICTED and since < start)
+    if taints:
+        return f"the sequence was {' and '.join(taints)} before it: what it would attend to cannot be told"
+    if context(table.tokens[:start] + array("i", part.tokens), table.evictions) != part.context:
+        return "it was computed behind other tokens, or other evictions"
+    return ""
+
+
+def _draft_firsts(first: Mapping[int, tuple[int, Tensor]]) -> list[Draft]:
     """The keys before they were rotated, in the order of `Header.first`."""
     return [_draft("first", torch.stack([key for _, key in first.values()], dim=2))] if first else []
 
 
-def _first(engine: Engine, header: SequenceHeader | PageHeader, tensors: Mapping[str, Tensor]) -> dict[int, tuple[int, Tensor]]:
+def _read_firsts(engine: Engine, header: Header, tensors: Mapping[str, Tensor]) -> dict[int, tuple[int, Tensor]]:
     """`CachedSequence.first` again, from a file."""
     if not header.first:
         return {}
     keys = tensors["first"].to(engine.weights.device)
     return {place: (shift, keys[:, :, row].clone()) for row, (place, shift) in enumerate(header.first.items())}
-
-
-def _key(engine: Engine) -> Key:
-    return engine.identity
 
 
 def _runs(positions: array[int]) -> list[tuple[int, int]]:
@@ -373,7 +379,7 @@ def _draft(name: str, tensor: Tensor) -> Draft:
     return Draft(name, tensor.dtype, tuple(tensor.shape), [tensor])
 
 
-def _kv(engine: Engine, physical: array[int]) -> Draft:
+def _draft_kv(engine: Engine, physical: array[int]) -> Draft:
     """Keys and values of slots, layer by layer, so that not all of them are in memory twice."""
     shape, storage = engine.weights.shape, engine.storage
     storage.perform(engine.tables.copies)
@@ -386,7 +392,7 @@ def _kv(engine: Engine, physical: array[int]) -> Draft:
     return Draft("kv", storage.dtype, (shape.layers, 2, shape.heads, len(physical), shape.dim), pieces())
 
 
-def _write(engine: Engine, span: Span, kv: Tensor, turn: Tensor | None = None) -> None:
+def _write_slots(engine: Engine, span: Span, kv: Tensor, turn: Tensor | None = None) -> None:
     """Put keys and values of a file into slots, the keys rotated on where that is asked for."""
     weights, storage = engine.weights, engine.storage
     storage.perform(engine.tables.copies)
@@ -395,19 +401,17 @@ def _write(engine: Engine, span: Span, kv: Tensor, turn: Tensor | None = None) -
         storage.write(layer, span, keys if turn is None else weights.rotate(keys, turn), values)
 
 
-def _adopted(engine: Engine, header: SequenceHeader, tensors: Mapping[str, Tensor], number: int) -> Table:
+def _adopt(engine: Engine, header: SequenceHeader, tensors: Mapping[str, Tensor], number: int) -> Table:
     """A table for the content of a file, in new blocks."""
     positions = array("q")
     for start, stop in header.cached:
         positions.extend(range(start, stop))
     key = engine.key if header.shared else None
-    record = Preempted(
-        number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered, header.stood
-    )
+    lineage = Lineage(number, key, array("i", header.tokens), tuple(header.evictions), header.pages, header.altered, header.stood)
     engine.reserve(-(-len(positions) // engine.pool.size), [])
-    table = engine.tables.adopt(record, positions)
+    table = engine.tables.adopt(lineage, positions)
     try:
-        _write(engine, span_of(table.slots().physical, engine.weights.device), tensors["kv"])
+        _write_slots(engine, span_of(table.slots().physical, engine.weights.device), tensors["kv"])
     except BaseException:
         engine.tables.free(table)
         raise
@@ -421,9 +425,9 @@ def _equip(engine: Engine, sequence: CachedSequence, header: SequenceHeader, ten
     weights = engine.weights
     logits = tensors.get("logits")
     sequence.logits = logits.to(weights.device) if logits is not None else None
-    sequence.shifts, sequence.first = dict(header.shifts), _first(engine, header, tensors)
+    sequence.shifts, sequence.first = dict(header.shifts), _read_firsts(engine, header, tensors)
     sequence.owners = frozenset(header.owners or ())
-    sequence.squeezed = sequence.end if "compressed" in header.altered else 0
+    sequence.squeezed = sequence.end if Alteration.COMPRESSED in header.altered else 0
     sequence.watch = None
     if header.watch is not None:
         sums, rows = header.watch
@@ -433,7 +437,7 @@ def _equip(engine: Engine, sequence: CachedSequence, header: SequenceHeader, ten
         )
 
 
-def _placed(engine: Engine, sequence: CachedSequence, start: int, tokens: list[int]) -> array[int]:
+def _take_slots(engine: Engine, sequence: CachedSequence, start: int, tokens: list[int]) -> array[int]:
     """Slots for tokens in a gap, or at the end."""
     table = sequence.table
     try:
@@ -443,7 +447,7 @@ def _placed(engine: Engine, sequence: CachedSequence, start: int, tokens: list[i
     return table.append(tokens) if start == table.end else table.insert(start, tokens)
 
 
-def _fill(
+def _fill_page(
     engine: Engine, sequence: CachedSequence, part: PageHeader, tensors: Mapping[str, Tensor], slots: array[int], start: int
 ) -> None:
     """Write a page to slots that were taken for it, and note what the sequence has beside its table."""
@@ -453,18 +457,18 @@ def _fill(
     if start != part.start:
         by = start - part.start
         turn = torch.tensor([by - part.shifts.get(place, 0) for place in range(part.start, part.start + count)], device=device)
-    _write(engine, span_of(slots, device), tensors["kv"], turn)
+    _write_slots(engine, span_of(slots, device), tensors["kv"], turn)
     for place in range(start, start + count):
         sequence.shifts.pop(place, None)
         sequence.first.pop(place, None)
     if turn is None:
         sequence.shifts.update(part.shifts)
-        sequence.first.update(_first(engine, part, tensors))
+        sequence.first.update(_read_firsts(engine, part, tensors))
     if sequence.watch is not None:
-        _note(sequence, sequence.watch, tensors, sequence.table.count(0, start), count)
+        _make_watch_room(sequence, sequence.watch, tensors, sequence.table.count(0, start), count)
 
 
-def _note(sequence: CachedSequence, watch: AttentionWatch, tensors: Mapping[str, Tensor], at: int, count: int) -> None:
+def _make_watch_room(sequence: CachedSequence, watch: AttentionWatch, tensors: Mapping[str, Tensor], at: int, count: int) -> None:
     """Make room in the observation for tokens that are not computed: with the attention that they had received, or none."""
     layers, heads = watch.received.shape[:2]
     device = watch.received.device

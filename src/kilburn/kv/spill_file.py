@@ -16,29 +16,27 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import msgspec
 
-from kilburn.errors import MissingExtra, SpillFailed
+from kilburn.errors import SpillFailed
+from kilburn.kv.lineage import Alteration, Eviction
 from kilburn.kv.prefixes import Key
-from kilburn.kv.table import Alteration, Eviction
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = [
     "SUFFIX",
+    "Contents",
     "Draft",
     "Header",
     "Miss",
     "PageHeader",
     "SequenceHeader",
     "TensorEntry",
+    "Why",
     "header_of",
     "read",
     "remove_leftovers",
@@ -55,17 +53,30 @@ DTYPES = {
 }
 
 
+class Why(StrEnum):
+    """Why nothing could be restored."""
+
+    ABSENT = "absent"
+    """There is no such file."""
+    FOREIGN = "foreign"
+    """Another model, dtype, tenant or kind of machine wrote it."""
+    VERSION = "version"
+    """It has another version of this format."""
+    CORRUPT = "corrupt"
+    """Its bytes are not those that were written."""
+    UNREADABLE = "unreadable"
+    """The system did not let it be read."""
+
+
 class Miss(msgspec.Struct, frozen=True):
     """Nothing could be restored, and nothing was changed.
 
     Args:
-        why: "absent": no such file. "foreign": another model, dtype, tenant or kind of machine wrote it. "version":
-            another version of this format. "corrupt": not the bytes that were written. "unreadable": the operating
-            system could not read it.
+        why: the kind of miss.
         what: the same in words.
     """
 
-    why: Literal["absent", "foreign", "version", "corrupt", "unreadable"]
+    why: Why
     what: str
 
 
@@ -86,7 +97,7 @@ class TensorEntry(msgspec.Struct, frozen=True):
         return count
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
     """What every file says.
 
     Args:
@@ -110,7 +121,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     stood: dict[int, int] = {}
 
 
-class SequenceHeader(Header, frozen=True, kw_only=True, tag="sequence"):
+class SequenceHeader(_Header, frozen=True, kw_only=True, tag="sequence"):
     """A sequence.
 
     Args:
@@ -130,7 +141,7 @@ class SequenceHeader(Header, frozen=True, kw_only=True, tag="sequence"):
     watch: tuple[bool, int] | None = None
 
 
-class PageHeader(Header, frozen=True, kw_only=True, tag="page"):
+class PageHeader(_Header, frozen=True, kw_only=True, tag="page"):
     """A page of a sequence.
 
     Args:
@@ -143,6 +154,13 @@ class PageHeader(Header, frozen=True, kw_only=True, tag="page"):
     page: int
     start: int
     context: str
+
+
+Header = SequenceHeader | PageHeader
+"""What a file says of itself."""
+
+Contents = tuple[Header, Mapping[str, Tensor]]
+"""A file's header and tensors."""
 
 
 @dataclass(frozen=True)
@@ -159,14 +177,14 @@ class Draft:
         return TensorEntry(self.name, str(self.dtype).removeprefix("torch."), self.shape, digest)
 
 
-def size_of(header: SequenceHeader | PageHeader, drafts: Iterable[Draft]) -> int:
+def size_of(header: Header, drafts: Iterable[Draft]) -> int:
     """Bytes that the file will have."""
     sections = [draft.section("0" * 64) for draft in drafts]
     text = msgspec.json.encode(msgspec.structs.replace(header, sections=sections))
     return len(MAGIC) + sum(section.bytes for section in sections) + len(text) + 8
 
 
-def write(folder: Path, header: SequenceHeader | PageHeader, drafts: Iterable[Draft]) -> tuple[str, int]:
+def write(folder: Path, header: Header, drafts: Iterable[Draft]) -> tuple[str, int]:
     """Write a file; returns its address (the SHA-256 of its header) and its bytes.
 
     It is on the disk when this returns: the file and its name are synced.
@@ -177,34 +195,34 @@ def write(folder: Path, header: SequenceHeader | PageHeader, drafts: Iterable[Dr
     try:
         descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
     except OSError as error:
-        raise _failed(folder, error) from error
+        raise _failure(folder, error) from error
     part = Path(name)
     try:
         with open(descriptor, "wb") as file:
             # This lock shows others, when they remove abandoned files, that this one is still being written.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            address = _written(file, header, drafts)
+            address = _write_tensors(file, header, drafts)
             file.flush()
             os.fsync(descriptor)
             size = file.tell()
         part.replace(folder / (address + SUFFIX))
-        _sync(folder)
+        _sync_folder(folder)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise _failed(folder, error) from error
+        raise _failure(folder, error) from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     return address, size
 
 
-def _written(file: BinaryIO, header: SequenceHeader | PageHeader, drafts: Iterable[Draft]) -> str:
+def _write_tensors(file: BinaryIO, header: Header, drafts: Iterable[Draft]) -> str:
     file.write(MAGIC)
     sections = []
     for draft in drafts:
         digest = hashlib.sha256()
         for piece in draft.pieces:
-            raw = _raw(piece.detach().to("cpu").contiguous())
+            raw = _bytes_of(piece.detach().to("cpu").contiguous())
             digest.update(raw)
             file.write(raw)
         sections.append(draft.section(digest.hexdigest()))
@@ -214,79 +232,79 @@ def _written(file: BinaryIO, header: SequenceHeader | PageHeader, drafts: Iterab
     return hashlib.sha256(text).hexdigest()
 
 
-def read(folder: Path, address: str, key: Key) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
+def read(folder: Path, address: str, key: Key) -> Contents | Miss:
     """A file's header and tensors, every byte checked; on the CPU, in memory of their own."""
     if len(address) != 64 or not address.isalnum():
-        return Miss("absent", f"{address!r} is no address")
+        return Miss(Why.ABSENT, f"{address!r} is no address")
     path = folder / (address + SUFFIX)
     try:
         with path.open("rb") as file:
-            return _read(file, address, key)
+            return _read_tensors(file, address, key)
     except FileNotFoundError:
-        return Miss("absent", f"there is no {path}")
+        return Miss(Why.ABSENT, f"there is no {path}")
     except OSError as error:
-        return Miss("unreadable", f"{path}: {error}")
+        return Miss(Why.UNREADABLE, f"{path}: {error}")
 
 
-def header_of(path: Path) -> SequenceHeader | PageHeader | Miss:
+def header_of(path: Path) -> Header | Miss:
     """The header of a file, without its tensors: whose it is, and what it was made from."""
     try:
         with path.open("rb") as file:
-            found = _header(file, path.name.removesuffix(SUFFIX))
+            found = _read_header(file, path.name.removesuffix(SUFFIX))
     except FileNotFoundError:
-        return Miss("absent", f"there is no {path}")
+        return Miss(Why.ABSENT, f"there is no {path}")
     except OSError as error:
-        return Miss("unreadable", f"{path}: {error}")
+        return Miss(Why.UNREADABLE, f"{path}: {error}")
     return found if isinstance(found, Miss) else found[0]
 
 
-def _header(file: BinaryIO, address: str) -> tuple[SequenceHeader | PageHeader, int] | Miss:
+def _read_header(file: BinaryIO, address: str) -> tuple[Header, int] | Miss:
     """The header, and the bytes before it that are tensors."""
     size = os.fstat(file.fileno()).st_size
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
         if magic[:-1] == MAGIC[:-1] and len(magic) == len(MAGIC):
-            return Miss("version", f"{address} is of version {magic[-1]}, this reads version {MAGIC[-1]}")
-        return Miss("corrupt", f"{address} does not begin as such a file does")
+            return Miss(Why.VERSION, f"{address} is of version {magic[-1]}, this reads version {MAGIC[-1]}")
+        return Miss(Why.CORRUPT, f"{address} does not begin as such a file does")
     file.seek(max(0, size - 8))
     length = int.from_bytes(file.read(8), "little")
     room = size - len(MAGIC) - 8 - length
     if room < 0:
-        return Miss("corrupt", f"{address} was cut, or changed at its end")
+        return Miss(Why.CORRUPT, f"{address} was cut, or changed at its end")
     file.seek(len(MAGIC) + room)
     text = file.read(length)
     if hashlib.sha256(text).hexdigest() != address:
-        return Miss("corrupt", f"{address} was cut, or its header changed")
+        return Miss(Why.CORRUPT, f"{address} was cut, or its header changed")
     try:
-        return msgspec.json.decode(text, type=SequenceHeader | PageHeader), room
+        return msgspec.json.decode(text, type=Header), room
     except msgspec.DecodeError as error:
-        return Miss("corrupt", f"{address} has a header that is none: {error}")
+        return Miss(Why.CORRUPT, f"{address} has a header that is none: {error}")
 
 
-def _read(file: BinaryIO, address: str, key: Key) -> tuple[SequenceHeader | PageHeader, Mapping[str, Tensor]] | Miss:
-    told = _header(file, address)
+def _read_tensors(file: BinaryIO, address: str, key: Key) -> Contents | Miss:
+    told = _read_header(file, address)
     if isinstance(told, Miss):
         return told
     header, room = told
     if header.key != key or header.order != sys.byteorder:
-        # Neither message names the owner, because another tenant must not learn it.
-        return Miss("foreign", f"{address} is not of this model, dtype and tenant")
+        # Neither says whose it is: another tenant is not to learn that.
+        return Miss(Why.FOREIGN, f"{address} is not of this model, dtype and tenant")
     sections = header.sections
     if any(each.dtype not in DTYPES or min(each.shape, default=0) < 0 for each in sections) or room != sum(
         each.bytes for each in sections
     ):
-        return Miss("corrupt", f"{address} has tensors of another size than it says")
+        return Miss(Why.CORRUPT, f"{address} has tensors of another size than it says")
     file.seek(len(MAGIC))
     found: dict[str, Tensor] = {}
     for each in sections:
         tensor = found[each.name] = torch.empty(each.shape, dtype=DTYPES[each.dtype])
-        raw = _raw(tensor)
+        raw = _bytes_of(tensor)
         if file.readinto(raw) != len(raw) or hashlib.sha256(raw).hexdigest() != each.digest:  # type: ignore[attr-defined]
-            return Miss("corrupt", f"{each.name} of {address} changed since it was written")
+            return Miss(Why.CORRUPT, f"{each.name} of {address} changed since it was written")
     return header, found
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Sync a folder, so that a rename in it survives a power cut."""
     entry = os.open(folder, os.O_RDONLY)
     try:
@@ -307,13 +325,13 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink()
 
 
-def _raw(tensor: Tensor) -> memoryview:
+def _bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, in place."""
     found: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
     return found
 
 
-def _failed(folder: Path, error: OSError) -> SpillFailed:
+def _failure(folder: Path, error: OSError) -> SpillFailed:
     return SpillFailed(
         f"the system could not write to {folder}: {error}", advice="make room on the disk, or spill to another folder"
     )

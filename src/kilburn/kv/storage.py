@@ -9,14 +9,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from kilburn.errors import MissingExtra, SpecError
-from kilburn.kv.copies import Copies
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.errors import SpecError
+from kilburn.kv.blocks import Copies
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["CacheShape", "Span", "Storage", "length_of", "numbers_of", "part_of", "span_of"]
 

@@ -1,7 +1,7 @@
 """One sequence: its tokens by logical position, and the physical slot of each that is still cached.
 
 Logical positions count from 0 and never shift: an eviction leaves a gap, which `insert` can fill. Evicting only drops
-this sequence's view of slots, so it copies nothing and needs no block. Whole blocks are freed at once, and `compact`
+this sequence's view of slots, so it copies nothing and needs no block. Whole blocks are freed at once, and `defragment`
 closes the gaps in the others. A shared block is copied before it is written. The table says where to write, and what
 to copy first; the engine does it.
 """
@@ -11,19 +11,15 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from kilburn.errors import FreedSequence, InvalidRange, PrefixRefused
-from kilburn.kv.blocks import Pool
-from kilburn.kv.copies import Copies
-from kilburn.kv.insertion import put
-from kilburn.kv.prefixes import Key, chained, root_of
+from kilburn.kv.blocks import Copies, Pool
+from kilburn.kv.lineage import Alteration, Eviction, Lineage
+from kilburn.kv.prefixes import Key, chain_digests, find_prefix, root_digest
 from kilburn.kv.ranges import Ranges
 
-__all__ = ["Alteration", "CachedSlots", "Eviction", "Table", "TableState"]
-
-Alteration = Literal["evicted", "folded", "blended", "compressed"]
-"""Why the KV of a sequence is not what its tokens alone would give; all but "evicted" need more than a replay."""
+__all__ = ["CachedSlots", "Table"]
 
 
 class CachedSlots(NamedTuple):
@@ -33,22 +29,26 @@ class CachedSlots(NamedTuple):
     logical: array[int]
 
 
-class Eviction(NamedTuple):
-    """Positions `start` to `stop` (half-open) were evicted when the sequence had `at` positions."""
+class _Gap(NamedTuple):
+    """Slots for tokens that are inserted into a gap: free slots beside it, or new blocks; and which tokens move.
+
+    The tokens of a block are contiguous in the sequence, and their slots ascend. So new blocks can be put between two
+    blocks. But if one block holds both sides of a gap, and has too few free slots between them, the tokens after the
+    gap move.
+
+    Args:
+        at: how many of the sequence's blocks stay in front of the new ones.
+        front: slots to write in the block before the new ones.
+        more: new blocks, filled behind `front`.
+        back: slots to write in the block behind the new ones, which are full then.
+        moved: cached tokens behind the gap that move, behind the inserted ones.
+    """
 
     at: int
-    start: int
-    stop: int
-
-
-class TableState(NamedTuple):
-    """The state of a table, except which positions are cached; see `Table.said`."""
-
-    tokens: array[int]
-    evictions: tuple[Eviction, ...]
-    altered: dict[Alteration, int]
-    pages: Ranges
-    stood: dict[int, int]
+    front: array[int]
+    more: int
+    back: array[int]
+    moved: int
 
 
 class Table:
@@ -67,7 +67,7 @@ class Table:
         self.pages = Ranges()
         self.stood: dict[int, int] = {}
         self._pool, self._copies = pool, copies
-        self._root = root_of(key, pool.size) if key is not None else b""
+        self._root = root_digest(key, pool.size) if key is not None else b""
         self._blocks: list[int] = []
         # The first position ever written to each block: finds the block of a position, also behind gaps.
         self._bases: list[int] = []
@@ -118,7 +118,7 @@ class Table:
     @property
     def recomputable(self) -> bool:
         """Whether `tokens` and `evictions` give the same cache. If not, it has to be spilled to survive a preemption."""
-        return not self._altered.keys() - {"evicted"}
+        return not self._altered.keys() - {Alteration.EVICTED}
 
     @property
     def gaps(self) -> int:
@@ -127,7 +127,7 @@ class Table:
 
     def need(self, count: int) -> int:
         """Blocks that appending `count` tokens would take from the pool."""
-        self._alive()
+        self._check_alive()
         room, shared = self._tail()
         return -((room - count) // self._pool.size) + (shared > 0) if count > room else int(count > 0 and shared > 0)
 
@@ -138,7 +138,7 @@ class Table:
             OutOfBlocks: nothing was appended; `Tables.reserve` preempts others.
             OverflowError: a token id of more than 31 bits; nothing was appended.
         """
-        self._alive()
+        self._check_alive()
         fresh = array("i", tokens)
         pool, slots = self._pool, self._slots
         count, end, size, ramp = len(fresh), len(self._tokens), pool.size, pool.ramp
@@ -184,10 +184,10 @@ class Table:
             InvalidRange: one of these positions is cached, or not within the sequence; nothing was inserted.
             OutOfBlocks, OverflowError: as `append`.
         """
-        self._alive()
+        self._check_alive()
         fresh = array("i", tokens)
         stop = position + len(fresh)
-        self._within(position, stop)
+        self._check_range(position, stop)
         positions, ramp = self._positions, self._pool.ramp
         first = bisect_left(positions, position)
         if first < len(positions) and positions[first] < stop:
@@ -198,14 +198,75 @@ class Table:
         if not fresh:
             return array("q")
         logical = ramp[position:stop] if stop <= len(ramp) else array("q", range(position, stop))
-        placed = put(self._pool, self._copies, self._blocks, self._bases, self._slots, positions, first, logical)
+        placed = self._fill_gap(first, logical)
         self._tokens[position:stop] = fresh
-        self.alter("folded", position)
+        self.alter(Alteration.FOLDED, position)
         return placed
+
+    def _plan_gap(self, first: int, count: int) -> _Gap:
+        """How `count` tokens go before the `first`-th cached one, with as few new blocks as its neighbours' free slots allow.
+
+        A block that others own too is never written: its free slots are not free for this sequence.
+        """
+        blocks, bases, slots, positions = self._blocks, self._bases, self._slots, self._positions
+        size, ramp, references = self._pool.size, self._pool.ramp, self._pool.references
+        at = bisect_right(bases, positions[first - 1]) if first else 0
+        behind = slots[first] if first < len(slots) else -1
+        front = back = array("q")
+        moved = 0
+        if at:
+            block = blocks[at - 1]
+            own = references[block] == 1
+            after = slots[first - 1] + 1
+            if behind // size == block:
+                if own and behind - after >= count:
+                    return _Gap(at, ramp[after : after + count], 0, back, 0)
+                moved = (bisect_left(positions, bases[at], first) if at < len(bases) else len(slots)) - first
+            if own:
+                front = ramp[after : min(block * size + size, after + count + moved)]
+        missing = count + moved - len(front)
+        spare = behind % size if not moved and at < len(blocks) and references[blocks[at]] == 1 else 0
+        more = max(0, -((spare - missing) // size))
+        left = missing - more * size
+        if left > 0:
+            back = ramp[behind - left : behind]
+        return _Gap(at, front, more, back, moved)
+
+    def _fill_gap(self, first: int, fresh: array[int]) -> array[int]:
+        """Take slots for the `fresh` positions before the `first`-th cached one; returns these slots.
+
+        Raises:
+            OutOfBlocks: nothing was taken.
+        """
+        pool, blocks, bases, slots, positions = self._pool, self._blocks, self._bases, self._slots, self._positions
+        size, ramp = pool.size, pool.ramp
+        count = len(fresh)
+        at, front, more, back, moved = self._plan_gap(first, count)
+        taken = pool.take(more) if more else []
+        if front:
+            pool.unname(blocks[at - 1])
+        if back:
+            pool.unname(blocks[at])
+        placed = front[:]
+        for block in taken:
+            placed.extend(ramp[block * size : block * size + size])
+        behind = count + moved - len(back)
+        placed[behind:] = back
+        if moved:
+            targets = placed[count:]
+            self._copies.add(slots[first : first + moved], targets, blocks[at - 1 : at], {target // size for target in targets})
+        slots[first : first + moved] = placed
+        positions[first:first] = fresh
+        blocks[at:at] = taken
+        bases[at:at] = positions[first + len(front) : first + behind : size]
+        if at + more < len(bases) and (back or bases[at + more] <= fresh[-1]):
+            # The gap may begin where that block did: from now on it begins with the first token it still holds.
+            bases[at + more] = positions[first + behind]
+        return placed[:count]
 
     def slots(self, start: int = 0) -> CachedSlots:
         """Where the cached tokens lie, from the `start`-th of them on: copies, good until the next change."""
-        self._alive()
+        self._check_alive()
         return CachedSlots(self._slots[start:], self._positions[start:])
 
     def label(self, page: int, start: int, stop: int) -> None:
@@ -214,14 +275,14 @@ class Table:
         Raises:
             InvalidRange: not a range within the sequence, the page has one, or another page's overlaps it.
         """
-        self._alive()
-        self._within(start, stop)
+        self._check_alive()
+        self._check_range(start, stop)
         self.pages.put(page, start, stop)
         self.stood[page] = min(start, self.stood.get(page, start))
 
     def count(self, start: int, stop: int) -> int:
         """How many of these logical positions are cached."""
-        self._alive()
+        self._check_alive()
         return max(0, bisect_left(self._positions, stop) - bisect_left(self._positions, start))
 
     def evict(self, start: int, stop: int) -> int:
@@ -234,8 +295,8 @@ class Table:
         Raises:
             InvalidRange: not a range within the sequence; nothing was dropped.
         """
-        self._alive()
-        self._within(start, stop)
+        self._check_alive()
+        self._check_range(start, stop)
         first, last = bisect_left(self._positions, start), bisect_left(self._positions, stop)
         if first == last:
             return 0
@@ -251,9 +312,9 @@ class Table:
         for page in self.pages.over(start, stop):
             if not self.count(*self.pages[page]):
                 self.pages.remove(page)
-        if start < self._told():
+        if start < self._recomputable_until():
             self._evictions.append(Eviction(self.end, start, stop))
-        self.alter("evicted", start)
+        self.alter(Alteration.EVICTED, start)
         return last - first
 
     def truncate(self, position: int) -> int:
@@ -265,8 +326,8 @@ class Table:
         Raises:
             InvalidRange: the sequence is not that long.
         """
-        self._alive()
-        self._within(position, self.end)
+        self._check_alive()
+        self._check_range(position, self.end)
         first = bisect_left(self._positions, position)
         dropped = len(self._slots) - first
         if dropped:
@@ -292,7 +353,7 @@ class Table:
         Raises:
             InvalidRange: one is not cached. OutOfBlocks: nothing was changed.
         """
-        self._alive()
+        self._check_alive()
         pool, blocks, bases, slots, positions = self._pool, self._blocks, self._bases, self._slots, self._positions
         at = [bisect_left(positions, place) for place in places]
         for place, index in zip(places, at, strict=True):
@@ -314,10 +375,10 @@ class Table:
             blocks[row] = block
         for row in rows:
             pool.unname(blocks[row])
-        self.alter("folded", min(places))
+        self.alter(Alteration.FOLDED, min(places))
         return array("q", (slots[index] for index in at))
 
-    def compact(self) -> int:
+    def defragment(self) -> int:
         """Close the gaps that evictions left; returns how many blocks that frees.
 
         If it would free no block, nothing changes. What moves is added to the copies.
@@ -325,7 +386,7 @@ class Table:
         Raises:
             OutOfBlocks: so much is shared that new blocks are needed; nothing was moved.
         """
-        self._alive()
+        self._check_alive()
         pool, blocks, slots = self._pool, self._blocks, self._slots
         size, total = pool.size, len(slots)
         saved = len(blocks) - -(-total // size)
@@ -367,7 +428,7 @@ class Table:
             InvalidRange: fewer are cached; nothing was dropped.
             OutOfBlocks: so much is shared that new blocks are needed; nothing was dropped.
         """
-        self._alive()
+        self._check_alive()
         if not 0 <= count <= len(self._slots):
             raise InvalidRange(f"{count} entries cannot remain of the {len(self)} that sequence {self.number} has cached")
         pool, blocks, size, ramp = self._pool, self._blocks, self._pool.size, self._pool.ramp
@@ -387,7 +448,7 @@ class Table:
         self._positions = self._positions[len(self._positions) - count :]
         self._bases = list(self._positions[::size])
         self.pages = Ranges()
-        self.alter("compressed")
+        self.alter(Alteration.COMPRESSED)
         return placed[:]
 
     def alter(self, why: Alteration, since: int = 0) -> None:
@@ -396,11 +457,11 @@ class Table:
         Raises:
             InvalidRange: the sequence is not that long.
         """
-        self._alive()
-        self._within(since, self.end)
+        self._check_alive()
+        self._check_range(since, self.end)
         self._altered[why] = min(since, self._altered.get(why, since))
-        if why != "evicted":
-            told = self._told()
+        if why != Alteration.EVICTED:
+            told = self._recomputable_until()
             self._evictions = [eviction for eviction in self._evictions if eviction.start < told]
 
     def publish(self) -> int:
@@ -411,7 +472,7 @@ class Table:
         Raises:
             PrefixRefused: it has no key, or was evicted from, folded, blended or compressed.
         """
-        self._alive()
+        self._check_alive()
         if self.key is None:
             raise PrefixRefused(f"sequence {self.number} has no key", advice="open it with a Key to share prefixes")
         if self._altered:
@@ -423,28 +484,71 @@ class Table:
             )
         size, pool, digests, tokens = self._pool.size, self._pool, self._digests, self._tokens
         done = len(digests)
-        fresh = chained(digests[-1] if digests else self._root, tokens[done * size : len(tokens) // size * size], size)
+        fresh = chain_digests(digests[-1] if digests else self._root, tokens[done * size : len(tokens) // size * size], size)
         digests += fresh
         return pool.name(self._blocks[done : len(digests)], digests[done:])
 
-    def said(self) -> TableState:
-        """A snapshot for `restore` after a failure; later changes do not affect it."""
-        return TableState(self.tokens, self.evictions, self.altered, self.pages.copy(), dict(self.stood))
+    def lineage(self) -> Lineage:
+        """What outlives its blocks: a snapshot, which later changes do not affect."""
+        return Lineage(self.number, self.key, self.tokens, self.evictions, self.pages.items(), self.altered, dict(self.stood))
 
-    def restore(self, said: TableState) -> None:
+    def restore(self, lineage: Lineage) -> None:
         """Restore a snapshot; the same positions must be cached as then."""
-        self._tokens, self._evictions, self._altered = said.tokens[:], list(said.evictions), dict(said.altered)
-        self.pages, self.stood = said.pages.copy(), dict(said.stood)
+        self._tokens, self._evictions, self._altered = lineage.tokens[:], list(lineage.evictions), dict(lineage.altered)
+        self.relabel(lineage)
 
-    def _told(self) -> int:
+    def relabel(self, lineage: Lineage) -> None:
+        """Restore only which positions belong to which page."""
+        self.pages, self.stood = Ranges(lineage.pages), dict(lineage.stood)
+
+    def share_prefix(self, prompt: array[int]) -> None:
+        """Take what is known of a prompt's prefix; for `Tables`, of an empty table."""
+        blocks, digests = find_prefix(self._pool, self._root, prompt)
+        self._pool.share(blocks)
+        self._hold(blocks, self._pool.ramp[: len(blocks) * self._pool.size])
+        self._digests, self._tokens = digests, prompt[: len(self._positions)]
+
+    def take(self, positions: array[int]) -> None:
+        """Take blocks of its own for the positions that are cached; for `Tables`, of an empty table.
+
+        Raises:
+            OutOfBlocks: nothing was taken.
+        """
+        self._hold(self._pool.take(-(-len(positions) // self._pool.size)), positions[:])
+
+    def fork(self, number: int) -> Table:
+        """A table of the same positions in the same blocks; for `Tables`."""
+        made = Table(number, self._pool, self._copies, self.key)
+        self._pool.share(self._blocks)
+        made._blocks, made._bases, made._digests = self._blocks[:], self._bases[:], self._digests[:]
+        made._slots, made._positions = self._slots[:], self._positions[:]
+        made.restore(self.lineage())
+        return made
+
+    def free(self) -> None:
+        """Give its blocks back; for `Tables`."""
+        self._pool.release(self._blocks)
+        self._freed = True
+        self._hold([], array("q"))
+
+    def _hold(self, blocks: list[int], positions: array[int]) -> None:
+        """Have these positions in these blocks, in order."""
+        size = self._pool.size
+        self._blocks, self._positions, self._bases = blocks, positions, list(positions[::size])
+        self._slots = array("q")
+        for block in blocks:
+            self._slots.extend(self._pool.ramp[block * size : block * size + size])
+        del self._slots[len(positions) :]
+
+    def _recomputable_until(self) -> int:
         """The position up to which the cache follows from tokens and evictions."""
-        return min((since for why, since in self._altered.items() if why != "evicted"), default=1 << 62)
+        return min((since for why, since in self._altered.items() if why != Alteration.EVICTED), default=1 << 62)
 
-    def _alive(self) -> None:
+    def _check_alive(self) -> None:
         if self._freed:
             raise FreedSequence(f"sequence {self.number} was freed", advice="open or resume it anew")
 
-    def _within(self, start: int, stop: int) -> None:
+    def _check_range(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= len(self._tokens):
             raise InvalidRange(f"positions {start} to {stop} are not within 0 to {self.end} of sequence {self.number}")
 

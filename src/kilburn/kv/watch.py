@@ -6,14 +6,8 @@ sums and the rows of the last queries are kept, not whole attention maps.
 
 from __future__ import annotations
 
-from kilburn.errors import MissingExtra
 from kilburn.kv.storage import CacheShape
-
-try:
-    import torch
-    from torch import Tensor
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["AttentionWatch"]
 

@@ -15,15 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from kilburn.errors import MissingExtra, SpecError, Unavailable
-from kilburn.kv.decoder import Decoder, proven
+from kilburn.kv.decoder import Decoder, prove
 from kilburn.kv.prefixes import Key
 from kilburn.kv.rotation import rotate
 from kilburn.kv.storage import CacheShape
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+from kilburn.kv.tensors import torch
 
 __all__ = ["Weights", "load", "weights_of"]
 
@@ -154,12 +150,12 @@ def load(path: str | Path, *, dtype: str = "float32", device: str = "cpu", keep:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise Unavailable(f"transformers cannot read {where}: {error}", advice="give a GGUF file or a folder of it") from error
     if options and (keep or (keep is None and where.stat().st_size < SMALL)):
-        _keep(model, tokenizer, copy)
+        _keep_copy(model, tokenizer, copy)
     model.to(device, kind)  # type: ignore[arg-type]
     return weights_of(model, tokenizer, digest)
 
 
-def _keep(model: Any, tokenizer: Any, place: Path) -> None:
+def _keep_copy(model: Any, tokenizer: Any, place: Path) -> None:
     """Write a copy, whole or not at all."""
     try:
         place.parent.mkdir(exist_ok=True)
@@ -183,13 +179,13 @@ def weights_of(model: Any, tokenizer: Any = None, digest: str | None = None) -> 
         UnsupportedModel: the engine cannot run it exactly; its `family` and the message say which and why.
     """
     decoder = Decoder(model)
-    inv_freq = _rotation(model, decoder)
-    shape = _shape(model, decoder)
-    fixed = proven(decoder, shape, inv_freq)
+    inv_freq = _rotation_of(model, decoder)
+    shape = _shape_of(model, decoder)
+    fixed = prove(decoder, shape, inv_freq)
     return Weights(model, tokenizer, digest or _digest_of(model), shape, inv_freq, decoder, fixed)
 
 
-def _rotation(model: Any, decoder: Decoder) -> torch.Tensor:
+def _rotation_of(model: Any, decoder: Decoder) -> torch.Tensor:
     """The inverse frequencies by which all layers rotate. Raises for a config that the engine cannot run."""
     config = model.config.get_text_config(decoder=True)
     # As in transformers' own caches: without a list of layers, a window or chunks apply to all layers.
@@ -214,7 +210,7 @@ def _rotation(model: Any, decoder: Decoder) -> torch.Tensor:
     return found
 
 
-def _shape(model: Any, decoder: Decoder) -> CacheShape:
+def _shape_of(model: Any, decoder: Decoder) -> CacheShape:
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_attention_heads", None) or 0
     shared = getattr(config, "num_key_value_heads", None) or heads

@@ -1,6 +1,6 @@
 """Puts the chunks of a chat completion together into one reply.
 
-Both the in-process model and HTTP endpoints stream this form. Tool calls come in pieces, and not every server numbers
+Both the in-process model and HTTP endpoints stream this form. Tool calls come in pages, and not every server numbers
 them. Reasoning comes under two names.
 """
 

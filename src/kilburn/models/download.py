@@ -158,7 +158,7 @@ class Download:
             return ()
         return tuple(text.split("\n")[:-1])
 
-    def note(self, line: str) -> None:
+    def vouch(self, line: str) -> None:
         """Note in the journal that bytes of the partial file have reached the disk."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with disk_errors(self._journal), open(open_own(self._journal, flags), "a", encoding="utf-8") as file:
@@ -193,7 +193,7 @@ class Download:
         if wrong:
             self.discard()
             raise Unavailable(f"{self.target.name}: {wrong}", advice="the bad file was removed; pull again, or get it elsewhere")
-        self.record(actual, found)
+        self.write_digest(actual, found)
         with disk_errors(self.target):
             with open(open_own(self.partial, os.O_RDWR), "rb+") as file:
                 os.fsync(file.fileno())
@@ -206,7 +206,7 @@ class Download:
                 os.close(entry)
         return self.target
 
-    def record(self, sha256: str, size: int) -> None:
+    def write_digest(self, sha256: str, size: int) -> None:
         """Write `<file>.sha256`; `sha256sum -c` reads it, and skips the line with the size."""
         beside = _beside(self.target, ".sha256")
         with disk_errors(beside), write_file(beside, force=True, mode=0o644) as file:

@@ -1,32 +1,28 @@
-"""The hub: single files of model repositories, over plain HTTP.
+"""The hub: single files of model repositories, through `huggingface_hub`.
 
-`hf:OWNER/REPO/FILE` is a GET of `<endpoint>/OWNER/REPO/resolve/main/FILE`, where the endpoint is `$HF_ENDPOINT` or
-https://huggingface.co. The digest that the hub states for a large file (`X-Linked-Etag`, a sha256) identifies the
-file when a download continues, and verifies the result. Nothing else of the hub is supported: no listing, no keys, no
-branches but main.
+`hf:OWNER/REPO/FILE` is a file of branch main at `$HF_ENDPOINT` or https://huggingface.co. The sha256 that the hub states
+for a large file identifies the file when a download continues, and verifies the result. The library speaks to the hub and
+retries. Where the bytes go and whether they are right is decided here: the library's own cache keeps no part of a
+download that failed, and compares only sizes. Nothing else of the hub is supported: no listing, no keys, no branches but
+main.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import time
-from http.client import HTTPException, HTTPMessage, HTTPResponse
-from typing import IO
-from urllib.error import HTTPError
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import msgspec
 
-from kilburn.errors import ModelError, RateLimited, Refused, SpecError, Unavailable
+from kilburn.errors import MissingExtra, ModelError, RateLimited, Refused, SpecError, Unavailable
 from kilburn.models.download import Download, Progress, disk_errors, open_own
 
 __all__ = ["HubFile", "fetch", "parse"]
 
-_CHUNK = 1 << 18
-_TIMEOUT = 30.0
-_FRUITLESS = 3
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -58,129 +54,104 @@ def parse(spec: str) -> HubFile:
 def fetch(download: Download, file: HubFile, name: str, progress: Progress | None) -> tuple[int, str]:
     """Fill the partial file; returns its size in bytes and its sha256, "" if the hub stated none.
 
-    Continues where an earlier download stopped. After a broken connection it tries again, until three tries in a row
-    bring nothing. Raises `Refused` for a 4xx, `RateLimited` for a 429, and `Unavailable` for a server or a network
-    that fails.
+    Continues where an earlier download stopped. After a broken connection it tries again, until five tries in a row
+    bring nothing.
+
+    Raises:
+        Refused: for a 4xx. RateLimited: for a 429. Unavailable: a server, a network or a disk fails. MissingExtra.
     """
-    fruitless = 0
-    while True:
-        before = _reached(download)
-        try:
-            # The last byte is requested again, so that the range is not empty if the file is complete.
-            return _try(download, file.url, max(0, before - 1), name, progress)
-        except _Broken as error:
-            fruitless = 0 if _reached(download) > before else fruitless + 1
-            if fruitless == _FRUITLESS:
-                raise Unavailable(
-                    f"{file.url}: {error}",
-                    advice="check the network and pull again: what has arrived stays; or use the path of a file you have",
-                ) from error
-            time.sleep(0.2 * 2**fruitless)
-
-
-def _reached(download: Download) -> int:
-    return download.partial.stat().st_size if download.journal() else 0
-
-
-def _try(download: Download, url: str, start: int, name: str, progress: Progress | None) -> tuple[int, str]:
-    hops = _Hops()
-    request = Request(url, headers={"User-Agent": "kilburn", "Accept-Encoding": "identity"})
-    if start:
-        request.add_header("Range", f"bytes={start}-")
+    url = file.url
+    hub, network_error = _load_library()
     try:
-        response = build_opener(hops).open(request, timeout=_TIMEOUT)
-    except HTTPError as error:
-        with error:
-            if error.code == 416 and start:
-                download.discard()
-            elif error.code < 500:
-                raise _refused(error, url) from error
-            raise _Broken(f"{error.code} {error.reason}") from error
-    except (OSError, HTTPException) as error:
-        raise _Broken(str(error) or type(error).__name__) from error
-    with response:
-        size, sha256 = hops.stated(response)
-        if size is None and response.headers.get("Transfer-Encoding", "").lower() != "chunked":
+        stated = hub.get_hf_file_metadata(url, token=False, library_name="kilburn")
+        if stated.size is None:
+            # A mirror that leads elsewhere without saying how long the file is.
+            stated = hub.get_hf_file_metadata(stated.location, token=False, library_name="kilburn")
+        if urlsplit(stated.location).scheme not in {"https", urlsplit(url).scheme}:
+            raise Unavailable(f"{url} leads to {stated.location[:200]!r}, which is not https", advice="use another server")
+        if stated.size is None:
             raise Unavailable(f"{url}: no length is stated, so a part looks like a whole", advice="use another server")
-        line = f"{sha256} {size}"
-        if start and not (_continues(response, start) and download.journal()[0] == line):
-            # The file has changed, or the server does not support ranges: begin again.
+        sha256 = stated.etag if _SHA256.fullmatch(stated.etag or "") else ""
+        line = f"{sha256} {stated.size}" if sha256 else ""
+        if download.journal() != (line,):
+            # Another file by now, or nothing that could be continued.
             download.discard()
-            if response.status == 206:
-                raise _Broken("the file changed while it was downloaded")
-            start = 0
-        done = _receive(download, response, start, size, line if sha256 else "", name, progress)
-    if size is not None and done != size:
-        raise _Broken(f"the connection ended after {done:,} of {size:,} bytes")
-    return done, sha256
+        with disk_errors(download.partial):
+            partial = os.fdopen(open_own(download.partial, os.O_RDWR | os.O_CREAT), "rb+")
+        with partial:
+            target = _Target(download, partial, stated.size, name, progress)
+            if line and not target.start:
+                download.vouch(line)
+            download.room(stated.size - target.start)
+            bar = hub.utils.silent_tqdm
+            hub.file_download.http_get(
+                stated.location, target, resume_size=target.start, expected_size=stated.size, tqdm_class=bar
+            )
+    except hub.errors.HfHubHTTPError as error:
+        raise _error_of(error.response.status_code, error.response.headers, url) from error
+    except (network_error, OSError, ValueError) as error:
+        raise Unavailable(
+            f"{url}: {error}",
+            advice="check the network and pull again: what has arrived stays; or use the path of a file you have",
+        ) from error
+    return stated.size, sha256
 
 
-def _receive(
-    download: Download, response: HTTPResponse, start: int, size: int | None, line: str, name: str, progress: Progress | None
-) -> int:
-    download.room((size or 0) - start)
-    with disk_errors(download.partial):
-        file = os.fdopen(open_own(download.partial, os.O_RDWR | os.O_CREAT), "rb+")
-    done = start
-    with file:
-        if line and not start:
-            download.note(line)
-        if not start:
-            file.truncate(0)
-        file.seek(start)
-        while True:
-            if progress is not None:
-                progress(name, done, size or 0)
-            try:
-                chunk = response.read(_CHUNK)
-            except (OSError, HTTPException) as error:
-                raise _Broken(str(error) or type(error).__name__) from error
-            if not chunk or (size is not None and done >= size):
-                break
-            with disk_errors(download.partial):
-                file.write(chunk)
-                file.flush()
-            done += len(chunk)
-    return done
+def _load_library() -> tuple[Any, type[Exception]]:
+    """huggingface_hub, and what its network raises."""
+    # Read once, at import; without it the library would tell the hub what else is installed here.
+    quiet = "HF_HUB_DISABLE_TELEMETRY" not in os.environ
+    if quiet:
+        os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    try:
+        import_module("huggingface_hub.file_download")
+        return import_module("huggingface_hub"), import_module("httpx2").HTTPError
+    except ModuleNotFoundError as error:
+        raise MissingExtra("huggingface_hub", "local") from error
+    finally:
+        if quiet:
+            del os.environ["HF_HUB_DISABLE_TELEMETRY"]
 
 
-def _continues(response: HTTPResponse, start: int) -> bool:
-    return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+class _Target:
+    """The partial file, as the library writes to it: behind what is there, and never more than was stated.
+
+    Attributes:
+        start: bytes that were there.
+    """
+
+    def __init__(self, download: Download, file: BinaryIO, size: int, name: str, progress: Progress | None) -> None:
+        self._path, self._file, self._size = download.partial, file, size
+        self._name, self._progress = name, progress
+        self.start = file.seek(0, os.SEEK_END)
+        self._tell_progress()
+
+    def write(self, chunk: bytes) -> None:
+        with disk_errors(self._path):
+            self._file.write(chunk[: max(0, self._size - self._file.tell())])
+            self._file.flush()
+        self._tell_progress()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, place: int) -> None:
+        self._file.seek(place)
+
+    def truncate(self) -> None:
+        with disk_errors(self._path):
+            self._file.truncate()
+
+    def _tell_progress(self) -> None:
+        if self._progress is not None:
+            self._progress(self._name, self._file.tell(), self._size)
 
 
-def _refused(error: HTTPError, url: str) -> ModelError:
-    if error.code == 429:
-        after = error.headers.get("Retry-After", "")
+def _error_of(status: int, headers: Mapping[str, str], url: str) -> ModelError:
+    if status == 429:
+        after = headers.get("Retry-After", "")
         return RateLimited(f"{url}: 429", advice="wait, then pull again", retry_after=float(after) if after.isdigit() else None)
+    if status >= 500:
+        return Unavailable(f"{url}: {status}", advice="pull again later: what has arrived stays")
     advice = "check owner, repository and file name; for a gated file, download it yourself and use its path"
-    return Refused(f"{url}: {error.code} {error.reason}", advice=advice)
-
-
-class _Broken(Exception):
-    """The network or the server failed; another try may help."""
-
-
-class _Hops(HTTPRedirectHandler):
-    """Follows redirects, and remembers what the hub stated before it redirected to a content network."""
-
-    def __init__(self) -> None:
-        self._seen: list[HTTPMessage] = []
-
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> Request | None:
-        if urlsplit(newurl).scheme not in {"https", req.type}:
-            raise Unavailable(f"{req.full_url} leads to {newurl[:200]!r}, which is not https", advice="use another server")
-        self._seen.append(headers)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-    def stated(self, response: HTTPResponse) -> tuple[int | None, str]:
-        """Size in bytes of the whole file, None if unknown; and its sha256, "" if unknown."""
-        linked = {key: value for headers in (*self._seen, response.headers) for key, value in headers.items()}
-        linked = {key.lower(): value.strip() for key, value in linked.items()}
-        tag = linked.get("x-linked-etag", "").removeprefix("W/").strip('"')
-        whole = response.headers.get("Content-Range", "").rpartition("/")[2] if response.status == 206 else ""
-        for size in (linked.get("x-linked-size", ""), whole, response.headers.get("Content-Length", "")):
-            if size.isdigit():
-                return int(size), tag if _SHA256.fullmatch(tag) else ""
-        return None, tag if _SHA256.fullmatch(tag) else ""
+    return Refused(f"{url}: {status}", advice=advice)

@@ -65,7 +65,7 @@ class LlamaServer:
     def __init__(self, path: Path, context: int, threads: int) -> None:
         if not path.is_file():
             raise Unavailable(f"no model file at {path}", advice="kilburn models pull smollm2, or give the path of a GGUF file")
-        runtime = _runtime()
+        runtime = _load_runtime()
         self._who = path.stem
         self._key = secrets.token_urlsafe(24)
         self._slots = tempfile.TemporaryDirectory(prefix="kilburn-slots-")
@@ -101,7 +101,7 @@ class LlamaServer:
             response = self._send(connection, method, path, body)
             return json.loads(response.read())
         except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-            raise self._lost(error) from error
+            raise self._lost_error(error) from error
         finally:
             connection.close()
 
@@ -134,7 +134,7 @@ class LlamaServer:
                 elif not line and response.isclosed():
                     return
         except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-            raise self._lost(error) from error
+            raise self._lost_error(error) from error
         finally:
             if wire is not None:
                 # Shut down, not closed: the response still holds the socket, and llama.cpp must see the end.
@@ -153,16 +153,16 @@ class LlamaServer:
         response = connection.getresponse()
         if response.status != 200:
             said = response.read()
-            raise error_of(self._who, response.status, _decoded(said), said.decode("utf-8", "replace"))
+            raise error_of(self._who, response.status, _decode(said), said.decode("utf-8", "replace"))
         return response
 
-    def _lost(self, error: Exception) -> KilburnError:
+    def _lost_error(self, error: Exception) -> KilburnError:
         if isinstance(error, TimeoutError):
             return Unavailable(f"{self._who}: no whole reply in time", advice="give it more time, or a shorter prompt")
         return Unavailable(f"{self._who}: llama.cpp did not answer: {error}", advice="load the model again")
 
 
-def _runtime() -> Any:
+def _load_runtime() -> Any:
     """xllamacpp, imported so that its threads sleep while they wait for each other.
 
     By default libgomp spins some milliseconds at each of the many barriers of a token. On two cores
@@ -199,7 +199,7 @@ def _settings(settings: Any, path: Path, context: int, threads: int) -> Any:
     return settings
 
 
-def _decoded(said: bytes) -> object:
+def _decode(said: bytes) -> object:
     try:
         return json.loads(said)
     except ValueError:

@@ -7,20 +7,18 @@ them. Arguments of tool calls stay the exact text that the model wrote. Requests
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from kilburn.errors import MissingExtra, ModelError, Refused, Unavailable, WireError
+from kilburn.errors import Refused, Unavailable, WireError
 from kilburn.event import encodable
 from kilburn.message import Kind, Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, is_count
 from kilburn.models.assembly import Halves
-from kilburn.models.deadline import Deadline
-from kilburn.models.provider_errors import error_of
+from kilburn.models.hosted import SdkModel
 from kilburn.models.retry import Retry
 from kilburn.wire import messages as wire
 from kilburn.wire.compaction import betas_of, read_block, read_report, report_json
@@ -43,7 +41,7 @@ _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta"
 _BREAKPOINT = {"type": "ephemeral"}
 
 
-class Messages:
+class Messages(SdkModel):
     """A model behind a messages endpoint.
 
     Args:
@@ -60,6 +58,7 @@ class Messages:
     """
 
     form = "messages"
+    _answer = "message"
 
     def __init__(
         self,
@@ -72,61 +71,12 @@ class Messages:
         timeout: float = 300.0,
         retry: Retry | None = None,
     ) -> None:
-        try:
-            self._sdk = importlib.import_module("anthropic")
-            self._wire_errors = importlib.import_module("httpx2").HTTPError
-        except ModuleNotFoundError as error:
-            raise MissingExtra("anthropic", "anthropic") from error
-        self.name = model
-        self.context = context
-        self.tokenizer: Any = model
+        super().__init__("anthropic", model, context, model, timeout, retry)
         self._cache = cache
-        self._timeout = timeout
-        self._retry = retry or Retry()
         self._client = self._sdk.Anthropic(base_url=base_url, api_key=api_key, max_retries=0)
         if base_url is not None and not (self._client.api_key or self._client.auth_token):
             # A local server asks for no key, but the SDK requires one.
             self._client = self._client.copy(api_key="none")
-
-    def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The reply as it comes. Failures before the first piece are tried again.
-
-        Raises:
-            Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
-        """
-        if not request.messages:
-            raise Refused("a request without messages", advice="send at least one message")
-        yield from self._retry.stream(lambda left: self._once(request, left), request.timeout)
-
-    def close(self) -> None:
-        """Close the connections that are kept open."""
-        self._client.close()
-
-    def __enter__(self) -> Messages:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _once(self, request: Request, left: float | None) -> Generator[Delta | Reply, None, None]:
-        """One try, within `left` seconds."""
-        silence = self._timeout if left is None else min(left, self._timeout)
-        blocks = _Blocks(self.name)
-        passed = False
-        try:
-            with self._open(request, silence) as events, Deadline(left, events.response) as deadline:
-                try:
-                    for event in events:
-                        yield from blocks.feed(event.to_dict(warnings=False))
-                finally:
-                    passed = deadline.passed
-        except (self._sdk.APIError, self._wire_errors) as error:
-            raise self._fault(error, passed) from error
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Unavailable(f"{self.name} sent what is no message: {error!r}", advice="check the base URL") from error
-        if passed:
-            raise self._late()
-        yield blocks.reply()
 
     def _open(self, request: Request, silence: float) -> Any:
         try:
@@ -140,20 +90,8 @@ class Messages:
         except TypeError as error:
             raise Refused(f"{self.name}: {error}", advice="set ANTHROPIC_API_KEY, or give api_key") from error
 
-    def _fault(self, error: Any, passed: bool) -> ModelError:
-        silent = any(base.__name__ == "TimeoutException" for base in type(error).__mro__)
-        if passed or silent or isinstance(error, self._sdk.APITimeoutError):
-            return self._late()
-        if isinstance(error, self._wire_errors | self._sdk.APIConnectionError):
-            reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
-            return Unavailable(f"{self.name}: {reason}", advice=f"is anything listening at {self._client.base_url}?")
-        status = getattr(error, "status_code", None)
-        headers = error.response.headers if isinstance(error, self._sdk.APIStatusError) else None
-        # An error inside a stream carries the stream's own status, which says nothing.
-        return error_of(self.name, None if status == 200 else status, error.body, str(error), headers)
-
-    def _late(self) -> Unavailable:
-        return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")
+    def _collector(self) -> _Blocks:
+        return _Blocks(self.name)
 
 
 class _Blocks:
@@ -283,8 +221,8 @@ def _betas(request: Request) -> list[str]:
 def _arguments(model: str, request: Request, cache: bool) -> dict[str, Any]:
     messages, system = list(request.messages), request.system
     if cache:
-        messages[-1] = {**messages[-1], "content": _marked(messages[-1]["content"])}
-        system = system and _marked(system)
+        messages[-1] = {**messages[-1], "content": _with_breakpoint(messages[-1]["content"])}
+        system = system and _with_breakpoint(system)
     given: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": request.max_tokens}
     if system:
         given["system"] = system
@@ -301,7 +239,7 @@ def _arguments(model: str, request: Request, cache: bool) -> dict[str, Any]:
     return given
 
 
-def _marked(content: Any) -> Any:
+def _with_breakpoint(content: Any) -> Any:
     """A copy of the content, with a cache breakpoint on the last block that may have one."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
     for index in range(len(blocks) - 1, -1, -1):

@@ -1,4 +1,7 @@
-"""Reads vLLM's page of metrics: Prometheus' text format, with the metric names of any version."""
+"""Reads vLLM's page of metrics: Prometheus' text format, with the metric names of any version.
+
+`prometheus_client` (extra `openai`) parses it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from kilburn.errors import MissingExtra
+
 __all__ = ["Metrics", "read_metrics", "samples"]
 
-_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*", re.ASCII)
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"', re.ASCII)
 _NAMES = {
     "queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
     "hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
@@ -73,21 +76,31 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """(name, labels, value) of each line of Prometheus' text format; lines that are none are passed over."""
+    """(name, labels, value) of each line of Prometheus' text format; lines that are none are passed over.
+
+    Raises:
+        MissingExtra: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ModuleNotFoundError as error:
+        raise MissingExtra("prometheus_client", "openai") from error
     for line in text.split("\n"):
-        match = None if line.startswith("#") else _SAMPLE.fullmatch(line)
-        if match is None:
-            continue
+        # Line by line: one that cannot be read is not to hide those behind it.
         try:
-            value = float(match[3])
-        except ValueError:
+            for family in text_string_to_metric_families(line):
+                for sample in family.samples:
+                    yield sample.name, sample.labels, float(sample.value)
+        except (ValueError, IndexError, OverflowError):
             continue
-        labels = {name: re.sub(r"\\(.)", _unescaped, given) for name, given in _LABEL.findall(match[2] or "")}
-        yield match[1], labels, value
 
 
 def read_metrics(text: str) -> Metrics:
-    """vLLM's figures in a page of metrics, under the names of any version; all None where there are none."""
+    """vLLM's figures in a page of metrics, under the names of any version; all None where there are none.
+
+    Raises:
+        MissingExtra: see `samples`.
+    """
     series: dict[str, list[float]] = {}
     config: dict[str, str] = {}
     for name, labels, value in samples(text):
@@ -116,7 +129,3 @@ def _setting(text: str) -> int | bool | None:
     if text in ("True", "False"):
         return text == "True"
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return "\n" if match[1] == "n" else match[1]

@@ -15,7 +15,6 @@ import hashlib
 import hmac
 import logging
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Annotated, Any
@@ -120,7 +119,8 @@ class Vllm(Chat):
     ) -> None:
         self._root = base_url.rstrip("/").removesuffix("/v1")
         self._salt = None if tenant is None else salt_of(tenant, os.environ.get(SECRET, "") if secret is None else secret)
-        self._track = _Track()
+        # Replaced as a whole, so that threads never see half of it.
+        self._last: tuple[_Sections, Prefix | None] = ((), None)
         # Without a key the SDK would take OpenAI's from the environment, and hand it to this server.
         key = api_key or os.environ.get("VLLM_API_KEY") or "none"
         super().__init__(model, f"{self._root}/v1", key, context=context, retry=retry)
@@ -128,7 +128,7 @@ class Vllm(Chat):
     @property
     def prefix(self) -> Prefix | None:
         """The comparison of the last answered prompt with the one before it, in characters; None before the first."""
-        return self._track.prefix
+        return self._last[1]
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The reply as it comes. From its first piece on, `prefix` is about this prompt.
@@ -136,18 +136,18 @@ class Vllm(Chat):
         Raises:
             Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
         """
-        request = self._stable(request)
+        request = self._stable_request(request)
         sections = _sections(request)
-        prefix = self._track.compare(sections)
+        prefix = _compare(self._last[0], sections)
         begun = False
         with closing(super().stream(request)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 if not begun:
                     begun = True
-                    self._track.note(sections, prefix)
-                    _say(self.name, prefix)
+                    self._last = (sections, prefix)
+                    _log_change(self.name, prefix)
                 if isinstance(piece, Reply) and piece.usage is not None:
-                    self._track.note(sections, msgspec.structs.replace(prefix, cached=piece.usage.cached))
+                    self._last = (sections, msgspec.structs.replace(prefix, cached=piece.usage.cached))
                 yield piece
 
     def preview(self, request: Request) -> Prefix:
@@ -160,11 +160,11 @@ class Vllm(Chat):
             Refused: the server has no /tokenize, or does not accept the request.
             Unavailable: see `kilburn.errors`.
         """
-        sections = _sections(self._stable(request))
-        before = self._track.sections
+        sections = _sections(self._stable_request(request))
+        before = self._last[0]
         tokens, old = self._tokens(sections), self._tokens(before) if before else ()
-        common = _common(old, tokens)
-        change = _change(before, sections)
+        common = _common_length(old, tokens)
+        change = _first_change(before, sections)
         if change is None and common < len(old):
             change = "template"
         block = self._block()
@@ -189,14 +189,9 @@ class Vllm(Chat):
 
         Both share the connections: closing one closes all.
         """
-        child = copy.copy(self)
-        child._track = self._track.fork()
-        return child
+        return copy.copy(self)
 
-    def __enter__(self) -> Vllm:
-        return self
-
-    def _stable(self, request: Request) -> Request:
+    def _stable_request(self, request: Request) -> Request:
         """The request with its tools in one order and its tenant's salt."""
         options = request.options
         if self._salt is not None:
@@ -204,7 +199,7 @@ class Vllm(Chat):
                 raise Refused(f"{self.name}: a cache_salt in the options of a tenant", advice="leave it to the model")
             options = {**options, "cache_salt": self._salt}
         tools = sorted(
-            (msgspec.structs.replace(tool, parameters=_ordered(tool.parameters)) for tool in request.tools),
+            (msgspec.structs.replace(tool, parameters=_sort_keywords(tool.parameters)) for tool in request.tools),
             key=lambda tool: tool.name,
         )
         return msgspec.structs.replace(request, tools=tuple(tools), options=options)
@@ -238,14 +233,14 @@ class Vllm(Chat):
                 else self._client.post(url, cast_to=str, body=body, options=options)
             )
         except self._sdk.APIError as error:
-            raise self._fault(error, False) from error
+            raise self._error_of(error, False) from error
         return said
 
-    def _fault(self, error: Any, passed: bool) -> ModelError:
+    def _error_of(self, error: Any, passed: bool) -> ModelError:
         path = error.request.url.path
         if getattr(error, "status_code", None) in _ABSENT and path.endswith(("/metrics", "/tokenize")):
             return Refused(f"{self._root} has no {path}", advice="is this a vLLM, with that endpoint on?")
-        return super()._fault(error, passed)
+        return super()._error_of(error, passed)
 
 
 _Sections = tuple[tuple[str, str], ...]
@@ -256,46 +251,21 @@ class _Tokenized(msgspec.Struct):
     tokens: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
 
 
-class _Track:
-    """The last prompt of a process that was answered, and how it began."""
-
-    def __init__(self, sections: _Sections = (), prefix: Prefix | None = None) -> None:
-        self._lock = threading.Lock()
-        self._sections, self._prefix = sections, prefix
-
-    @property
-    def sections(self) -> _Sections:
-        with self._lock:
-            return self._sections
-
-    @property
-    def prefix(self) -> Prefix | None:
-        with self._lock:
-            return self._prefix
-
-    def note(self, sections: _Sections, prefix: Prefix) -> None:
-        with self._lock:
-            self._sections, self._prefix = sections, prefix
-
-    def fork(self) -> _Track:
-        with self._lock:
-            return _Track(self._sections, self._prefix)
-
-    def compare(self, sections: _Sections) -> Prefix:
-        before = self.sections
-        common = 0
-        for (_, old), (_, new) in zip(before, sections, strict=False):
-            if old != new:
-                common += _common(old, new)
-                break
-            common += len(new)
-        return Prefix(
-            unit="characters",
-            previous=sum(len(text) for _, text in before),
-            length=sum(len(text) for _, text in sections),
-            common=common,
-            change=_change(before, sections),
-        )
+def _compare(before: _Sections, sections: _Sections) -> Prefix:
+    """How a prompt begins like the one before it, in characters."""
+    common = 0
+    for (_, old), (_, new) in zip(before, sections, strict=False):
+        if old != new:
+            common += _common_length(old, new)
+            break
+        common += len(new)
+    return Prefix(
+        unit="characters",
+        previous=sum(len(text) for _, text in before),
+        length=sum(len(text) for _, text in sections),
+        common=common,
+        change=_first_change(before, sections),
+    )
 
 
 def salt_of(tenant: str, secret: str) -> str:
@@ -311,15 +281,15 @@ def salt_of(tenant: str, secret: str) -> str:
     return hmac.new(secret.encode(), b"kilburn.vllm\0" + tenant.encode(), hashlib.sha256).hexdigest()
 
 
-def _ordered(schema: Any, *, named: bool = False) -> Any:
+def _sort_keywords(schema: Any, *, named: bool = False) -> Any:
     """A JSON schema with its keywords sorted. Properties stay in their order: models write arguments in it."""
     if isinstance(schema, list):
-        return [_ordered(item) for item in schema]
+        return [_sort_keywords(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if named:
-        return {name: _ordered(inner) for name, inner in schema.items()}
-    return {key: schema[key] if key in _DATA else _ordered(schema[key], named=key in _NAMED) for key in sorted(schema)}
+        return {name: _sort_keywords(inner) for name, inner in schema.items()}
+    return {key: schema[key] if key in _DATA else _sort_keywords(schema[key], named=key in _NAMED) for key in sorted(schema)}
 
 
 def _sections(request: Request) -> _Sections:
@@ -335,7 +305,7 @@ def _sections(request: Request) -> _Sections:
         raise Refused(f"a request that is no JSON: {error}", advice="send strings, numbers, lists and dicts") from error
 
 
-def _change(before: _Sections, after: _Sections) -> str | None:
+def _first_change(before: _Sections, after: _Sections) -> str | None:
     """The first section of the previous prompt that differs in this one; None if all are the same."""
     for index, section in enumerate(before):
         if index >= len(after) or after[index] != section:
@@ -343,7 +313,7 @@ def _change(before: _Sections, after: _Sections) -> str | None:
     return None
 
 
-def _common(before: Sequence[Any], after: Sequence[Any]) -> int:
+def _common_length(before: Sequence[Any], after: Sequence[Any]) -> int:
     """How many items two sequences share from the start."""
     low, high = 0, min(len(before), len(after))
     while low < high:
@@ -355,7 +325,7 @@ def _common(before: Sequence[Any], after: Sequence[Any]) -> int:
     return low
 
 
-def _say(who: str, prefix: Prefix) -> None:
+def _log_change(who: str, prefix: Prefix) -> None:
     if prefix.change is not None:
         log.info(
             "%s: the prompt changed at %s: %d of the %d characters before it are read again or gone",

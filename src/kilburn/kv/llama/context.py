@@ -28,7 +28,7 @@ work to a standstill."""
 _OFF = 0
 """LLAMA_FLASH_ATTN_TYPE_DISABLED, in every version that has it."""
 
-_said: deque[str] = deque(maxlen=8)
+_complaints: deque[str] = deque(maxlen=8)
 """The last error message of llama.cpp: the only place where it says why it could not load a model."""
 
 _keep: list[object] = []
@@ -48,14 +48,14 @@ class Context:
     """
 
     def __init__(self, path: Path, cells: int, sequences: int, batch: int, threads: int) -> None:
-        api = self._api = _library()
-        _said.clear()
-        model, context = _opened(api, path, _wanted(api, cells, sequences, batch, threads))
+        api = self._api = _load_library()
+        _complaints.clear()
+        model, context = _open(api, path, _context_settings(api, cells, sequences, batch, threads))
         # One token of room more than is used, because an empty batch cannot be allocated.
         self._batch = api.llama_batch_init(batch, 0, 1)
         self._context = context
         self._memory = api.llama_get_memory(context)
-        self._free = weakref.finalize(self, _freed, api, self._batch, context, model)
+        self._free = weakref.finalize(self, _free_all, api, self._batch, context, model)
         self._words = api.llama_model_get_vocab(model)
         self.cells: int = api.llama_n_ctx(context)
         self.vocabulary: int = api.llama_vocab_n_tokens(self._words)
@@ -128,7 +128,7 @@ class Context:
         self._free()
 
 
-def _library() -> Any:
+def _load_library() -> Any:
     """llama-cpp-python's module of bound functions, quiet from now on."""
     patient = not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
     if patient:
@@ -151,10 +151,10 @@ def _library() -> Any:
 
 def _note(level: int, text: bytes, _: object) -> None:
     if level in (3, 4) and text:
-        _said.append(text.decode("utf-8", "replace").strip())
+        _complaints.append(text.decode("utf-8", "replace").strip())
 
 
-def _wanted(api: Any, cells: int, sequences: int, batch: int, threads: int) -> Any:
+def _context_settings(api: Any, cells: int, sequences: int, batch: int, threads: int) -> Any:
     wanted = api.llama_context_default_params()
     wanted.n_ctx, wanted.n_seq_max = cells, sequences
     # One physical batch to each logical one: how a prompt is split is then decided in one place.
@@ -167,7 +167,7 @@ def _wanted(api: Any, cells: int, sequences: int, batch: int, threads: int) -> A
     return wanted
 
 
-def _opened(api: Any, path: Path, wanted: Any) -> tuple[Any, Any]:
+def _open(api: Any, path: Path, wanted: Any) -> tuple[Any, Any]:
     """A loaded model and a context.
 
     The extra buffer types stay off: with those for AMX, llama.cpp built by gcc 12 dies in its first
@@ -198,10 +198,10 @@ def _opened(api: Any, path: Path, wanted: Any) -> tuple[Any, Any]:
 
 
 def _reason() -> str:
-    return "; ".join(_said) or "it does not say why"
+    return "; ".join(_complaints) or "it does not say why"
 
 
-def _freed(api: Any, batch: Any, context: Any, model: Any) -> None:
+def _free_all(api: Any, batch: Any, context: Any, model: Any) -> None:
     api.llama_batch_free(batch)
     api.llama_free(context)
     api.llama_model_free(model)

@@ -20,14 +20,14 @@ import msgspec
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError, SpillFailed, Unavailable
 from kilburn.kv.llama.cells import Cells
 from kilburn.kv.llama.context import Context
-from kilburn.kv.llama.sequence import Change, LlamaSequence
+from kilburn.kv.llama.sequence import Change, ChangeKind, LlamaSequence
 from kilburn.kv.llama.states import SavedState, States
 from kilburn.kv.prefixes import Key
 
 __all__ = ["Llama"]
 
 _SEQUENCES = 255
-"""One fewer than llama.cpp's limit: the last sequence is kept for `_settle`."""
+"""One fewer than llama.cpp's limit: the last sequence is kept for `_apply_shift`."""
 
 
 _TOKENS = 1 << 24
@@ -81,7 +81,7 @@ class Llama:
                 advice=f"give at least 1 of each, and at most {_SEQUENCES} sequences",
             )
         self._path = Path(path)
-        # Room for the one token of `_settle`, so that a full context can still shift.
+        # Room for the one token of `_apply_shift`, so that a full context can still shift.
         self._context = Context(self._path, tokens + 1, sequences + 1, batch, threads)
         self._cells = Cells(self._context.cells - 1)
         self._sequences: dict[int, LlamaSequence] = {}
@@ -126,7 +126,7 @@ class Llama:
         """
         with self._lock:
             self._check()
-            made = LlamaSequence(self._number())
+            made = LlamaSequence(self._free_number())
             self._sequences[made.number] = made
             try:
                 self.prefill(made, prompt)
@@ -143,7 +143,7 @@ class Llama:
         """
         with self._lock:
             self._check(sequence)
-            made = sequence.copy(self._number())
+            made = sequence.copy(self._free_number())
             self._context.copy(sequence.number, made.number)
             self._cells.share(made.cells)
             self._sequences[made.number] = made
@@ -170,11 +170,11 @@ class Llama:
         """
         with self._lock:
             self._check(sequence)
-            wanted = array("i", self._known(tokens))
+            wanted = array("i", self._check_tokens(tokens))
             if not wanted:
                 return
             if len(wanted) > self._cells.free:
-                raise self._full(len(wanted))
+                raise self._out_of_cells(len(wanted))
             self._run(sequence, wanted)
             sequence.take(wanted, self._cells.take(len(wanted)))
             sequence.logits = self._context.logits()
@@ -192,8 +192,8 @@ class Llama:
             self._check(sequence)
             part = sequence.evictable(start, stop)
             if part:
-                self._drop(sequence, part, start, stop)
-                sequence.drop(part, ("evict", len(sequence.taken), start, stop, 0))
+                self._remove(sequence, part, start, stop)
+                sequence.drop(part, Change(ChangeKind.EVICT, len(sequence.taken), start, stop))
             return len(part)
 
     def truncate(self, sequence: LlamaSequence, position: int) -> int:
@@ -206,7 +206,7 @@ class Llama:
             self._check(sequence)
             part = sequence.cuttable(position)
             if part:
-                self._drop(sequence, part, position, -1)
+                self._remove(sequence, part, position, -1)
             sequence.back(part, position)
             return len(part)
 
@@ -233,8 +233,8 @@ class Llama:
                     advice="free the fork, or save and restore one of the two",
                 )
             self._context.shift(sequence.number, start, stop, delta)
-            sequence.move(part, ("shift", len(sequence.taken), start, stop, delta))
-            self._settle()
+            sequence.move(part, Change(ChangeKind.SHIFT, len(sequence.taken), start, stop, delta))
+            self._apply_shift()
             return len(part)
 
     def save(self, sequence: LlamaSequence) -> SavedState:
@@ -250,7 +250,7 @@ class Llama:
             if not len(sequence):
                 raise InvalidRange(f"sequence {sequence.number} has nothing cached", advice="prefill it first")
             states = self.states
-            name = states.name(sequence.taken, sequence.moves)
+            name = states.name(sequence.taken, sequence.changes)
             logits = sequence.logits or array("f")
             with states.writing(name) as place:
                 state = self._context.state(sequence.number)
@@ -259,9 +259,8 @@ class Llama:
                 with place.open("xb") as file:
                     file.write(logits)
                     file.write(state)
-                about = _About(
-                    list(sequence.positions), list(sequence.taken), sequence.moves, sequence.exact, len(logits) * logits.itemsize
-                )
+                size = len(logits) * logits.itemsize
+                about = _About(list(sequence.positions), list(sequence.taken), sequence.changes, sequence.exact, size)
                 return states.commit(place, name, sequence.tokens, about)
 
     def restore(self, name: str) -> LlamaSequence | None:
@@ -282,8 +281,8 @@ class Llama:
                     return None
                 record, file = found
                 if len(record.tokens) > self._cells.free:
-                    raise self._full(len(record.tokens))
-                number = self._number()
+                    raise self._out_of_cells(len(record.tokens))
+                number = self._free_number()
                 state = bytearray(record.bytes)
                 with open(file, "rb", closefd=False) as whole:
                     whole.readinto(state)
@@ -295,8 +294,8 @@ class Llama:
                 self._context.remove(number, -1, -1)
                 return None
             made = LlamaSequence(number)
-            made.settle(record.tokens, about.positions, self._cells.take(len(record.tokens)), exact=about.exact)
-            made.taken, made.moves = array("i", about.taken), about.moves
+            made.load(record.tokens, about.positions, self._cells.take(len(record.tokens)), exact=about.exact)
+            made.taken, made.changes = array("i", about.taken), about.moves
             made.logits = logits or None
             self._sequences[number] = made
             return made
@@ -323,7 +322,7 @@ class Llama:
                 piece = tokens[done : done + self._batch - (end + done) % self._batch]
                 status = self._context.decode(sequence.number, piece, end + done)
                 if status == 1:
-                    raise self._full(len(tokens))
+                    raise self._out_of_cells(len(tokens))
                 if status:
                     raise Unavailable(f"llama.cpp could not decode: status {status}", advice="free some memory, or open it anew")
                 done += len(piece)
@@ -332,30 +331,30 @@ class Llama:
             self._context.remove(sequence.number, end, -1)
             raise
 
-    def _settle(self) -> None:
+    def _apply_shift(self) -> None:
         """Rotate shifted keys now. llama.cpp does so only when it next decodes, and would save the old keys before that."""
         status = self._context.decode(self._most, array("i", [0]), 0)
         self._context.remove(self._most, -1, -1)
         if status:
             raise Unavailable(f"llama.cpp could not shift: status {status}", advice="free the sequence")
 
-    def _drop(self, sequence: LlamaSequence, part: range, start: int, stop: int) -> None:
+    def _remove(self, sequence: LlamaSequence, part: range, start: int, stop: int) -> None:
         self._context.remove(sequence.number, start, stop)
         self._cells.drop(sequence.cells[part.start : part.stop])
 
-    def _number(self) -> int:
+    def _free_number(self) -> int:
         for number in range(self._most):
             if number not in self._sequences:
                 return number
         raise OutOfBlocks(f"all {self._most} sequences are in use", needed=1, advice="free one, or open the engine with more")
 
-    def _known(self, tokens: Sequence[int]) -> Sequence[int]:
+    def _check_tokens(self, tokens: Sequence[int]) -> Sequence[int]:
         size = self._context.vocabulary
         if len(tokens) and not (min(tokens) >= 0 and max(tokens) < size):
             raise SpecError(f"a token id outside 0 to {size - 1}", advice="use this model's own tokenizer")
         return tokens
 
-    def _full(self, needed: int) -> OutOfBlocks:
+    def _out_of_cells(self, needed: int) -> OutOfBlocks:
         return OutOfBlocks(
             f"{needed} cells are needed, {self._cells.free} of {self._cells.capacity} are free",
             needed=needed,

@@ -9,14 +9,31 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
 
 from kilburn.errors import FreedSequence, InvalidRange
 from kilburn.kv.llama.cells import ALIGNED
 
-__all__ = ["Change", "LlamaSequence"]
+__all__ = ["Change", "ChangeKind", "LlamaSequence"]
 
-Change = tuple[str, int, int, int, int]
-"""What was done ("evict", "truncate", "shift"), after how many tokens were taken, from, to, by how much."""
+
+class ChangeKind(StrEnum):
+    """What was done to a sequence."""
+
+    EVICT = "evict"
+    TRUNCATE = "truncate"
+    SHIFT = "shift"
+
+
+class Change(NamedTuple):
+    """One change: of which kind, after how many tokens were taken, from where, to where, by how much."""
+
+    kind: ChangeKind
+    taken: int
+    start: int
+    stop: int
+    by: int = 0
 
 
 class LlamaSequence:
@@ -27,15 +44,15 @@ class LlamaSequence:
         logits: of the next token, or None if they are not known (nothing ran, or after `truncate`).
         tokens: the cached tokens, in order.
         positions: the position of each of them.
-        taken: all tokens that were appended, including evicted ones.
-        moves: what was done to it. Two sequences with equal `taken` and `moves` have the same cache.
+        taken: all tokens that it took, those that were evicted included.
+        changes: what was done to it, so that two sequences of equal `taken` and `changes` are the same one.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.logits: array[float] | None = None
         self.tokens, self.positions, self.taken = array("i"), array("i"), array("i")
-        self.moves: list[Change] = []
+        self.changes: list[Change] = []
         self.cells = array("q")
         self.pure = 0
         self.is_live = True
@@ -68,7 +85,7 @@ class LlamaSequence:
         made = LlamaSequence(number)
         made.logits = self.logits
         made.tokens, made.positions, made.taken = self.tokens[:], self.positions[:], self.taken[:]
-        made.moves, made.cells, made.pure, made._end = self.moves[:], self.cells[:], self.pure, self.end
+        made.changes, made.cells, made.pure, made._end = self.changes[:], self.cells[:], self.pure, self.end
         return made
 
     def take(self, tokens: Sequence[int], cells: array[int]) -> None:
@@ -82,7 +99,7 @@ class LlamaSequence:
         self.taken.extend(tokens)
         self.cells.extend(cells)
 
-    def settle(self, tokens: Sequence[int], positions: Sequence[int], cells: array[int], *, exact: bool) -> None:
+    def load(self, tokens: Sequence[int], positions: Sequence[int], cells: array[int], *, exact: bool) -> None:
         """Record that a saved state was restored, in these cells. For the engine."""
         if exact:
             self.take(tokens, cells)
@@ -143,20 +160,20 @@ class LlamaSequence:
             raise InvalidRange(f"{start} to {stop} moved by {delta} would not lie between {floor} and {roof}")
         return part
 
-    def drop(self, part: range, move: Change | None) -> None:
+    def drop(self, part: range, change: Change | None) -> None:
         """Record that these cached tokens were dropped. For the engine."""
         end = self.end
         start, stop = part.start, part.stop
         del self.tokens[start:stop], self.positions[start:stop], self.cells[start:stop]
         self.pure = min(self.pure, start)
         self._end = end
-        if move is not None:
-            self.moves.append(move)
+        if change is not None:
+            self.changes.append(change)
 
     def back(self, part: range, position: int) -> None:
         """Record that everything from a position on was dropped. For the engine."""
-        if self.moves:
-            self.moves.append(("truncate", len(self.taken), position, position, 0))
+        if self.changes:
+            self.changes.append(Change(ChangeKind.TRUNCATE, len(self.taken), position, position))
         else:
             del self.taken[position:]
         if part:
@@ -164,12 +181,12 @@ class LlamaSequence:
         self.drop(part, None)
         self._end = position
 
-    def move(self, part: range, move: Change) -> None:
+    def move(self, part: range, change: Change) -> None:
         """Record that these cached tokens have other positions now. For the engine."""
         for index in part:
-            self.positions[index] += move[4]
+            self.positions[index] += change.by
         self.pure = min(self.pure, part.start)
-        self.moves.append(move)
+        self.changes.append(change)
 
     def alive(self) -> None:
         """Raise FreedSequence if it was freed."""

@@ -6,21 +6,63 @@ Bad parameters, an observation without what is needed, and scores that are not n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
 
-from kilburn.errors import BudgetTooSmall, KVError, MissingExtra, SpecError
+from kilburn.errors import BudgetTooSmall, KVError, SpecError
+from kilburn.kv.observation import Observation, Selection
+from kilburn.kv.tensors import Tensor, torch
 
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+__all__ = [
+    "BudgetPress",
+    "afford",
+    "check_flag",
+    "check_integer",
+    "check_number",
+    "check_scores",
+    "check_word",
+    "pool_neighbours",
+    "require",
+    "top_indices",
+    "with_window",
+]
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from kilburn.kv.observation import Observation
+class BudgetPress(ABC):
+    """A press that keeps all tokens where the budget holds them, and else what `choose` says."""
 
-__all__ = ["afford", "behind", "flag", "given", "integer", "number", "oneof", "smoothed", "sound", "top"]
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it has to see, of "keys", "attention" and "recent"."""
+        return frozenset()
+
+    @property
+    def recent(self) -> int:
+        """How many of the last queries it has to see."""
+        return 0
+
+    def keep(self, seen: Observation, budget: int) -> Selection:
+        """At most `budget` tokens; all of them, unshifted, where there are no more than that.
+
+        Raises:
+            BudgetTooSmall: it is no positive number, or does not hold what this press must keep.
+        """
+        afford(self.name, budget)
+        if budget >= seen.count:
+            return Selection(torch.arange(seen.count, device=seen.positions.device))
+        return self.choose(seen, budget)
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def choose(self, seen: Observation, budget: int) -> Selection:
+        """Which tokens stay, where not all can.
+
+        Raises:
+            BudgetTooSmall: the budget does not hold what this press must keep.
+        """
 
 
 def afford(press: str, budget: int, **must: int) -> int:
@@ -44,7 +86,7 @@ def afford(press: str, budget: int, **must: int) -> int:
     return budget - total
 
 
-def given(seen: Observation, name: str, press: str) -> Tensor:
+def require(seen: Observation, name: str, press: str) -> Tensor:
     """What the press needs of an observation: "keys", "attention", "recent" or "queries".
 
     Raises:
@@ -56,7 +98,7 @@ def given(seen: Observation, name: str, press: str) -> Tensor:
     return found
 
 
-def top(scores: Tensor, count: int) -> Tensor:
+def top_indices(scores: Tensor, count: int) -> Tensor:
     """Indices of the `count` highest along the last dimension, ascending; of equal scores the earlier ones.
 
     torch.topk may take any of equal scores, and a stable sort takes three times as long. So topk only finds the
@@ -68,14 +110,14 @@ def top(scores: Tensor, count: int) -> Tensor:
     shape = scores.shape[:-1]
     if not count:
         return torch.empty((*shape, 0), dtype=torch.int64, device=scores.device)
-    least = sound(scores).topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    least = check_scores(scores).topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
     above, equal = scores > least, scores == least
     room = count - above.sum(dim=-1, keepdim=True)
     kept = above | (equal & (equal.cumsum(dim=-1) <= room))
     return kept.nonzero()[:, -1].view(*shape, count)
 
 
-def sound(scores: Tensor) -> Tensor:
+def check_scores(scores: Tensor) -> Tensor:
     """The scores, checked: all of them are numbers.
 
     Raises:
@@ -86,13 +128,13 @@ def sound(scores: Tensor) -> Tensor:
     return scores
 
 
-def behind(chosen: Tensor, start: int, stop: int) -> Tensor:
+def with_window(chosen: Tensor, start: int, stop: int) -> Tensor:
     """The chosen indices of each head, followed by those from `start` to `stop`."""
     window = torch.arange(start, stop, device=chosen.device)
     return torch.cat((chosen, window.expand(*chosen.shape[:-1], stop - start)), dim=-1)
 
 
-def smoothed(scores: Tensor, kernel: int, pool: str) -> Tensor:
+def pool_neighbours(scores: Tensor, kernel: int, pool: str) -> Tensor:
     """Each score pooled with its neighbours along the last dimension: their mean ("avg") or maximum ("max").
 
     `kernel` is odd. Beyond both ends the mean counts zeros, as the code released with SnapKV does.
@@ -104,7 +146,7 @@ def smoothed(scores: Tensor, kernel: int, pool: str) -> Tensor:
     return pooling(flat, kernel, stride=1, padding=kernel // 2).view(scores.shape)
 
 
-def integer(press: str, name: str, value: object, least: int, *, odd: bool = False) -> None:
+def check_integer(press: str, name: str, value: object, least: int, *, odd: bool = False) -> None:
     """Refuse a parameter that is no whole number of at least `least`.
 
     Raises:
@@ -114,7 +156,7 @@ def integer(press: str, name: str, value: object, least: int, *, odd: bool = Fal
         raise SpecError(f"{press}({name}={value!r})", advice=f"give {'an odd' if odd else 'a whole'} number, {least} or more")
 
 
-def number(press: str, name: str, value: object, least: float, most: float) -> None:
+def check_number(press: str, name: str, value: object, least: float, most: float) -> None:
     """Refuse a parameter that is no number within bounds, both included.
 
     Raises:
@@ -124,7 +166,7 @@ def number(press: str, name: str, value: object, least: float, most: float) -> N
         raise SpecError(f"{press}({name}={value!r})", advice=f"give a number from {least:g} to {most:g}")
 
 
-def oneof(press: str, name: str, value: object, words: tuple[str, ...]) -> None:
+def check_word(press: str, name: str, value: object, words: tuple[str, ...]) -> None:
     """Refuse a parameter that is none of these words.
 
     Raises:
@@ -134,7 +176,7 @@ def oneof(press: str, name: str, value: object, words: tuple[str, ...]) -> None:
         raise SpecError(f"{press}({name}={value!r})", advice=f"give one of {', '.join(words)}")
 
 
-def flag(press: str, name: str, value: object) -> None:
+def check_flag(press: str, name: str, value: object) -> None:
     """Refuse a parameter that is neither True nor False.
 
     Raises:

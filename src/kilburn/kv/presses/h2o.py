@@ -7,25 +7,15 @@ Here they are shares of the budget of each call.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kilburn.errors import MissingExtra
-from kilburn.kv.observation import Selection
-from kilburn.kv.presses.choice import afford, behind, flag, given, number, top
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-if TYPE_CHECKING:
-    from kilburn.kv.observation import Observation
+from kilburn.kv.observation import Observation, Selection
+from kilburn.kv.presses.choice import BudgetPress, check_flag, check_number, require, top_indices, with_window
 
 __all__ = ["H2o"]
 
 
 @dataclass(frozen=True)
-class H2o:
+class H2o(BudgetPress):
     """Keep heavy hitters and the last tokens.
 
     Args:
@@ -38,32 +28,19 @@ class H2o:
     normalise: bool = False
 
     def __post_init__(self) -> None:
-        number("h2o", "heavy", self.heavy, 0.0, 1.0)
-        flag("h2o", "normalise", self.normalise)
+        check_number("h2o", "heavy", self.heavy, 0.0, 1.0)
+        check_flag("h2o", "normalise", self.normalise)
 
     @property
     def needs(self) -> frozenset[str]:
         """Accumulated attention."""
         return frozenset({"attention"})
 
-    @property
-    def recent(self) -> int:
-        """No query."""
-        return 0
-
-    def keep(self, seen: Observation, budget: int) -> Selection:
-        """For each head its heaviest tokens outside the window, and the window.
-
-        Raises:
-            BudgetTooSmall: it is no positive number.
-        """
-        afford("h2o", budget)
-        count = seen.count
-        if budget >= count:
-            return Selection(torch.arange(count, device=seen.positions.device))
-        heavy = int(budget * self.heavy)
+    def choose(self, seen: Observation, budget: int) -> Selection:
+        """For each head its heaviest tokens outside the window, and the window."""
+        count, heavy = seen.count, int(budget * self.heavy)
         start = count - (budget - heavy)
-        scores = given(seen, "attention", "h2o")[..., :start]
+        scores = require(seen, "attention", self.name)[..., :start]
         if self.normalise:
-            scores = scores / given(seen, "queries", "h2o")[:start].clamp(min=1)
-        return Selection(behind(top(scores, heavy), start, count))
+            scores = scores / require(seen, "queries", self.name)[:start].clamp(min=1)
+        return Selection(with_window(top_indices(scores, heavy), start, count))

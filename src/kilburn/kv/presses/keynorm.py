@@ -7,25 +7,16 @@ budget is the same for every layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kilburn.errors import MissingExtra
-from kilburn.kv.observation import Selection
-from kilburn.kv.presses.choice import afford, behind, given, integer, top
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-if TYPE_CHECKING:
-    from kilburn.kv.observation import Observation
+from kilburn.kv.observation import Observation, Selection
+from kilburn.kv.presses.choice import BudgetPress, afford, check_integer, require, top_indices, with_window
+from kilburn.kv.tensors import torch
 
 __all__ = ["Keynorm"]
 
 
 @dataclass(frozen=True)
-class Keynorm:
+class Keynorm(BudgetPress):
     """Keep for each head the tokens whose keys are shortest.
 
     Args:
@@ -35,29 +26,21 @@ class Keynorm:
     window: int = 0
 
     def __post_init__(self) -> None:
-        integer("keynorm", "window", self.window, 0)
+        check_integer("keynorm", "window", self.window, 0)
 
     @property
     def needs(self) -> frozenset[str]:
         """Keys; rotation does not change their norm."""
         return frozenset({"keys"})
 
-    @property
-    def recent(self) -> int:
-        """No query."""
-        return 0
-
-    def keep(self, seen: Observation, budget: int) -> Selection:
+    def choose(self, seen: Observation, budget: int) -> Selection:
         """For each head the tokens of the lowest key norm before the window, and the window.
 
         Raises:
             BudgetTooSmall: it does not hold the window.
         """
-        afford("keynorm", budget)
+        room = afford(self.name, budget, in_the_window=self.window)
         count = seen.count
-        if budget >= count:
-            return Selection(torch.arange(count, device=seen.positions.device))
-        room = afford("keynorm", budget, in_the_window=self.window)
         start = count - self.window
-        keys = given(seen, "keys", "keynorm")[..., :start, :].to(torch.float32)
-        return Selection(behind(top(-torch.linalg.vector_norm(keys, dim=-1), room), start, count))
+        keys = require(seen, "keys", self.name)[..., :start, :].to(torch.float32)
+        return Selection(with_window(top_indices(-torch.linalg.vector_norm(keys, dim=-1), room), start, count))

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from kilburn.errors import InvalidRange, MissingExtra
-from kilburn.kv.observation import CachedPage, Selection
-from kilburn.kv.presses.choice import afford, given, integer, number, oneof, smoothed, sound
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kilburn.kv.observation import Observation
+from kilburn.errors import InvalidRange
+from kilburn.kv.observation import CachedPage, Observation, Selection
+from kilburn.kv.presses.choice import (
+    BudgetPress,
+    afford,
+    check_integer,
+    check_number,
+    check_scores,
+    check_word,
+    pool_neighbours,
+    require,
+)
+from kilburn.kv.tensors import Tensor, torch
 
 __all__ = ["Pages"]
 
@@ -46,7 +46,7 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pages:
+class Pages(BudgetPress):
     """Keep the spans of the pages that the last queries look at, whole pages where those are best.
 
     The worth of a span is a factor from the hierarchy times (`1 - weight` of its own score plus `weight` of its
@@ -91,14 +91,14 @@ class Pages:
 
     def __post_init__(self) -> None:
         for name, least in (("window", 1), ("sinks", 0), ("span", 1), ("around", 0), ("unit", 1)):
-            integer("pages", name, getattr(self, name), least)
-        integer("pages", "kernel", self.kernel, 1, odd=True)
+            check_integer("pages", name, getattr(self, name), least)
+        check_integer("pages", "kernel", self.kernel, 1, odd=True)
         for name in ("weight", "contrast", "stale", "folded", "unasked"):
-            number("pages", name, getattr(self, name), 0.0, 1.0)
-        number("pages", "halflife", self.halflife, 1e-3, float("inf"))
-        oneof("pages", "pool", self.pool, ("avg", "max"))
-        oneof("pages", "heads", self.heads, ("mean", "rms", "max"))
-        oneof("pages", "page", self.page, ("mean", "max"))
+            check_number("pages", name, getattr(self, name), 0.0, 1.0)
+        check_number("pages", "halflife", self.halflife, 1e-3, float("inf"))
+        check_word("pages", "pool", self.pool, ("avg", "max"))
+        check_word("pages", "heads", self.heads, ("mean", "rms", "max"))
+        check_word("pages", "page", self.page, ("mean", "max"))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -111,24 +111,21 @@ class Pages:
         """As many queries as the window has tokens."""
         return self.window
 
-    def keep(self, seen: Observation, budget: int) -> Selection:
+    def choose(self, seen: Observation, budget: int) -> Selection:
         """What must stay and the best of the rest, for all heads; exactly `budget` tokens if there are more.
 
         Raises:
             BudgetTooSmall: it does not hold the pins, the tokens of no page, the sinks and the window.
-            InvalidRange: pieces overlap, or reach beyond the cached tokens.
+            InvalidRange: pages overlap, or reach beyond the cached tokens.
         """
-        afford("pages", budget)
         count, device = seen.count, seen.positions.device
-        if budget >= count:
-            return Selection(torch.arange(count, device=device))
-        pieces = seen.pieces or self._units(count)
-        free = list(self._free(pieces, count))
+        pages = seen.pages or self._units(count)
+        free = list(self._free(pages, count))
         open_tokens = sum(stop - start for _, start, stop in free)
         window = min(self.window, count)
         sinks = min(self.sinks, count - window)
         room = afford(
-            "pages", budget, sinks=sinks, in_the_window=window, pinned_or_of_no_page=count - open_tokens - sinks - window
+            self.name, budget, sinks=sinks, in_the_window=window, pinned_or_of_no_page=count - open_tokens - sinks - window
         )
         kept = [True] * count
         for _, start, stop in free:
@@ -154,8 +151,8 @@ class Pages:
     def _keep_unasked(self, kept: list[bool], free: list[Ranged], shortness: list[float], room: int) -> None:
         """Mark tokens with short keys as kept, and those around them on their page, the nearest first, while there is room."""
         ranked: list[tuple[float, float, int, int, int]] = []
-        for piece, start, stop in free:
-            likely = self._likely(piece)
+        for page, start, stop in free:
+            likely = self._likely(page)
             ranked += [(-likely * shortness[index], -likely, index, start, stop) for index in range(start, stop)]
         for _, _, index, start, stop in sorted(ranked):
             if kept[index]:
@@ -174,24 +171,24 @@ class Pages:
             CachedPage(number, start, min(count, start + self.unit)) for number, start in enumerate(range(0, count, self.unit), 1)
         )
 
-    def _free(self, pieces: tuple[CachedPage, ...], count: int) -> Iterator[Ranged]:
+    def _free(self, pages: tuple[CachedPage, ...], count: int) -> Iterator[Ranged]:
         """The pages that may go, each with the range of it that is neither sink nor window."""
         behind = 0
-        for piece in pieces:
-            if not behind <= piece.start <= piece.stop <= count:
+        for page in pages:
+            if not behind <= page.start <= page.stop <= count:
                 raise InvalidRange(
-                    f"page {piece.page} at {piece.start} to {piece.stop} of {count} cached tokens, behind {behind}",
-                    advice="give pieces in order, as indices of cached tokens",
+                    f"page {page.page} at {page.start} to {page.stop} of {count} cached tokens, behind {behind}",
+                    advice="give pages in order, as indices of cached tokens",
                 )
-            behind = piece.stop
-            start, stop = max(piece.start, self.sinks), min(piece.stop, count - self.window)
-            if piece.page and not piece.pinned and start < stop:
-                yield piece, start, stop
+            behind = page.stop
+            start, stop = max(page.start, self.sinks), min(page.stop, count - self.window)
+            if page.page and not page.pinned and start < stop:
+                yield page, start, stop
 
     def _scores(self, seen: Observation, free: list[Ranged]) -> tuple[list[float], list[float]]:
         """The score of each token, with contrast and without; 0 for those that stay anyway."""
-        votes = given(seen, "recent", "pages")[:, :, -self.window :].mean(dim=2)
-        # Sinks draw so much attention that pooling would raise the scores of their neighbours.
+        votes = require(seen, "recent", self.name)[:, :, -self.window :].mean(dim=2)
+        # Sinks draw so much that their neighbours would look asked for once scores are pooled.
         stays = torch.ones(seen.count, dtype=torch.bool)
         for _, start, stop in free:
             stays[start:stop] = False
@@ -199,16 +196,16 @@ class Pages:
         plain = self._merged(votes.masked_fill(stays, 0.0))
         if not self.contrast:
             return plain, plain
-        usual = given(seen, "attention", "pages") / given(seen, "queries", "pages").clamp(min=1)
+        usual = require(seen, "attention", self.name) / require(seen, "queries", self.name).clamp(min=1)
         return self._merged((votes - self.contrast * usual).clamp_(min=0).masked_fill_(stays, 0.0)), plain
 
     def _shortness(self, seen: Observation, free: list[Ranged]) -> list[float]:
         """How short each token's keys are, by standard deviations of each head, over all heads; from 0 to 1."""
-        norms = torch.linalg.vector_norm(given(seen, "keys", "pages").to(torch.float32), dim=-1)
+        norms = torch.linalg.vector_norm(require(seen, "keys", self.name).to(torch.float32), dim=-1)
         open_tokens = torch.cat([torch.arange(start, stop) for _, start, stop in free]).to(norms.device)
         own = norms[..., open_tokens]
         deviation = own.std(dim=-1, keepdim=True, correction=0).clamp(min=1e-12)
-        short = sound((own.mean(dim=-1, keepdim=True) - own) / deviation).mean(dim=(0, 1))
+        short = check_scores((own.mean(dim=-1, keepdim=True) - own) / deviation).mean(dim=(0, 1))
         short = (short - short.min()) / (short.max() - short.min()).clamp(min=1e-12)
         found = torch.zeros(seen.count, device=norms.device)
         found[open_tokens] = short
@@ -217,20 +214,20 @@ class Pages:
 
     def _merged(self, votes: Tensor) -> list[float]:
         """One score for each token, over all layers and heads."""
-        votes = smoothed(votes, self.kernel, self.pool).flatten(0, 1)
+        votes = pool_neighbours(votes, self.kernel, self.pool).flatten(0, 1)
         if self.heads == "max":
             found = votes.amax(dim=0)
         elif self.heads == "mean":
             found = votes.mean(dim=0)
         else:
             found = votes.square().mean(dim=0).sqrt()
-        scores: list[float] = sound(found).tolist()
+        scores: list[float] = check_scores(found).tolist()
         return scores
 
     def _spans(self, free: list[Ranged], scores: list[float], plain: list[float]) -> Iterator[_Span]:
         """The spans of all pages that may go, not yet in order."""
-        for order, (piece, start, stop) in enumerate(free):
-            likely = self._likely(piece)
+        for order, (page, start, stop) in enumerate(free):
+            likely = self._likely(page)
             whole, usual = self._pooled(scores[start:stop]), self._pooled(plain[start:stop])
             for at in range(start, stop, self.span):
                 end = min(stop, at + self.span)
@@ -244,15 +241,15 @@ class Pages:
     def _weighed(self, own: float, page: float) -> float:
         return (1 - self.weight) * own + self.weight * page
 
-    def _likely(self, piece: CachedPage) -> float:
+    def _likely(self, page: CachedPage) -> float:
         """The hierarchy's factor for a page: 1 if it knows nothing against it."""
         likely = 1.0
-        if piece.folded:
+        if page.folded:
             likely *= self.folded
-        if piece.stale:
+        if page.stale:
             likely *= self.stale
-        if piece.distance is not None:
-            likely *= 0.5 ** (max(0.0, piece.distance) / self.halflife)
+        if page.distance is not None:
+            likely *= 0.5 ** (max(0.0, page.distance) / self.halflife)
         return likely
 
 

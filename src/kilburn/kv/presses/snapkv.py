@@ -7,25 +7,24 @@ what grouping saves, so here each key-value head chooses once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kilburn.errors import MissingExtra
-from kilburn.kv.observation import Selection
-from kilburn.kv.presses.choice import afford, behind, given, integer, oneof, smoothed, top
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-if TYPE_CHECKING:
-    from kilburn.kv.observation import Observation
+from kilburn.kv.observation import Observation, Selection
+from kilburn.kv.presses.choice import (
+    BudgetPress,
+    afford,
+    check_integer,
+    check_word,
+    pool_neighbours,
+    require,
+    top_indices,
+    with_window,
+)
 
 __all__ = ["Snapkv"]
 
 
 @dataclass(frozen=True)
-class Snapkv:
+class Snapkv(BudgetPress):
     """Keep what the last queries attend to, and their own tokens.
 
     Args:
@@ -39,9 +38,9 @@ class Snapkv:
     pool: str = "avg"
 
     def __post_init__(self) -> None:
-        integer("snapkv", "window", self.window, 1)
-        integer("snapkv", "kernel", self.kernel, 1, odd=True)
-        oneof("snapkv", "pool", self.pool, ("avg", "max"))
+        check_integer("snapkv", "window", self.window, 1)
+        check_integer("snapkv", "kernel", self.kernel, 1, odd=True)
+        check_word("snapkv", "pool", self.pool, ("avg", "max"))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -53,17 +52,14 @@ class Snapkv:
         """As many queries as the window has tokens."""
         return self.window
 
-    def keep(self, seen: Observation, budget: int) -> Selection:
+    def choose(self, seen: Observation, budget: int) -> Selection:
         """For each head its best tokens before the window, and the window.
 
         Raises:
             BudgetTooSmall: it does not hold the window.
         """
-        afford("snapkv", budget)
+        room = afford(self.name, budget, in_the_window=self.window)
         count = seen.count
-        if budget >= count:
-            return Selection(torch.arange(count, device=seen.positions.device))
-        room = afford("snapkv", budget, in_the_window=self.window)
         start = count - self.window
-        votes = given(seen, "recent", "snapkv")[:, :, -self.window :, :start].sum(dim=2)
-        return Selection(behind(top(smoothed(votes, self.kernel, self.pool), room), start, count))
+        votes = require(seen, "recent", self.name)[:, :, -self.window :, :start].sum(dim=2)
+        return Selection(with_window(top_indices(pool_neighbours(votes, self.kernel, self.pool), room), start, count))

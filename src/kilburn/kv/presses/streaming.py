@@ -8,25 +8,16 @@ the positions just before the window. Earlier rotations are read from the observ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kilburn.errors import MissingExtra
-from kilburn.kv.observation import Selection
-from kilburn.kv.presses.choice import afford, flag, integer
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-if TYPE_CHECKING:
-    from kilburn.kv.observation import Observation
+from kilburn.kv.observation import Observation, Selection
+from kilburn.kv.presses.choice import BudgetPress, afford, check_flag, check_integer
+from kilburn.kv.tensors import torch
 
 __all__ = ["Streaming"]
 
 
 @dataclass(frozen=True)
-class Streaming:
+class Streaming(BudgetPress):
     """Keep the first tokens (attention sinks) and the last, rotated by index in the cache.
 
     Args:
@@ -39,30 +30,17 @@ class Streaming:
     rotate: bool = True
 
     def __post_init__(self) -> None:
-        integer("streaming", "sinks", self.sinks, 0)
-        flag("streaming", "rotate", self.rotate)
+        check_integer("streaming", "sinks", self.sinks, 0)
+        check_flag("streaming", "rotate", self.rotate)
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Nothing."""
-        return frozenset()
-
-    @property
-    def recent(self) -> int:
-        """No query."""
-        return 0
-
-    def keep(self, seen: Observation, budget: int) -> Selection:
+    def choose(self, seen: Observation, budget: int) -> Selection:
         """The first `sinks` tokens and the last `budget - sinks`, for all heads.
 
         Raises:
             BudgetTooSmall: it leaves no token besides the sinks.
         """
-        afford("streaming", budget)
         count, device = seen.count, seen.positions.device
-        if budget >= count:
-            return Selection(torch.arange(count, device=device))
-        window = 1 + afford("streaming", budget, sinks=self.sinks, recent_token=1)
+        window = 1 + afford(self.name, budget, sinks=self.sinks, recent_token=1)
         kept = torch.cat((torch.arange(self.sinks, device=device), torch.arange(count - window, count, device=device)))
         if not self.rotate:
             return Selection(kept)

@@ -6,43 +6,18 @@ Without sinks, a model that was not trained for it produces bad text; `streaming
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kilburn.errors import MissingExtra
-from kilburn.kv.observation import Selection
-from kilburn.kv.presses.choice import afford
-
-try:
-    import torch
-except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
-
-if TYPE_CHECKING:
-    from kilburn.kv.observation import Observation
+from kilburn.kv.observation import Observation, Selection
+from kilburn.kv.presses.choice import BudgetPress
+from kilburn.kv.tensors import torch
 
 __all__ = ["Window"]
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(BudgetPress):
     """Keep the last tokens, as many as the budget holds."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Nothing."""
-        return frozenset()
-
-    @property
-    def recent(self) -> int:
-        """No query."""
-        return 0
-
-    def keep(self, seen: Observation, budget: int) -> Selection:
-        """The last `budget` tokens, for all heads.
-
-        Raises:
-            BudgetTooSmall: it is no positive number.
-        """
-        afford("window", budget)
-        count = seen.count
-        return Selection(torch.arange(max(0, count - budget), count, device=seen.positions.device))
+    def choose(self, seen: Observation, budget: int) -> Selection:
+        """The last `budget` tokens, for all heads."""
+        return Selection(torch.arange(seen.count - budget, seen.count, device=seen.positions.device))

@@ -1,0 +1,13 @@
+"""torch, or the error that names the extra: modules of the KV level that hold tensors import it from here."""
+
+from __future__ import annotations
+
+from kilburn.errors import MissingExtra
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
+    raise MissingExtra("torch", "kv") from error
+
+__all__ = ["Tensor", "torch"]

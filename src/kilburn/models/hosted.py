@@ -1,0 +1,131 @@
+"""What models behind an official SDK share: one policy of retries, one hard end, one table of errors.
+
+The SDKs' own retries are switched off, because `kilburn.models.retry` does them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from importlib import import_module
+from typing import Any, ClassVar, Protocol, Self
+
+from kilburn.errors import MissingExtra, ModelError, Refused, Unavailable
+from kilburn.model import Delta, Reply, Request
+from kilburn.models.deadline import Deadline
+from kilburn.models.provider_errors import error_of
+from kilburn.models.retry import Retry
+
+__all__ = ["Collector", "SdkModel"]
+
+
+class Collector(Protocol):
+    """Takes the chunks of one stream in order and ends with a reply."""
+
+    def feed(self, chunk: dict[str, Any], /) -> Iterator[Delta]:
+        """The pieces of text that a chunk brings."""
+        ...
+
+    def reply(self) -> Reply:
+        """The whole reply.
+
+        Raises:
+            Unavailable: the stream ended before the reply did, or it is no message.
+        """
+        ...
+
+
+class SdkModel(ABC):
+    """A model behind an SDK.
+
+    Args:
+        sdk: the module to import, which is also the extra that brings it.
+        name: the model's name there.
+        context: its window in tokens, or None where unknown.
+        tokenizer: a name for `kilburn.tokens`, or a counter.
+        timeout: seconds of silence before a call is given up; `Request.timeout` bounds the whole reply.
+        retry: how failed calls are made again; None as `Retry` does by itself.
+
+    Raises:
+        MissingExtra: the SDK is not installed.
+    """
+
+    form: str
+    _answer: ClassVar[str]
+    """What the endpoint sends, in words."""
+    _client: Any
+
+    def __init__(self, sdk: str, name: str, context: int | None, tokenizer: Any, timeout: float, retry: Retry | None) -> None:
+        try:
+            self._sdk = import_module(sdk)
+            self._network_error = import_module("httpx2").HTTPError
+        except ModuleNotFoundError as error:
+            raise MissingExtra(sdk, sdk) from error
+        self.name = name
+        self.context = context
+        self.tokenizer: Any = tokenizer
+        self._timeout = timeout
+        self._retry = retry or Retry()
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        """The reply as it comes. Failures before the first piece are tried again.
+
+        Raises:
+            Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
+        """
+        if not request.messages:
+            raise Refused("a request without messages", advice="send at least one message")
+        yield from self._retry.stream(lambda left: self._once(request, left), request.timeout)
+
+    def close(self) -> None:
+        """Close the connections that are kept open."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _open(self, request: Request, silence: float) -> Any:
+        """The SDK's stream of a request, given up after so many seconds of silence."""
+
+    @abstractmethod
+    def _collector(self) -> Collector:
+        """What makes one reply of a stream's chunks."""
+
+    def _once(self, request: Request, left: float | None) -> Generator[Delta | Reply, None, None]:
+        """One try, within `left` seconds."""
+        silence = self._timeout if left is None else min(left, self._timeout)
+        collector = self._collector()
+        passed = False
+        try:
+            with self._open(request, silence) as chunks, Deadline(left, chunks.response) as deadline:
+                try:
+                    for chunk in chunks:
+                        yield from collector.feed(chunk.to_dict(warnings=False))
+                finally:
+                    passed = deadline.passed
+        except (self._sdk.APIError, self._network_error) as error:
+            raise self._error_of(error, passed) from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Unavailable(f"{self.name} sent what is no {self._answer}: {error!r}", advice="check the base URL") from error
+        if passed:
+            raise self._late_error()
+        yield collector.reply()
+
+    def _error_of(self, error: Any, passed: bool) -> ModelError:
+        silent = any(base.__name__ == "TimeoutException" for base in type(error).__mro__)
+        if passed or silent or isinstance(error, self._sdk.APITimeoutError):
+            return self._late_error()
+        if isinstance(error, self._network_error | self._sdk.APIConnectionError):
+            reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+            return Unavailable(f"{self.name}: {reason}", advice=f"is anything listening at {self._client.base_url}?")
+        status = getattr(error, "status_code", None)
+        headers = error.response.headers if isinstance(error, self._sdk.APIStatusError) else None
+        # An error inside a stream carries the stream's own status, which says nothing.
+        return error_of(self.name, None if status == 200 else status, error.body, str(error), headers)
+
+    def _late_error(self) -> Unavailable:
+        return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")
