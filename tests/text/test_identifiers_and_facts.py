@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.text.facts import facts
-from kilburn.text.identifiers import identifiers, names, rare_words
+from kilburn.text.facts import FactKind, facts
+from kilburn.text.identifiers import identifiers, rare_words
 from kilburn.text.signs import Sign, case_of, sign_of, sign_of_prose
 
 
@@ -37,7 +39,8 @@ def test_identifiers_of_each_kind(text: str, kind: str, name: str) -> None:
 
 
 def test_ordinary_words_are_no_identifiers() -> None:
-    assert names("The agent and/or the user then opened a file, because it was needed (see above). It works!") == set()
+    said = "The agent and/or the user then opened a file, because it was needed (see above). It works!"
+    assert list(identifiers(said)) == []
 
 
 @given(st.text(st.sampled_from("aB_1./:-(@%\\ \n\u2028\x00é漢"), max_size=200))
@@ -122,18 +125,19 @@ def test_facts_of_a_step() -> None:
         "KeyError: 17\n"
         "1 failed, 12 passed in 0.31s\n"
     )
-    found = facts(text)
-    assert {fact.value for fact in found.paths} >= {"src/app/cache.py", "docs/cache.md"}
-    assert "evict_page" in {fact.value for fact in found.identifiers}
-    assert [fact.value for fact in found.decisions] == [text.splitlines()[0]]
-    assert [fact.value for fact in found.tasks] == ["Still need to update docs/cache.md."]
-    assert [fact.value for fact in found.tests] == ["1 failed, 12 passed in 0.31s"]
-    assert {"KeyError: 17", 'File "src/app/cache.py", line 41, in evict_page'} <= {fact.value for fact in found.errors}
-    assert all(fact.value in text[slice(*fact.span)] for fact in found)
+    prose, output = facts(text, prose=True), facts(text, prose=False)
+    assert {fact.value for fact in prose[FactKind.PATH]} >= {"src/app/cache.py", "docs/cache.md"}
+    assert "evict_page" in {fact.value for fact in prose[FactKind.IDENTIFIER]}
+    assert [fact.value for fact in prose[FactKind.DECISION]] == [text.splitlines()[0]]
+    assert not output[FactKind.DECISION]
+    assert [fact.value for fact in output[FactKind.TEST]] == ["1 failed, 12 passed in 0.31s"]
+    errors = {fact.value for fact in output[FactKind.ERROR]}
+    assert {"KeyError: 17", 'File "src/app/cache.py", line 41, in evict_page'} <= errors
+    assert all(fact.value in text[slice(*fact.span)] for found in output.values() for fact in found)
 
 
-@given(st.text(max_size=300))
-def test_every_fact_stands_in_its_line(text: str) -> None:
-    for fact in facts(text):
+@given(st.text(max_size=300), st.booleans())
+def test_every_fact_stands_in_its_line(text: str, prose: bool) -> None:
+    for fact in chain.from_iterable(facts(text, prose=prose).values()):
         start, end = fact.span
         assert 0 <= start < end <= len(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from threading import Event
 from typing import Any
@@ -36,6 +37,14 @@ def test_no_text_holds_its_own_nonce(text: str) -> None:
     for attempt in (text, text + known, known + text + nonce_of(text + known)):
         assert nonce_of(attempt) not in attempt
     assert quote("log", text) == f"<log-{known}>\n{text}\n</log-{known}>"
+
+
+@pytest.mark.parametrize("seed", [32, 40, 46])
+def test_a_text_that_holds_its_first_nonce_gets_a_longer_one(seed: int) -> None:
+    """A million hex digits hold one nonce in sixteen; of these seeds the text does."""
+    text = random.Random(seed).randbytes(500_000).hex()
+    assert len(nonce_of(text)) == 7
+    assert nonce_of(text) not in text
 
 
 def page(number: int) -> str:

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 import msgspec
 
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
-from kilburn.kernel.window import PATIENCE
-from kilburn.kernel.window import Window as Tier
+from kilburn.kernel.window import PATIENCE, Window
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, address_of
@@ -66,7 +65,7 @@ def as_move(value: object) -> Move:
     return move
 
 
-def known(tier: Tier, pages: Sequence[int]) -> list[Page]:
+def known(window: Window, pages: Sequence[int]) -> list[Page]:
     """The pages of these ids.
 
     Raises:
@@ -78,120 +77,120 @@ def known(tier: Tier, pages: Sequence[int]) -> list[Page]:
         raise KernelError("a move that names a page twice", advice="name each page once")
     found = []
     for page in pages:
-        if page not in tier.pages:
+        if page not in window.pages:
             raise UnknownAddress(
                 f"{address_of(page)} does not exist in this process", advice="use an address that a handle shows"
             )
-        if tier.at(page) == Place.DROPPED:
+        if window.at(page) == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
-        found.append(tier.pages[page])
+        found.append(window.pages[page])
     return found
 
 
-def _unpinned(tier: Tier, pages: Iterable[int]) -> None:
+def _unpinned(window: Window, pages: Iterable[int]) -> None:
     for page in pages:
-        if page in tier.pins:
+        if page in window.pins:
             raise LawBroken(3, f"{address_of(page)} is pinned", advice="unpin it first")
 
 
-def check_held(tier: Tier, change: Change) -> None:
+def check_held(window: Window, change: Change) -> None:
     """Check that the user's latest message stays until the next one; pages that come back may replace an excerpt."""
-    for page in tier.request:
-        standing = tier.stands_itself(page)
+    for page in window.request:
+        standing = window.stands_itself(page)
         if standing is not None and change.at.get(standing, Place.IN) != Place.IN and change.at.get(page) != Place.IN:
             raise LawBroken(
                 3, f"{address_of(page)} is the user's latest message", advice="it may leave when the next one is there"
             )
 
 
-def _rest(tier: Tier, page: int) -> Place:
+def _rest(window: Window, page: int) -> Place:
     """Where a page is after it leaves: folded, if a fold stands for it, or out."""
-    fold = tier.cover.get(page)
-    return Place.FOLDED if fold is not None and tier.is_visible(fold) else Place.OUT
+    fold = window.stand_ins.get(page)
+    return Place.FOLDED if fold is not None and window.is_visible(fold) else Place.OUT
 
 
-def _acts_as(tier: Tier, page: Page) -> Kind:
+def _acts_as(window: Window, page: Page) -> Kind:
     """An excerpt or summary of one call or result stands in its place in the transcript."""
     if page.kind in DERIVED and len(page.sources) == 1 and page.message:
-        return tier.pages[page.sources[0]].kind
+        return window.pages[page.sources[0]].kind
     return page.kind
 
 
-def _call_stays(tier: Tier, page: Page, leaving: set[int]) -> bool:
-    standing = tier.stands_itself(page.answers) if page.answers else None
+def _call_stays(window: Window, page: Page, leaving: set[int]) -> bool:
+    standing = window.stands_itself(page.answers) if page.answers else None
     return standing is not None and standing not in leaving
 
 
-def check_load(tier: Tier, move: Load) -> Change:
+def check_load(window: Window, move: Load) -> Change:
     """A load brings whole groups, never a retired page (law 9) or a result without its call (law 6)."""
     change = Change(at={}, uncover=[])
-    for page in known(tier, move.pages):
-        if tier.at(page.id) == Place.RETIRED:
+    for page in known(window, move.pages):
+        if window.at(page.id) == Place.RETIRED:
             raise LawBroken(9, f"{page.address} is retired", advice="recall it by address; it stays readable as history")
-        for member in tier.group(page.id) if page.id > 0 else (page.id,):
-            if tier.at(member) in (Place.OUT, Place.STUB, Place.FOLDED) and (member > 0 or member in move.pages):
+        for member in window.group(page.id) if page.id > 0 else (page.id,):
+            if window.at(member) in (Place.OUT, Place.STUB, Place.FOLDED) and (member > 0 or member in move.pages):
                 change.at[member] = Place.IN
-                _replace_stand_in(tier, member, change)
+                _replace_stand_in(window, member, change)
     for member in change.at:
-        page = tier.pages[member]
+        page = window.pages[member]
         if (
             page.answers
             and change.at[member] == Place.IN
             and change.at.get(page.answers) != Place.IN
-            and tier.stands_itself(page.answers) is None
+            and window.stands_itself(page.answers) is None
         ):
             raise LawBroken(6, f"the call of {page.address} is not there any more", advice="recall it by address")
-        if page.kind is Kind.CALL and page.id not in tier.open and not _has_result(tier, page, change):
+        if page.kind is Kind.CALL and page.id not in window.open and not _has_result(window, page, change):
             raise LawBroken(6, f"the result of {page.address} is not there any more", advice="recall it by address")
     return change
 
 
-def _has_result(tier: Tier, call: Page, change: Change) -> bool:
-    results = [member for member in tier.group(call.id) if tier.pages[member].answers == call.id]
-    return any(change.at.get(result) == Place.IN or tier.stands_itself(result) is not None for result in results)
+def _has_result(window: Window, call: Page, change: Change) -> bool:
+    results = [member for member in window.group(call.id) if window.pages[member].answers == call.id]
+    return any(change.at.get(result) == Place.IN or window.stands_itself(result) is not None for result in results)
 
 
-def _replace_stand_in(tier: Tier, page: int, change: Change) -> None:
+def _replace_stand_in(window: Window, page: int, change: Change) -> None:
     """A fold no longer stands for a page that comes back beside it; an excerpt of this page alone leaves."""
-    fold = tier.cover.get(page)
-    if fold is None or not tier.is_visible(fold):
+    fold = window.stand_ins.get(page)
+    if fold is None or not window.is_visible(fold):
         return
     change.uncover.append(page)
-    if tier.pages[fold].sources == (page,):
-        _unpinned(tier, [fold])
+    if window.pages[fold].sources == (page,):
+        _unpinned(window, [fold])
         change.at[fold] = Place.OUT
 
 
-def check_evict(tier: Tier, move: Evict, patience: int = PATIENCE, *, forced: bool = False) -> Change:
+def check_evict(window: Window, move: Evict, patience: int = PATIENCE, *, forced: bool = False) -> Change:
     """An evicted call takes its results along; a result whose call stays becomes a handle in place.
 
     Args:
         patience: how long a call waits for its result (see `Window.awaited`).
         forced: thinking may leave an open tool loop, all of a message's: it does not fit the window.
     """
-    pages = known(tier, move.pages)
+    pages = known(window, move.pages)
     leaving = {page.id for page in pages}
-    awaited = tier.awaited(patience)
-    _unpinned(tier, leaving)
+    awaited = window.awaited(patience)
+    _unpinned(window, leaving)
     for page in pages:
-        if not tier.is_visible(page.id):
+        if not window.is_visible(page.id):
             raise KernelError(f"{page.address} is not in the window", advice="evict pages of view.pages only")
-        leaving.update(_followers(tier, page, leaving, awaited, forced=forced))
-    return Change(at=_departures(tier, leaving), uncover=_uncovered(tier, leaving))
+        leaving.update(_followers(window, page, leaving, awaited, forced=forced))
+    return Change(at=_departures(window, leaving), uncover=_uncovered(window, leaving))
 
 
-def _followers(tier: Tier, page: Page, leaving: set[int], awaited: Set[int], *, forced: bool = False) -> list[int]:
+def _followers(window: Window, page: Page, leaving: set[int], awaited: Set[int], *, forced: bool = False) -> list[int]:
     """Handles in place that must leave with a call; everything else the move has to name itself."""
-    acts_as = _acts_as(tier, page)
+    acts_as = _acts_as(window, page)
     if acts_as is Kind.CALL and not awaited.isdisjoint((page.id, *page.sources)):
         raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
-    if page.answers or _leave_alone(tier, page, leaving, forced=forced):
+    if page.answers or _leave_alone(window, page, leaving, forced=forced):
         return []
     stubs = []
-    for member in tier.group(page.id):
-        if member in leaving or not tier.is_visible(member):
+    for member in window.group(page.id):
+        if member in leaving or not window.is_visible(member):
             continue
-        if member not in tier.stubs:
+        if member not in window.stubs:
             raise LawBroken(
                 6, f"{page.address} would leave {address_of(member)} behind", advice="move the whole group (view.group)"
             )
@@ -204,49 +203,49 @@ def is_bound(page: Page) -> bool:
     return page.role is Role.ASSISTANT and page.kind in (Kind.REASONING, Kind.OPAQUE)
 
 
-def _leave_alone(tier: Tier, page: Page, leaving: set[int], *, forced: bool) -> bool:
+def _leave_alone(window: Window, page: Page, leaving: set[int], *, forced: bool) -> bool:
     """Whether thinking may leave without its message: all of it, once the user has spoken since and its calls have their
     results. In an open tool loop the provider needs it."""
-    if _acts_as(tier, page) is not Kind.REASONING:
+    if _acts_as(window, page) is not Kind.REASONING:
         return False
-    shown = [member for member in tier.group(page.id) if tier.is_visible(member)]
-    thoughts = [member for member in shown if _acts_as(tier, tier.pages[member]) is Kind.REASONING]
-    over = page.id < tier.task and tier.awaited().isdisjoint(tier.group(page.id))
+    shown = [member for member in window.group(page.id) if window.is_visible(member)]
+    thoughts = [member for member in shown if _acts_as(window, window.pages[member]) is Kind.REASONING]
+    over = page.id < window.task and window.awaited().isdisjoint(window.group(page.id))
     return (over or forced) and leaving.issuperset(thoughts)
 
 
-def _departures(tier: Tier, leaving: set[int]) -> dict[int, Place]:
+def _departures(window: Window, leaving: set[int]) -> dict[int, Place]:
     at: dict[int, Place] = {}
     for member in leaving:
-        page = tier.pages[member]
+        page = window.pages[member]
         if page.kind in DERIVED:
             at[member] = Place.OUT
-            for source in _covered_by(tier, member):
-                if tier.at(source) == Place.FOLDED:
-                    stub = tier.pages[source].kind is Kind.RESULT and _call_stays(tier, tier.pages[source], leaving)
+            for source in _covered_by(window, member):
+                if window.at(source) == Place.FOLDED:
+                    stub = window.pages[source].kind is Kind.RESULT and _call_stays(window, window.pages[source], leaving)
                     at[source] = Place.STUB if stub else Place.OUT
-        elif page.kind in (Kind.RESULT, Kind.IMAGE, Kind.OPAQUE) and _call_stays(tier, page, leaving):
+        elif page.kind in (Kind.RESULT, Kind.IMAGE, Kind.OPAQUE) and _call_stays(window, page, leaving):
             at[member] = Place.STUB
         else:
-            rest = _rest(tier, member)
-            at[member] = Place.OUT if tier.cover.get(member) in leaving else rest
-    return {page: where for page, where in at.items() if tier.at(page) != where}
+            rest = _rest(window, member)
+            at[member] = Place.OUT if window.stand_ins.get(member) in leaving else rest
+    return {page: where for page, where in at.items() if window.at(page) != where}
 
 
-def _covered_by(tier: Tier, fold: int) -> list[int]:
-    return sorted(tier.cover.of(fold))
+def _covered_by(window: Window, fold: int) -> list[int]:
+    return sorted(window.stand_ins.of(fold))
 
 
-def _uncovered(tier: Tier, leaving: Iterable[int]) -> list[int]:
-    return [source for fold in leaving if fold < 0 for source in _covered_by(tier, fold)]
+def _uncovered(window: Window, leaving: Iterable[int]) -> list[int]:
+    return [source for fold in leaving if fold < 0 for source in _covered_by(window, fold)]
 
 
-def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
+def check_fold(window: Window, move: Fold, depth: int) -> Change:
     """A fold cites originals (unless `depth` allows more), keeps the transcript valid, adds words.
 
     `place` is where it stands: that of the first source that leaves, or None for the window's end.
     """
-    chosen, fresh = _named(tier, move.pages)
+    chosen, fresh = _named(window, move.pages)
     derived = [page for page in move.pages if page < 0] if min(move.pages) < 0 else []
     if (move.text is not None) + bool(move.keep) + bool(move.parts) != 1:
         raise KernelError("a fold needs either text or spans to keep", advice="give exactly one of text, keep and parts")
@@ -256,49 +255,49 @@ def check_fold(tier: Tier, move: Fold, depth: int) -> Change:
         raise LawBroken(5, "an empty summary replaces nothing", advice="return no move when the model said nothing")
     if move.keep and len(chosen) != 1:
         raise KernelError("an excerpt has exactly one source", advice="return one fold a page")
-    deepest = max((tier.pages[page].depth for page in derived), default=0)
+    deepest = max((window.pages[page].depth for page in derived), default=0)
     if deepest >= depth:
         raise LawBroken(4, "a fold of a fold", advice="fold from originals, or set max_depth on the policy")
-    subsumed = _subsumed(tier, chosen)
-    leaving = (chosen & tier.shown) | subsumed
-    for page in chosen & tier.gone:
+    subsumed = _subsumed(window, chosen)
+    leaving = (chosen & window.shown) | subsumed
+    for page in chosen & window.gone:
         raise LawBroken(9, f"{address_of(page)} is retired", advice="fold what supersedes it")
     if not leaving:
-        if tier.awaited():
+        if window.awaited():
             raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
         return Change(depth=deepest)
-    _unpinned(tier, leaving)
-    first = tier.pages[move.pages[0]]
+    _unpinned(window, leaving)
+    first = window.pages[move.pages[0]]
     if not (len(chosen) == 1 and ((move.keep and not is_bound(first)) or first.kind is Kind.RESULT)):
-        _whole_groups(tier, chosen, subsumed)
+        _whole_groups(window, chosen, subsumed)
     at = {page: Place.FOLDED for page in sorted(fresh) if page > 0}
     at.update({page: Place.OUT for page in sorted(leaving) if page < 0})
     covered: Collection[int] = chosen
     if derived:
-        further = [source for page in derived for source in _covered_by(tier, page) if source not in chosen]
+        further = [source for page in derived for source in _covered_by(window, page) if source not in chosen]
         covered = [*(page for page in move.pages if page > 0), *further]
     # These include what the replaced folds stood for, so nothing has to be uncovered first.
-    place = min(tier.pages[page].order for page in leaving)
+    place = min(window.pages[page].order for page in leaving)
     return Change(at=at, cover=covered, cited=not derived, place=place, depth=deepest)
 
 
-def _named(tier: Tier, pages: Sequence[int]) -> tuple[set[int], set[int]]:
+def _named(window: Window, pages: Sequence[int]) -> tuple[set[int], set[int]]:
     """The ids that a fold names, and those of them that no fold stands for yet; raises what `known` does.
 
     A remade fold names thousands of pages that an earlier fold stands for; these are not checked again.
     """
     chosen = set(pages)
-    fresh = chosen - tier.folded
-    if not pages or len(chosen) != len(pages) or not tier.pages.keys() >= fresh or not tier.gone.isdisjoint(fresh):
-        known(tier, pages)
+    fresh = chosen - window.folded
+    if not pages or len(chosen) != len(pages) or not window.pages.keys() >= fresh or not window.gone.isdisjoint(fresh):
+        known(window, pages)
     return chosen, fresh
 
 
-def _subsumed(tier: Tier, chosen: set[int]) -> set[int]:
+def _subsumed(window: Window, chosen: set[int]) -> set[int]:
     """Resident folds that the new one replaces whole; a partial overlap would show a page twice."""
-    folds = tier.cover.over(chosen) & tier.shown
+    folds = window.stand_ins.over(chosen) & window.shown
     for fold in folds - chosen:
-        left = tier.cover.of(fold) - chosen
+        left = window.stand_ins.of(fold) - chosen
         if left:
             raise LawBroken(
                 4,
@@ -308,78 +307,78 @@ def _subsumed(tier: Tier, chosen: set[int]) -> set[int]:
     return folds
 
 
-def _whole_groups(tier: Tier, chosen: set[int], subsumed: set[int]) -> None:
-    for page in chosen & tier.awaited():
+def _whole_groups(window: Window, chosen: set[int], subsumed: set[int]) -> None:
+    for page in chosen & window.awaited():
         raise LawBroken(6, f"{address_of(page)} is a call without a result yet", advice="wait for its result")
     # Groups are the same from either side: the window is short where the fold is long.
-    near = chosen if len(chosen) <= len(tier.shown) else tier.shown - chosen - subsumed
+    near = chosen if len(chosen) <= len(window.shown) else window.shown - chosen - subsumed
     for page in near:
-        for member in tier.group(page):
+        for member in window.group(page):
             left, behind = (page, member) if near is chosen else (member, page)
-            if left in chosen and behind not in chosen and behind not in subsumed and behind in tier.shown:
+            if left in chosen and behind not in chosen and behind not in subsumed and behind in window.shown:
                 raise LawBroken(
                     6, f"folding {address_of(left)} would leave {address_of(behind)} behind", advice="fold the whole group"
                 )
 
 
-def check_retire(tier: Tier, move: Retire) -> Change:
+def check_retire(window: Window, move: Retire) -> Change:
     """A retired page leaves the window, and so does every fold that quotes it (law 9)."""
-    pages = known(tier, move.pages)
+    pages = known(window, move.pages)
     chosen = {page.id for page in pages}
-    leaving = {page for page in chosen if tier.is_visible(page)}
-    leaving |= tier.cover.over(chosen) & tier.shown
-    leaving |= {page.id for page in tier.resident() if page.kind in DERIVED and chosen & set(page.sources)}
-    _unpinned(tier, leaving | chosen)
+    leaving = {page for page in chosen if window.is_visible(page)}
+    leaving |= window.stand_ins.over(chosen) & window.shown
+    leaving |= {page.id for page in window.resident() if page.kind in DERIVED and chosen & set(page.sources)}
+    _unpinned(window, leaving | chosen)
     for page in pages:
-        leaving.update(_followers(tier, page, leaving, tier.open.keys()))
+        leaving.update(_followers(window, page, leaving, window.open.keys()))
     # A retired result whose call stays would leave an orphan call: the call goes too.
     for page in pages:
-        if page.kind is Kind.RESULT and _call_stays(tier, page, leaving):
-            partners = {member for member in tier.group(page.id) if tier.is_visible(member)} - leaving
+        if page.kind is Kind.RESULT and _call_stays(window, page, leaving):
+            partners = {member for member in window.group(page.id) if window.is_visible(member)} - leaving
             # One that waits for its result stays, as when a page is forgotten.
-            partners -= {standing for call in tier.awaited() if (standing := tier.stands(call)) is not None}
-            _unpinned(tier, partners)
+            partners -= {standing for call in window.awaited() if (standing := window.stands(call)) is not None}
+            _unpinned(window, partners)
             leaving |= partners
-    at = _departures(tier, leaving) | dict.fromkeys(chosen, Place.RETIRED)
-    return Change(at={page: where for page, where in at.items() if tier.at(page) != where}, uncover=_uncovered(tier, leaving))
+    at = _departures(window, leaving) | dict.fromkeys(chosen, Place.RETIRED)
+    return Change(at={page: where for page, where in at.items() if window.at(page) != where}, uncover=_uncovered(window, leaving))
 
 
-def closure_of_drop(tier: Tier, pages: Sequence[int]) -> set[int]:
+def closure_of_drop(window: Window, pages: Sequence[int]) -> set[int]:
     """These pages and all that was derived or recalled from them, transitively (law 1)."""
-    gone = {page.id for page in known(tier, pages)}
+    gone = {page.id for page in known(window, pages)}
     grown = True
     while grown:
         more = {
             page.id
-            for page in tier.pages.values()
-            if page.id not in gone and gone & set(page.sources) and tier.at(page.id) != Place.DROPPED
+            for page in window.pages.values()
+            if page.id not in gone and gone & set(page.sources) and window.at(page.id) != Place.DROPPED
         }
         gone |= more
         grown = bool(more)
     return gone
 
 
-def check_drop(tier: Tier, gone: set[int]) -> Change:
+def check_drop(window: Window, gone: set[int]) -> Change:
     """What else moves when `gone` is forgotten: partners of a dropped call or result leave the window.
 
     A call that waits for its result stays, because the result will need it.
     """
-    leaving = {page for page in gone if tier.is_visible(page)}
-    stays = gone | {standing for call in tier.awaited() - gone if (standing := tier.stands(call)) is not None}
+    leaving = {page for page in gone if window.is_visible(page)}
+    stays = gone | {standing for call in window.awaited() - gone if (standing := window.stands(call)) is not None}
     for page in gone:
-        partners = {member for member in tier.group(page) if tier.is_visible(member) and member not in stays}
-        _unpinned(tier, partners)
+        partners = {member for member in window.group(page) if window.is_visible(member) and member not in stays}
+        _unpinned(window, partners)
         leaving |= partners
-    at = {page: where for page, where in _departures(tier, leaving).items() if page not in gone}
+    at = {page: where for page, where in _departures(window, leaving).items() if page not in gone}
     for fold in gone:
         if fold < 0:
             at.update(
                 {
                     source: Place.OUT
-                    for source in _covered_by(tier, fold)
-                    if source not in gone and tier.at(source) == Place.FOLDED
+                    for source in _covered_by(window, fold)
+                    if source not in gone and window.at(source) == Place.FOLDED
                 }
             )
     at.update(dict.fromkeys(gone, Place.DROPPED))
-    uncover = _uncovered(tier, leaving | gone) + [page for page in gone if page in tier.cover]
+    uncover = _uncovered(window, leaving | gone) + [page for page in gone if page in window.stand_ins]
     return Change(at=at, uncover=sorted(set(uncover)))

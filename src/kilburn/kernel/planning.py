@@ -126,7 +126,7 @@ class Planner:
             pins=self._fixed(),
             open=self._open(PATIENCE) if window.open else frozenset(),
             stubs=frozenset(window.stubs),
-            marks=MappingProxyType(window.marks),
+            importance=MappingProxyType(window.importance),
             uses=MappingProxyType(kernel.usage.pages),
             page=window.pages.__getitem__,
             text=kernel.text,
@@ -147,7 +147,7 @@ class Planner:
         """
         window = self.kernel.window
         pins = window.pins.union(page for page in window.held() if window.pages[page].message != window.turn)
-        return frozenset(pins.union(*(window.cover.of(page) for page in pins if page < 0)))
+        return frozenset(pins.union(*(window.stand_ins.of(page) for page in pins if page < 0)))
 
     def _open(self, patience: int) -> frozenset[int]:
         """The resident pages of calls whose results may still come."""

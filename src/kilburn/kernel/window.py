@@ -15,8 +15,8 @@ import msgspec
 from kilburn.budget import Counter, text_cost
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Event
-from kilburn.kernel.cover import Cover
 from kilburn.kernel.gaps import Gaps, Key
+from kilburn.kernel.stand_ins import StandIns
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import State
@@ -57,14 +57,14 @@ class Window:
         self.states: dict[int, State] = {}
         # Costs by another counter than the pages' own; see `cost`.
         self.costs: dict[int, int] = {}
-        self.cover = Cover()
+        self.stand_ins = StandIns()
         # The same as `states`, by place: a fold of thousands of pages is checked set against set.
         self.shown: set[int] = set()
         self.folded: set[int] = set()
         self.gone: set[int] = set()
         self.groups: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
-        self.marks: dict[int, float] = {}
+        self.importance: dict[int, float] = {}
         # Calls without a result, each with the number of messages before it.
         self.open: dict[int, int] = {}
         self.calls: dict[str, int] = {}
@@ -132,7 +132,7 @@ class Window:
         """What is in the prompt for a page: itself or its stub, a fold that cites it, or nothing."""
         if page in self.shown:
             return page
-        fold = self.cover.get(page)
+        fold = self.stand_ins.get(page)
         return fold if fold is not None and fold in self.shown else None
 
     def stands_itself(self, page: int) -> int | None:
@@ -151,8 +151,8 @@ class Window:
 
     def waiting(self) -> list[int]:
         """Calls in the prompt that have no result yet."""
-        shown, cover = self.shown, self.cover
-        return sorted(call for call in self.open if call in shown or (call in cover and self.stands_itself(call) is not None))
+        shown, stand_ins = self.shown, self.stand_ins
+        return sorted(call for call in self.open if call in shown or (call in stand_ins and self.stands_itself(call) is not None))
 
     def awaited(self, patience: int = PATIENCE) -> set[int]:
         """Open calls: less than `patience` messages of the user and the assistant came after them. They may not leave;
@@ -202,7 +202,7 @@ class Window:
                     self._set(number, msgspec.structs.replace(self.states[number], pinned=event.act is Act.PIN))
             case Act.REMEMBER:
                 for number in event.pages:
-                    self._set(number, msgspec.structs.replace(self.states[number], mark=event.data["mark"]))
+                    self._set(number, msgspec.structs.replace(self.states[number], importance=event.data["mark"]))
 
     def _enact_move(self, event: Event, pages: Mapping[int, Page]) -> None:
         for where, members in event.data.get("to", {}).items():
@@ -211,11 +211,11 @@ class Window:
                 dropped = where == Place.DROPPED
                 self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(before, at=Place(where)))
         if "uncover" in event.data:
-            self._journal.append(self.cover.take(event.data["uncover"]))
+            self._journal.append(self.stand_ins.take(event.data["uncover"]))
         fold = event.data.get("fold")
         if fold is not None:
             # The event says what it stands for only if that differs from what it cites.
-            self._journal.append(self.cover.put(event.data.get("cover", event.pages), fold))
+            self._journal.append(self.stand_ins.put(event.data.get("cover", event.pages), fold))
             self.add(_page_of(event, fold, pages), IN)
         self._use = None
 
@@ -284,10 +284,10 @@ class Window:
         else:
             self.states[page] = after
         (self.pins.add if after and after.pinned else self.pins.discard)(page)
-        if after and after.mark:
-            self.marks[page] = after.mark
+        if after and after.importance:
+            self.importance[page] = after.importance
         else:
-            self.marks.pop(page, None)
+            self.importance.pop(page, None)
         self._use = None
         if was == now:
             return

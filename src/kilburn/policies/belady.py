@@ -16,7 +16,7 @@ from kilburn.message import Kind
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import View
-from kilburn.text.excerpts import cited_stretch, excerpt_moves, old_pages
+from kilburn.text.excerpts import cited_stretch, excerpt_moves, old_pages, split_excerpts
 from kilburn.text.lines import merge
 
 __all__ = ["Belady", "Future"]
@@ -50,8 +50,7 @@ class Belady:
         saved, latest = self._latest(view)
         if not leaving:
             return mended or latest
-        kept = _standing(leaving)
-        young = leaving[len(kept) :]
+        kept, young = split_excerpts(leaving)
         stays = view.use - saved - sum(page.tokens for page in leaving)
         room = view.budget.capacity - stays - 2 * view.handle
         held = sum(page.tokens for page in kept)
@@ -111,14 +110,6 @@ class Belady:
                     keep = merge([*page.spans[:1], *spans])
                     moves.append(Fold(pages=page.sources, keep=keep, why="what will be needed of it"))
         return moves
-
-
-def _standing(leaving: Sequence[Page]) -> list[Page]:
-    """The excerpts at the front: they stay as they are while there is room."""
-    front = 0
-    while front < len(leaving) and leaving[front].kind is Kind.EXCERPT and leaving[front].parts:
-        front += 1
-    return list(leaving[:front])
 
 
 def _size(moves: Iterable[Move]) -> int:

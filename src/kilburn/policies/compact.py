@@ -183,7 +183,7 @@ def _prepare(view: View, border: int) -> None:
             if page.kind is not Kind.IMAGE:
                 telling(page, view.text)
                 if border - READ // 8 < view.use:
-                    read_ahead(str(page.role), str(page.kind), view.text(number))
+                    read_ahead(piece_of(page, view.text(number)))
 
 
 def _fresh(view: View) -> int:
@@ -211,13 +211,6 @@ def _is_said(page: Page) -> bool:
     return page.role is Role.USER and page.kind is Kind.TEXT and bool(page.message)
 
 
-def _roots(view: View, page: int) -> Sequence[int]:
-    """The originals that a page is made from: itself, or those of its sources."""
-    if page > 0:
-        return (page,)
-    return [root for source in view.page(page).sources for root in _roots(view, source)]
-
-
 def _pieces(view: View, stretch: Stretch) -> list[Piece]:
     """The texts that the summary is made from: all, or of a long history the part that `READ` describes."""
     pages = [view.page(page) for page in stretch.sources]
@@ -232,7 +225,7 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
     kept: list[Mapping[int, tuple[Span, ...]]] = []
     for fold in stretch.pages:
         if fold.depth and fold.kind is Kind.FOLD:
-            mine = known.intersection(_roots(view, fold.id))
+            mine = known & view.originals(fold)
             stood |= mine
             kept.append(origins_of(view.text(fold.id), mine, view.text))
     fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kilburn.message import Kind
 from kilburn.move import Fold, Move
 from kilburn.page import Page
 from kilburn.policy import View
 from kilburn.prices import Prices, prices_of
-from kilburn.text.excerpts import cited_stretch, excerpt_moves, flow_of, old_pages, parts_of, shorten_latest
+from kilburn.text.excerpts import cited_stretch, excerpt_moves, flow_of, old_pages, parts_of, shorten_latest, split_excerpts
 
 __all__ = ["Cost"]
 
@@ -84,7 +83,7 @@ class Cost:
         latest, saved = shorten_latest(view, capacity // 2 if self.whole is None else self.whole)
         if not leaving:
             return latest
-        excerpts, young = _apart(leaving)
+        excerpts, young = split_excerpts(leaving)
         held = sum([page.tokens for page in excerpts])
         stays = view.use - saved - held - sum([page.tokens for page in young])
         room = capacity - stays - capacity // 8 - 2 * view.handle
@@ -112,14 +111,6 @@ class Cost:
 
     def _table(self) -> Prices:
         return self.prices if isinstance(self.prices, Prices) else prices_of(self.prices)
-
-
-def _apart(leaving: Sequence[Page]) -> tuple[list[Page], list[Page]]:
-    """The excerpts at the front, and the pages after them."""
-    front = 0
-    while front < len(leaving) and leaving[front].kind is Kind.EXCERPT and leaving[front].parts:
-        front += 1
-    return list(leaving[:front]), list(leaving[front:])
 
 
 def _excerpt(view: View, pages: Sequence[Page], room: int, far: int, least: float, floor: int) -> list[Move]:

@@ -9,14 +9,14 @@ other texts they are data. This policy acts on texts; for keys and values see `k
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Span, address_of
-from kilburn.policy import Cause, View
+from kilburn.policy import Cause, Stretch, View
 from kilburn.text.extract import Piece, extract, piece_of
 from kilburn.text.judgement import judge, mended
 from kilburn.text.lines import complement, merge
@@ -126,21 +126,17 @@ class Memento:
         """Mementos for the oldest closed pairs that are not among the newest few."""
         moves: list[Move] = []
         freed = 0
-        for pair in _old_pairs(view, self.keep_last_n_blocks, self.to):
-            tokens = sum(page.tokens for page in pair)
+        for stretch in _old_pairs(view, self.keep_last_n_blocks, self.to):
             if len(moves) == MOST:
                 break
-            if tokens <= 2 * (self.to + view.handle):
-                continue
-            stretch = view.stretch(page.id for page in pair)
             # A pair that was loaded again stands beside its memento: it is left alone.
-            if stretch.torn:
+            if stretch.torn or stretch.freed <= 2 * (self.to + view.handle):
                 continue
             pieces = [piece_of(view.page(source), view.text(source)) for source in stretch.sources]
             text, how = yield from self._memento(view, pieces)
             if text:
                 moves.append(Fold(pages=stretch.sources, text=text, why=f"a step became a memento: {how}"))
-                freed += tokens
+                freed += stretch.freed
         if moves:
             yield Note(figures={"blocks": len(moves), "block_tokens": freed})
         return moves
@@ -245,31 +241,22 @@ def _border(view: View, keep: int) -> int:
     return border
 
 
-def _old_pairs(view: View, keep: int, least: int) -> Iterator[list[Page]]:
-    """Whole pairs of an action and its observation that the agent has gone on from, oldest first; those of which
-    no page has more than `least` tokens are not worth a memento."""
+def _old_pairs(view: View, keep: int, least: int) -> Iterator[Stretch]:
+    """Whole pairs of an action and its observation, with what was said with them, that the agent has gone on from; oldest
+    first. Those of which no page has more than `least` tokens are not worth a memento."""
     border = _border(view, keep)
     steps = {
-        view.page(page.group).message: None
+        view.page(page.group).message
         for page in view.pages
         if page.tokens > least and page.group > 0 and 0 < page.message < border and page.id not in view.pins
     }
-    if not steps:
-        return
-    resident = {page.id: page for page in view.pages}
-    own: dict[int, list[Page]] = {step: [] for step in steps}
+    own: dict[int, list[Page]] = {step: [] for step in sorted(steps)}
     for page in view.pages:
         if page.message in own:
             own[page.message].append(page)
-    for step in sorted(steps):
-        said, together = _step(view, own[step], resident)
-        free = all(view.is_movable(page) and not view.is_latest(page) for page in together)
-        if free and any(page.answers for page in together):
-            yield [*said, *together]
-
-
-def _step(view: View, own: Sequence[Page], resident: Mapping[int, Page]) -> tuple[list[Page], list[Page]]:
-    """Of the resident pages of a step's message, what was said with its calls; and the calls with their results."""
-    members = {member for page in own if page.kind is Kind.CALL for member in view.group(page.id) if member in resident}
-    together = sorted((resident[member] for member in members), key=lambda page: page.order)
-    return [page for page in own if page.kind is Kind.TEXT and page.id not in members and view.is_movable(page)], together
+    resident = {page.id for page in view.pages} if own else set()
+    for pages in own.values():
+        acted = {member for page in pages if page.kind is Kind.CALL for member in view.group(page.id)} & resident
+        stretch = view.stretch(acted.union(page.id for page in pages if page.kind is Kind.TEXT))
+        if acted.issubset(page.id for page in stretch.pages) and any(page.answers for page in stretch.pages):
+            yield stretch

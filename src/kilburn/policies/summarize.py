@@ -216,4 +216,4 @@ def _prepare(view: View, border: int) -> None:
         for number in view.wanted:
             page = view.page(number)
             if page.kind is not Kind.IMAGE:
-                read_ahead(str(page.role), str(page.kind), view.text(number))
+                read_ahead(piece_of(page, view.text(number)))

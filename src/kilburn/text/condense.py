@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kilburn.page import Span
 from kilburn.text.identifiers import rare_words
-from kilburn.text.lines import Mark, join, merge, omission, outline, plain, sample, skeleton, units
+from kilburn.text.lines import OMISSION, join, merge, outline, plain, sample, skeleton, units
 from kilburn.text.signs import Sign, case_of, sign_of
 
 __all__ = ["condense"]
@@ -20,8 +20,8 @@ __all__ = ["condense"]
 _LARGE = 4_000_000
 
 
-def condense(text: str, tokens: int, count: Callable[[str], int], query: str = "", mark: Mark = omission) -> tuple[Span, ...]:
-    """Spans of the text to keep, sorted and apart, so that `join(text, spans, mark)` is within `tokens`.
+def condense(text: str, tokens: int, count: Callable[[str], int], query: str = "") -> tuple[Span, ...]:
+    """Spans of the text to keep, sorted and apart, so that `join(text, spans)` is within `tokens`.
 
     The whole text if it fits; no span if not even one line does. Lines are kept whole, except those over 320
     characters, which are cut. A text of more than 4 million characters is sampled: head, tail, and what surrounds
@@ -37,7 +37,7 @@ def condense(text: str, tokens: int, count: Callable[[str], int], query: str = "
         return ((0, len(text)),)
     lines = [span for start, end in sample(text, _LARGE) for span in units(text, 320, start, end)]
     reading = _Reading(text, lines)
-    picker = Picker(text, reading.lines, count, mark)
+    picker = Picker(text, reading.lines, count)
     for indices, share in reading.rounds(picker, query, tokens):
         picker.offer(indices, int(tokens * share))
     return picker.fit(tokens)
@@ -255,12 +255,11 @@ class Picker:
         text: the original.
         lines: candidate spans, sorted, not overlapping.
         count: tokens of a text.
-        mark: the text for a gap.
     """
 
-    def __init__(self, text: str, lines: Sequence[Span], count: Callable[[str], int], mark: Mark) -> None:
-        self.text, self.lines, self.count, self.mark = text, lines, count, mark
-        self.gap = max(1, count(mark(max(1, len(text)))))
+    def __init__(self, text: str, lines: Sequence[Span], count: Callable[[str], int]) -> None:
+        self.text, self.lines, self.count = text, lines, count
+        self.gap = max(1, count(OMISSION))
         self.order: list[int] = []
         self.chosen: set[int] = set()
         self.spent = self.gap
@@ -312,7 +311,7 @@ class Picker:
         keep = len(self.order)
         while keep > 0:
             spans = merge(self.lines[index] for index in self.order[:keep])
-            used = self.count(join(self.text, spans, self.mark))
+            used = self.count(join(self.text, spans))
             if used <= tokens:
                 return spans
             keep = min(keep - 1, int(keep * tokens / used))

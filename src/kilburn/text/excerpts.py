@@ -15,7 +15,17 @@ from kilburn.policy import Stretch, View
 from kilburn.text.lines import merge
 from kilburn.text.selection import BASE, Line, lines_of, select
 
-__all__ = ["cited_stretch", "excerpt_moves", "far_of", "flow_of", "focus_of", "old_pages", "parts_of", "shorten_latest"]
+__all__ = [
+    "cited_stretch",
+    "excerpt_moves",
+    "far_of",
+    "flow_of",
+    "focus_of",
+    "old_pages",
+    "parts_of",
+    "shorten_latest",
+    "split_excerpts",
+]
 
 CITED = 1024
 """An excerpt cites at least this many originals. Beyond that, originals of which it keeps no line have only a handle."""
@@ -41,12 +51,20 @@ MARKED = 0.5
 def old_pages(view: View, tail: int, core: int) -> list[Page]:
     """The pages before a tail of so many tokens that may leave; important ones stay, up to `core` tokens."""
     stays: set[int] = set()
-    marked = [page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED] if view.marks else []
-    for page in sorted(marked, key=lambda page: (-view.marks[page.id], -page.id)):
+    marked = [page for page in view.pages if view.importance.get(page.id, 0.0) >= MARKED] if view.importance else []
+    for page in sorted(marked, key=lambda page: (-view.importance[page.id], -page.id)):
         if page.tokens <= core:
             core -= page.tokens
             stays.add(page.id)
     return view.movable([page for page in view.front(tail) if page.id not in stays])
+
+
+def split_excerpts(pages: Sequence[Page]) -> tuple[Sequence[Page], Sequence[Page]]:
+    """The excerpts of several pages that stand in front, and what came after them."""
+    front = 0
+    while front < len(pages) and pages[front].kind is Kind.EXCERPT and pages[front].parts:
+        front += 1
+    return pages[:front], pages[front:]
 
 
 def cited_stretch(view: View, pages: Iterable[Page]) -> Stretch:

@@ -44,6 +44,11 @@ class Piece:
     text: str
     label: str = ""
 
+    @property
+    def is_prose(self) -> bool:
+        """Whether a person or a model wrote it: a tool's output is read by other signs."""
+        return self.kind in (Kind.TEXT, Kind.REASONING, Kind.FOLD) and self.role != Role.TOOL
+
 
 def piece_of(page: Page, text: str, label: str = "") -> Piece:
     """A page as a piece. A derived page is its own speaker, whatever message it stands in."""
@@ -172,7 +177,7 @@ def _candidates(pieces: Sequence[Piece], reach: int, held: Mapping[int, Sequence
     many = max(1, len(pieces))
     for at, piece in enumerate(pieces):
         share = len(piece.text) if total <= reach else max(4000, reach * len(piece.text) // total)
-        prose = _is_prose(piece.role, piece.kind)
+        prose = piece.is_prose
         recent = 0.75 + 0.5 * (at + 1) / many
         speaker = _SPEAKER.get(piece.role, 1.0) if prose else 1.0
         known = held.get(piece.page, ())
@@ -191,21 +196,16 @@ def _candidates(pieces: Sequence[Piece], reach: int, held: Mapping[int, Sequence
 _SPEAKER: dict[str, float] = {Role.USER: 1.5, Role.ASSISTANT: 1.0, Role.SYSTEM: 1.2}
 
 
-def _is_prose(role: str, kind: str) -> bool:
-    return kind in (Kind.TEXT, Kind.REASONING, Kind.FOLD) and role != Role.TOOL
-
-
-def read_ahead(role: str, kind: str, text: str) -> None:
+def read_ahead(piece: Piece) -> None:
     """Analyse a text now that will be needed later. Only the time of the later call depends on it."""
-    if len(text) <= CACHED:
-        _readings(text, _is_prose(role, kind))
+    if len(piece.text) <= CACHED:
+        _readings(piece.text, piece.is_prose)
 
 
-def weighed(role: str, kind: str, text: str, most: int) -> list[tuple[float, Span]]:
+def weighed(piece: Piece, most: int) -> list[tuple[float, Span]]:
     """How informative each line of about `most` characters of a text is for its length, in order."""
-    prose = _is_prose(role, kind)
-    factor = _SPEAKER.get(role, 1.0) if prose else 1.0
-    once = {reading.shape: reading for reading in _read(text, prose, most)}
+    factor = _SPEAKER.get(piece.role, 1.0) if piece.is_prose else 1.0
+    once = {reading.shape: reading for reading in _read(piece.text, piece.is_prose, most)}
     return [
         ((_WEIGHT[reading.sign] * factor + reading.names) / ((reading.end - reading.start) / 4 + 2) ** 0.7, reading[:2])
         for reading in once.values()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from kilburn.page import Page, Span
-from kilburn.text.extract import weighed
+from kilburn.text.extract import piece_of, weighed
 from kilburn.text.lines import merge
 
 __all__ = ["highlights", "telling"]
@@ -47,7 +47,7 @@ def _read(source: _Source) -> tuple[float, tuple[Span, ...]]:
     source.page = source.text = None
     if page is None or text is None:
         return 0.0, ()
-    found = heapq.nlargest(LINES, weighed(str(page.role), str(page.kind), text(page.id), SAMPLED), key=lambda line: line[0])
+    found = heapq.nlargest(LINES, weighed(piece_of(page, text(page.id)), SAMPLED), key=lambda line: line[0])
     spans: list[Span] = []
     left = CHARACTERS
     for _, (start, end) in found:

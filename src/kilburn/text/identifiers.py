@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kilburn.page import Span
 
-__all__ = ["Identifier", "identifiers", "names", "rare_words"]
+__all__ = ["Identifier", "identifiers", "rare_words"]
 
 
 class Identifier(NamedTuple):
@@ -89,11 +89,6 @@ def _path(token: str) -> str:
     if token[0] in "/~." or _EXTENSION.search(token) or token.count("/") > 1 or "_" in token:
         return "line" if re.search(r":\d+$", token) else "path"
     return "path" if token.endswith("/") else ""
-
-
-def names(text: str) -> set[str]:
-    """The distinct texts of `identifiers(text)`."""
-    return {found.text for found in identifiers(text)}
 
 
 _WORD = re.compile(r"[^\W_](?:[\w]|[.'/:-](?=\w))*", re.UNICODE)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kilburn.message import Kind, Role
+from kilburn.message import Kind
 from kilburn.text.extract import Piece
-from kilburn.text.facts import Fact, Facts, facts
+from kilburn.text.facts import Fact, FactKind, facts
 from kilburn.text.identifiers import identifiers
 from kilburn.text.lines import OMISSION, sample
 
@@ -45,7 +45,7 @@ class Verdict(StrEnum):
 class KeyFact:
     """A fact that a summary should keep: a short value, its weight, and its last place."""
 
-    kind: str
+    kind: FactKind
     value: str
     weight: float
     page: int
@@ -130,8 +130,7 @@ def judge(
 
 
 def mended(said: str, judged: Judgement, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
-    """What may stand of a summary that was judged: all of it, with the facts that it lost, or "" where it is not to be
-    trusted."""
+    """The usable text of a checked summary: all of it, completed with lost facts if needed; "" if it cannot be trusted."""
     if judged.acceptable:
         return said
     return complete(said, judged.missing, pieces, tokens, count) if judged.reparable else ""
@@ -253,14 +252,14 @@ def key_facts(pieces: Sequence[Piece], most: int = 20) -> tuple[KeyFact, ...]:
     Each value is short enough to be found in a summary's own words. A value weighs more if it occurs in several
     pages, and later.
     """
-    scores: dict[tuple[str, str], float] = {}
-    where: dict[tuple[str, str], tuple[int, tuple[int, int]]] = {}
+    scores: dict[tuple[FactKind, str], float] = {}
+    where: dict[tuple[FactKind, str], tuple[int, tuple[int, int]]] = {}
     many = max(1, len(pieces))
     for at, piece in enumerate(pieces):
         recent = 0.6 + 0.4 * (at + 1) / many
-        prose = piece.kind in (Kind.TEXT, Kind.REASONING, Kind.FOLD) and piece.role != Role.TOOL
-        once: dict[tuple[str, str], float] = {}
-        for kind, value, weight, fact in _telling(facts(piece.text, prose), prose, piece.kind == Kind.CALL):
+        prose = piece.is_prose
+        once: dict[tuple[FactKind, str], float] = {}
+        for kind, value, weight, fact in _telling(facts(piece.text, prose=prose), prose, piece.kind == Kind.CALL):
             once[kind, value] = max(once.get((kind, value), 0.0), weight)
             where[kind, value] = (piece.page, fact.span)
         for key, weight in once.items():
@@ -283,27 +282,27 @@ _STATE = re.compile(
 )
 
 
-def _telling(found: Facts, prose: bool, call: bool) -> list[tuple[str, str, float, Fact]]:
+def _telling(found: Mapping[FactKind, Sequence[Fact]], prose: bool, call: bool) -> list[tuple[FactKind, str, float, Fact]]:
     """Kind, value, weight and fact of the key facts of one page."""
-    result: list[tuple[str, str, float, Fact]] = []
-    for fact in found.tests[-3:]:
-        result.extend(("test", state, 3.0, fact) for state in _STATE.findall(fact.value)[:3])
-    telling = {fact.span: 2.0 for fact in found.decisions}
-    for fact in found.errors[-4:]:
+    result: list[tuple[FactKind, str, float, Fact]] = []
+    for fact in found[FactKind.TEST][-3:]:
+        result.extend((FactKind.TEST, state, 3.0, fact) for state in _STATE.findall(fact.value)[:3])
+    telling = {fact.span: 2.0 for fact in found[FactKind.DECISION]}
+    for fact in found[FactKind.ERROR][-4:]:
         telling[fact.span] = 1.5
     base = 1.0 if prose or call else 0.0
-    for fact in found.paths:
+    for fact in found[FactKind.PATH]:
         weight = telling.get(fact.span, 0.0)
         if weight or prose or call:
-            result.append(("path", _short(fact.value), 1.2 * max(weight, base), fact))
-    for fact in found.identifiers:
+            result.append((FactKind.PATH, _short(fact.value), 1.2 * max(weight, base), fact))
+    for fact in found[FactKind.IDENTIFIER]:
         weight = telling.get(fact.span, 0.0)
         value = fact.value.rsplit("::", 1)[-1]
         if (weight or (prose and fact.times > 1)) and not (value.islower() and value.isalpha()):
-            result.append(("identifier", value, max(weight, 0.7), fact))
-    for fact in found.numbers:
+            result.append((FactKind.IDENTIFIER, value, max(weight, 0.7), fact))
+    for fact in found[FactKind.NUMBER]:
         if prose and telling.get(fact.span, 0.0) >= 2.0:
-            result.append(("number", fact.value, 0.9, fact))
+            result.append((FactKind.NUMBER, fact.value, 0.9, fact))
     return result
 
 
@@ -323,7 +322,7 @@ def _has(low: str, fact: KeyFact) -> bool:
     value = fact.value.lower()
     if _whole(low, value):
         return True
-    counted = _COUNTED.match(value) if fact.kind == "test" else None
+    counted = _COUNTED.match(value) if fact.kind is FactKind.TEST else None
     if counted:
         return re.search(rf"\b{counted.group(1)}(?: \w+){{0,2}} {counted.group(2)}", low) is not None
     tail = value.rsplit(".", 1)[-1]

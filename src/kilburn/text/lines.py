@@ -7,17 +7,15 @@ byte-identical. What a line means is found in `signs`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kilburn.page import OMITTED, Span
 
 __all__ = [
     "OMISSION",
-    "Mark",
     "complement",
     "join",
     "merge",
-    "omission",
     "outline",
     "plain",
     "sample",
@@ -28,19 +26,11 @@ __all__ = [
 
 OMISSION = f"{OMITTED}\n"
 
-Mark = Callable[[int], str]
-"""Given the number of characters left out, the text that stands in their place."""
-
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # A number that stands alone, with its unit; `name_2` is a name. The set first, then the look back: it scans faster.
 _NUMBER = re.compile(r"[0-9](?<!\w[0-9])\w*")
 _HASH = re.compile(r"\b[a-f][0-9a-f]{6,63}\b")
 _LOUD = ("rror", "FAIL", "xception", "ailed", "assed", "anic", "raceback", "atal", "FATAL", "ERROR")
-
-
-def omission(characters: int) -> str:
-    """The default mark for a gap: one short line."""
-    return OMISSION if characters > 0 else ""
 
 
 def units(text: str, most: int = 320, start: int = 0, end: int | None = None) -> list[Span]:
@@ -129,20 +119,20 @@ def complement(spans: Sequence[Span], cuts: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(left)
 
 
-def join(text: str, spans: Sequence[Span], mark: Mark = omission) -> str:
+def join(text: str, spans: Sequence[Span]) -> str:
     """The kept spans with a mark for each gap, the outer ones included; every piece ends its line."""
     parts: list[str] = []
     at = 0
     for start, end in spans:
         if start > at:
-            parts.append(mark(start - at))
+            parts.append(OMISSION)
         piece = text[start:end]
         parts.append(piece)
         at = end
         if end < len(text) and piece[-1:] != "\n":
             parts.append("\n")
     if at < len(text):
-        parts.append(mark(len(text) - at))
+        parts.append(OMISSION)
     return "".join(parts)
 
 

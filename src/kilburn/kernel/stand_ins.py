@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 
-__all__ = ["Cover"]
+__all__ = ["StandIns"]
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -22,7 +22,7 @@ class _Bundle:
         self.fold, self.pages = fold, pages
 
 
-class Cover(Mapping[int, int]):
+class StandIns(Mapping[int, int]):
     """From a page to the fold that stands for it."""
 
     def __init__(self) -> None:
