@@ -388,8 +388,8 @@ MUTANTS = (
     Mutant(
         "tiered's core takes the oldest words first",
         "policies/tiered.py",
-        "(-view.marks.get(page.id, 0.0), -page.id)",
-        "(-view.marks.get(page.id, 0.0), page.id)",
+        "(-view.importance.get(page.id, 0.0), -page.id)",
+        "(-view.importance.get(page.id, 0.0), page.id)",
         "policies/test_promises.py",
     ),
     Mutant(

@@ -117,7 +117,7 @@ def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
     state = _State(
         pinned=[page.address for page, state in states if state.pinned],
         retired=[page.address for page, state in states if state.at == Place.RETIRED],
-        marks={page.address: state.mark for page, state in states if state.mark},
+        marks={page.address: state.importance for page, state in states if state.importance},
     )
     yield encode({"state": state}) + b"\n"
 
