@@ -215,9 +215,9 @@ class View:
     def stretch(self, pages: Iterable[int], within: Set[int] | None = None) -> Stretch:
         """What a fold in the place of some pages cites, so that it breaks no law, and what leaves with it.
 
-        A fold cites the originals behind derived pages, and the stubs of its groups. It
-        cites nothing that stays in the window, nothing of which another page that stays tells, and no part of a group.
-        A derived page that it can so not replace whole is torn, and so is an original that came back beside such a page.
+        A fold cites the originals behind derived pages, and the stubs of its groups. It cites no original that stays in
+        the window or that a page that stays is made from, and of no group a part. A page is torn if not all that it
+        stands for may be cited.
 
         Args:
             pages: ids of resident pages; those that may not leave are passed over. Ids of originals that are out
@@ -233,7 +233,7 @@ class View:
         out = {number for number in named - resident if number > 0 and not self.gone(number)}
         sources = plain.union(stubs, out, *behind.values())
         if out or min(resident, default=0) < 0:
-            sources -= self._apart(sources, going)
+            sources -= self._shown_by(page for page in self.pages if page.id not in going)
         legal = sources if within is None else sources & within
         torn = self._torn(going, behind, stubs, legal)
         # What leaves ahead of the fold is not the fold's to stand for, and that may tear another page.
@@ -248,14 +248,9 @@ class View:
             return {page.id}
         return {found for source in page.sources for found in ((source,) if source > 0 else self.originals(self.page(source)))}
 
-    def _apart(self, sources: Set[int], going: Mapping[int, Page]) -> set[int]:
-        """Of some originals those that are shown by what stays, or are of the group of such a one."""
-        shown: set[int] = set()
-        for page in self.pages:
-            if page.id not in going:
-                shown.update(self.group(page.id), self.originals(page))
-        shown.update(stub for stub in self.stubs if not any(member in going for member in self.group(stub)))
-        return {member for number in shown & sources for member in self.group(number)}
+    def _shown_by(self, staying: Iterable[Page]) -> set[int]:
+        """The originals that some pages show, and all of their groups."""
+        return {number for page in staying for number in (*self.group(page.id), *self.originals(page))}
 
     def _torn(self, going: Mapping[int, Page], behind: Mapping[int, Set[int]], stubs: Set[int], legal: Set[int]) -> set[int]:
         """Of the pages that are going those of which not all may be cited, each with its group."""
