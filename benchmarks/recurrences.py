@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.reasoning_cache import Prompts, Reasoning, ReasoningCache, Schedule
+from kilburn.agents.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, Refused
 from kilburn.kernel.hierarchy import Hierarchy
@@ -26,7 +26,7 @@ from kilburn.tokens.characters import Characters
 
 __all__ = ["STEPWISE", "Recurrence", "Run", "Stepper", "recurrences", "solve"]
 
-STEPWISE = Prompts(
+STEPWISE = RoundPrompts(
     system="You continue lists of numbers. You write the lines of the list and nothing else.",
     reason="{problem}",
     resume="{problem}\n\nThe list is written up to this line:\n{summary}\nGo on with the next lines.",
@@ -98,7 +98,7 @@ def recurrences(count: int, steps: Sequence[int], *, seed: int = 0, factor: int 
     ]
 
 
-def solve(task: Recurrence, model: Model, schedule: Schedule, prompts: Prompts = STEPWISE, tokenizer: Any = None) -> Run:
+def solve(task: Recurrence, model: Model, schedule: Schedule, prompts: RoundPrompts = STEPWISE, tokenizer: Any = None) -> Run:
     """One task by a Reasoning Cache, in a process of its own; it ends with the round that gives an answer."""
     with Hierarchy(Memory(), Budget(1 << 30), "fifo", tokenizer=tokenizer or model.tokenizer) as store:
         process = store.process("task")

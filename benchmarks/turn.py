@@ -3,16 +3,20 @@
 Baselines of the same run: a bare synced SQLite insert of the same bytes, and what an agent without
 Kilburn does: keep a list, cut it to the window, and serialise it. Rounds of all are interleaved, so
 that a noisy moment hits all of them.
+
+With `--calls` it counts instead what one append with room enters: functions of Kilburn, and their files.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import apsw
@@ -119,8 +123,45 @@ def measure(policy: str, short: int, long: int, window: int, tokenizer: str, rou
     ]
 
 
+def entered(work: Callable[[], object]) -> set[tuple[str, str]]:
+    """The functions of Kilburn that a piece of work enters, each as file and name; comprehensions are no functions."""
+    found: set[tuple[str, str]] = set()
+    home = str(Path(kilburn.__file__).parent)
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(home) and not code.co_name.startswith("<"):
+            found.add((code.co_filename[len(home) + 1 :], code.co_qualname))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def count_calls(policy: str, pages: int) -> list[Row]:
+    """Rows: what one append with room enters, in a session that has been used for a while."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        session = Session(Path(folder) / "calls.db", pages, 100_000_000, policy, "auto", 2)
+        for turn in islice(session.source, 3):
+            session.turn(turn)
+        call, result = next(session.source)
+        for name, message in (("a call", call), ("its result", result), ("words", {"role": "user", "content": "Go on, please."})):
+            found = entered(lambda message=message: session.process.append(message))  # type: ignore[misc]
+            rows.append({"policy": policy, "append of": name, "functions": len(found), "files": len({file for file, _ in found})})
+            for area in ("kernel", "stores", "wire", "tokens", "policies"):
+                rows[-1][area] = sum(file.startswith(area) for file, _ in found)
+        session.store.close()
+    return rows
+
+
 def main() -> None:
     options = parser(__doc__ or "")
+    options.add_argument("--calls", action="store_true", help="count the functions that an append enters")
     options.add_argument("--policy", action="append", help="may be given several times; hybrid where none is")
     options.add_argument("--short", type=int, default=200, help="pages of the short session")
     options.add_argument("--long", type=int, default=10_000, help="pages of the long session")
@@ -128,6 +169,10 @@ def main() -> None:
     options.add_argument("--tokenizer", default="auto")
     options.add_argument("--rounds", type=int, default=400)
     asked = options.parse_args()
+    if asked.calls:
+        counted = [row for policy in asked.policy or ["hybrid"] for row in count_calls(policy, asked.short)]
+        emit("turn", counted, asked.json, f"What one append with room enters; Kilburn {kilburn.__version__}.")
+        return
     rows = [
         row
         for policy in asked.policy or ["hybrid"]

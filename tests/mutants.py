@@ -355,7 +355,7 @@ MUTANTS = (
         "policies/fifo.py",
         "(page for page in view.pages if page.message != view.turn)",
         "(page for page in view.pages if page.message)",
-        "policies/test_promises.py policies/test_conformance.py",
+        "policies/test_promises.py",
     ),
     Mutant(
         "lru evicts the most recently used",
@@ -383,13 +383,13 @@ MUTANTS = (
         "policies/hybrid.py",
         "capacity // 4 if self.core is None else self.core",
         "0 if self.core is None else self.core",
-        "policies/test_promises.py policies/test_reach.py",
+        "policies/test_promises.py",
     ),
     Mutant(
         "tiered's core takes the oldest words first",
         "policies/tiered.py",
-        "(-view.marks.get(page.id, 0.0), -page.id)",
-        "(-view.marks.get(page.id, 0.0), page.id)",
+        "(-view.importance.get(page.id, 0.0), -page.id)",
+        "(-view.importance.get(page.id, 0.0), page.id)",
         "policies/test_promises.py",
     ),
     Mutant(

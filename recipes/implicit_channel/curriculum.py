@@ -1,11 +1,11 @@
 """A toy that learns to keep what its mementos do not say: its task, its masks, its training.
 
 Each block states one fact, a key and a value of ten, in one token. The memento behind it names the key and never the
-value. Later a question names a key, and the value is the answer. The toy is a LLaMA of 0.8 million
-parameters, the size that Memento (Microsoft, github.com/microsoft/memento) used to look at its implicit
-channel; the task here is ours. A stage of training shows all text (full attention), or masks a block once its
-memento is complete, or lets mementos go as well, so that each has to hand on what the one before it
-held. `implicit_channel.measurement` measures them.
+value. Later a question names a key, and the value is the answer. The toy is a LLaMA of 0.8 million parameters, the
+size that Memento (Microsoft, github.com/microsoft/memento) used to look at its implicit channel; the task here is
+ours. A stage of training shows the whole text (full attention), or masks a block once its memento is complete, or
+also masks older mementos, so that each has to hand on what the one before it knew. `implicit_channel.measurement`
+measures them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ VALUES = 10
 """How many answers there are: one in ten is chance."""
 
 FULL, ALL = -1, 0
-"""What later tokens see: everything; or no finished block and all mementos. From 1 up: so many newest mementos."""
+"""What later tokens see: everything; or all mementos and no finished block. A number from 1 on: so many of the newest
+mementos."""
 
 _TAGS = ("<bos>", "<|block_start|>", "<|block_end|>", "<|summary_start|>", "<|summary_end|>", "note", "what")
 _BOS, _OPEN, _CLOSE, _START, _END, _NOTE, _WHAT = range(len(_TAGS))
@@ -170,8 +171,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def seen(self, keep: int, questions: int = 1) -> Tensor:
         """What each token sees [tokens, tokens], under `FULL`, `ALL`, or with so many newest mementos.
 
-        A block is gone once its memento is complete; a memento when so many more are. Questions do not see each
-        other: else answers are told apart by which were already given, and that is learned instead.
+        A block is masked once its memento is complete; a memento, once so many more are complete. Questions do not
+        see each other; otherwise the toy learns to exclude the answers already given.
 
         Raises:
             SpecError: less than -1.
@@ -258,7 +259,7 @@ def train(
 ) -> None:
     """Train the toy in place: cross entropy of the answers, and of the mementos' tokens at half the weight.
 
-    Each step has 1 to all blocks, in turn: with few of them it is sooner found that values go with keys.
+    Steps with 1 to all blocks take turns: with few blocks it is learned sooner that values belong to keys.
 
     Args:
         heard: called with the steps done, their loss, and the share of right answers with all blocks.

@@ -1,9 +1,9 @@
 """What a model of transformers still answers about text whose keys and values were evicted.
 
-Eight notes name an owner and a password; the memento behind a note says that it was read, and neither of
-the two. The same questions are asked with the note there, with its keys and values cut out while the
-memento's stay, and after a new start from the memento's text. Beside whether the answer comes word for
-word, it is chosen among the eight of its kind by probability, which notices far less.
+Eight notes name an owner and a password; the memento behind a note says that it was read, and neither of the two. The
+same questions are asked with the note there, with its keys and values cut out while the memento's stay, and after a
+new start from the memento's text. Two things are measured: whether the answer comes word for word, and whether it is
+the most probable of the eight answers of its kind, which is easier.
 
     report = ask(model, tokenizer)
     print(report.table())

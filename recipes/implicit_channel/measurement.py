@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
 __all__ = ["STAGES", "WAYS", "Setting", "answers", "gap", "measure", "probe", "shares"]
 
 STAGES = (("full", FULL), ("memento", ALL), ("handing on", 1))
-"""The toys, by what they saw in training. The last goes on from the second; the two others begin anew."""
+"""The toys, by what they saw in training. The last continues from the second; the two others begin from random weights."""
 
 WAYS = ("full", "mask", "evict", "restart")
 _ROWS = 500
@@ -161,8 +161,9 @@ def answers(model: Any, task: Task, batch: Batch, way: str, keep: int = ALL) -> 
     """Logits [rows, vocabulary] of the first answer of each row.
 
     Args:
-        way: `full`: everything is seen. `mask`: what left is masked. `evict`: its keys and values are cut out of
-            the cache when its memento is complete. `restart`: the prompt is the mementos' text, computed anew.
+        way: `full`: everything is visible. `mask`: evicted blocks are masked. `evict`: a block's keys and values are
+            cut out of the cache when its memento is complete. `restart`: the prompt is the mementos' text, computed
+            again.
         keep: what stays; see `implicit_channel.curriculum.ALL`.
 
     Raises:
@@ -201,8 +202,8 @@ def _evicting(model: Any, task: Task, ids: Tensor, keep: int) -> Slices:
 def probe(name: str, model: Any, task: Task, batch: Batch, seed: int) -> list[Probe]:
     """How well a linear probe of a memento's keys and values tells the value of the second block.
 
-    The memento before that block cannot know; its own saw the block; those after it saw only mementos. Two
-    thirds of the rows fit the probe (a ridge regression on the ten values), the others are asked.
+    The memento before that block cannot know the value; its own memento saw the block; later ones saw only mementos.
+    Two thirds of the rows fit the probe (a ridge regression on the ten values), the others are asked.
     """
     spans = task.spans
     told = _values(task, batch)

@@ -1,8 +1,7 @@
 """A transformers cache in one piece, out of which ranges can be cut: the plainest eviction that is right.
 
-What is cut is gone; what stays keeps the keys and values that it had, and its logical positions, so that
-nothing that follows is rotated anew. It is slow (each cut copies), and a yardstick for engines that are
-not.
+Tokens that stay keep their keys and values and their logical positions, so nothing is rotated again. It is slow,
+because each cut copies, and serves to check faster engines.
 
     slices = Slices(model)
     slices.feed(prompt)

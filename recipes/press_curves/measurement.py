@@ -206,7 +206,7 @@ class _Trial:
         engine, case = self.engine, self.case
         caches = [cache for _, _, cache in made]
         for cache in caches:
-            # Nobody presses it again, and attention that nobody notes runs several times faster.
+            # It is not pressed again, and attention that is not observed runs several times faster.
             cache.watch = None
         rest: list[float | None] = [None] * len(caches)
         if when == LATER:

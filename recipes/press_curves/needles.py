@@ -116,7 +116,7 @@ class Case:
         answer: tokens of the right answer.
         rest: the tokens with which the last page goes on where nothing is asked.
         kind: of `KINDS`.
-        home: number of the page with the answer: for whoever scores, not for a press.
+        home: number of the page with the answer: for scoring, not for a press.
     """
 
     leaves: tuple[Leaf, ...]

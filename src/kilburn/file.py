@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from kilburn.errors import SpecError
 
-__all__ = ["check_target", "write_file"]
+__all__ = ["check_target", "sync_folder", "write_file"]
 
 DATABASE = (
     b"SQLite format 3\0",
@@ -120,8 +120,17 @@ def _give_name(part: str, place: Path, force: bool) -> None:
         except OSError:  # a file system without hard links
             check_target(place)
             os.replace(part, place)
-    folder = os.open(place.parent, os.O_RDONLY | os.O_CLOEXEC)
+    sync_folder(place.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder, so that a rename in it survives a power cut.
+
+    Raises:
+        OSError: it cannot be opened or synced.
+    """
+    entry = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(entry)
     finally:
-        os.close(folder)
+        os.close(entry)

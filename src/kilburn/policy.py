@@ -48,13 +48,13 @@ class Use(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What one fold may stand for (see `View.stretch`).
+    """The pages that one fold may stand for (see `View.stretch`).
 
     Args:
         sources: the originals that it cites, in order.
         pages: the resident pages of the stretch, in the order of the prompt; all of them leave.
-        torn: ids of those of which a part stays, or is not cited: they are evicted before the fold is made. Where that
-            is all of them, the fold would take the place of nothing.
+        torn: ids of pages that the fold cannot replace whole, because a part of them stays or is not cited. They are
+            evicted before the fold is made. If all pages are torn, the fold would replace nothing.
     """
 
     sources: tuple[int, ...]
@@ -63,19 +63,19 @@ class Stretch:
 
     @property
     def leaving(self) -> list[Page]:
-        """The pages that the fold takes the place of."""
+        """The pages that the fold replaces."""
         return [page for page in self.pages if page.id not in self.torn]
 
     @property
     def freed(self) -> int:
-        """Tokens of the pages that the fold takes the place of."""
+        """Tokens of the pages that the fold replaces."""
         return sum([page.tokens for page in self.pages if page.id not in self.torn])
 
     def fold(self, why: str, *, text: str | None = None, parts: Parts = (), torn: str) -> list[Move]:
-        """The moves that put a summary or an excerpt in the place of the stretch.
+        """The moves that put a summary or an excerpt in place of the stretch.
 
         Args:
-            torn: why torn pages leave.
+            torn: the reason in the ledger for torn pages.
         """
         fold = Fold(pages=self.sources, text=text, parts=parts, why=why)
         stale = tuple([page.id for page in self.pages if page.id in self.torn])
@@ -101,7 +101,7 @@ class View:
         open: pages of calls whose results may still come: they cannot leave. A call after which eight messages of the
             user and the assistant came is abandoned, and is not among them.
         stubs: results that stand as a handle in place.
-        marks: explicit importance ("remember this"), 0 to 1, by page id.
+        importance: what `remember` set, 0 to 1, by page id.
         uses: how pages were used, by page id; a page never recalled has its admission only.
         page: the page of an id, on any level.
         text: the exact text of a page, on any level.
@@ -126,7 +126,7 @@ class View:
     pins: Set[int]
     open: Set[int]
     stubs: Set[int]
-    marks: Mapping[int, float]
+    importance: Mapping[int, float]
     uses: Mapping[int, Use]
     page: Callable[[int], Page]
     text: Callable[[int], str]
@@ -173,8 +173,8 @@ class View:
         return tuple(chosen)
 
     def is_movable(self, page: Page, together: Sequence[Page] | None = None) -> bool:
-        """Whether a page's whole group may leave: nothing pinned, no open call, and, unless the page
-        itself is, nothing of the latest message."""
+        """Whether a page's whole group may leave: nothing in it is pinned, an open call, or (unless the page itself is)
+        of the latest message."""
         members = [self.page(member) for member in self.group(page.id)] if together is None else together
         latest = self.is_latest(page)
         return not any(
@@ -205,7 +205,7 @@ class View:
         return self.pages[:first]
 
     def movable(self, pages: Iterable[Page]) -> list[Page]:
-        """Of some resident pages those that may leave together: whole groups, and nothing that is held."""
+        """The resident pages among these that may leave together: whole groups, and nothing that stays (see `held`)."""
         held = self.held()
         free = [page for page in pages if page.id not in held]
         chosen = {page.id for page in free}
@@ -213,15 +213,16 @@ class View:
         return [page for page in free if page.group not in tied]
 
     def stretch(self, pages: Iterable[int], within: Set[int] | None = None) -> Stretch:
-        """What a fold in the place of some pages cites, so that it breaks no law, and what leaves with it.
+        """The stretch of a fold in place of some pages: what it has to cite, so that it breaks no law, and what leaves
+        with it.
 
-        A fold cites the originals behind derived pages, and the stubs of its groups. It cites no original that stays in
-        the window or that a page that stays is made from, and of no group a part. A page is torn if not all that it
-        stands for may be cited.
+        A fold cites the originals of derived pages, and the stubs of its groups. It cites no page that stays in the
+        window, no page that a page that stays shows or stands for, and no part of a group. If it cannot replace a
+        derived page whole, that page is torn; so is an original that came back beside such a page.
 
         Args:
-            pages: ids of resident pages; those that may not leave are passed over. Ids of originals that are out
-                already: the fold cites them too.
+            pages: ids of resident pages; those that may not leave are left out. Also ids of originals that are
+                already out: the fold cites them too.
             within: the originals that it may cite; None for all.
         """
         named = set(pages)
@@ -236,14 +237,14 @@ class View:
             sources -= self._shown_by(page for page in self.pages if page.id not in going)
         legal = sources if within is None else sources & within
         torn = self._torn(going, behind, stubs, legal)
-        # What leaves ahead of the fold is not the fold's to stand for, and that may tear another page.
+        # The fold does not stand for pages that leave before it, and this may tear another page.
         while less := {member for number in torn for member in self.group(number) if member in legal and member in plain | stubs}:
             legal = legal - less
             torn = self._torn(going, behind, stubs, legal)
         return Stretch(tuple(sorted(legal)), tuple(going.values()), torn)
 
     def originals(self, page: Page) -> set[int]:
-        """The originals behind a page, however deep."""
+        """The originals that a page was made from, at any depth."""
         if page.id > 0:
             return {page.id}
         return {found for source in page.sources for found in ((source,) if source > 0 else self.originals(self.page(source)))}
@@ -253,7 +254,7 @@ class View:
         return {number for page in staying for number in (*self.group(page.id), *self.originals(page))}
 
     def _torn(self, going: Mapping[int, Page], behind: Mapping[int, Set[int]], stubs: Set[int], legal: Set[int]) -> set[int]:
-        """Of the pages that are going those of which not all may be cited, each with its group."""
+        """The leaving pages of which not everything may be cited, each with its group."""
         torn = {number for number in going if number > 0 and number not in legal}
         torn.update(number for number, originals in behind.items() if not originals <= legal)
         return {member for number in torn | (stubs - legal) for member in self.group(number) if member in going}

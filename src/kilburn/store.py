@@ -41,11 +41,11 @@ def check_name(name: Any, what: str) -> str:
 
 
 class State(msgspec.Struct, frozen=True):
-    """What may change of a page: where it is, whether it is pinned, its mark."""
+    """What may change of a page: where it is, whether it is pinned, and its importance."""
 
     at: Place = Place.OUT
     pinned: bool = False
-    mark: float = 0.0
+    importance: float = 0.0
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):

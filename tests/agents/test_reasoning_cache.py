@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn.agents.cap import Cap, clip
-from kilburn.agents.reasoning_cache import Prompts, ReasoningCache, Schedule, boxed
+from kilburn.agents.reasoning_cache import ReasoningCache, RoundPrompts, Schedule, boxed
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, Unavailable
 from kilburn.kernel.hierarchy import Hierarchy
@@ -202,7 +202,7 @@ def test_no_reasoning_is_not_summarised(said: Any, outcome: str, kept: bool) -> 
 
 def test_it_may_stop_early_and_be_asked_in_own_words() -> None:
     model = Scripted(["it is 4", "so far: 4", "never asked"])
-    prompts = Prompts(
+    prompts = RoundPrompts(
         reason="Q {problem}", resume="Q {problem} S {summary}", summarise="{problem}|{summary}|{trace}", system="Be brief."
     )
     made = ReasoningCache(model, process_of(), prompts=prompts, done=lambda text: "4" in text).run("2 + 2 {brace}")
@@ -219,7 +219,7 @@ def test_it_may_stop_early_and_be_asked_in_own_words() -> None:
 )
 def test_prompts_that_do_not_fit_are_refused(resume: str) -> None:
     with pytest.raises(SpecError, match="resume"):
-        ReasoningCache(Scripted(), process_of(), prompts=Prompts(resume=resume))
+        ReasoningCache(Scripted(), process_of(), prompts=RoundPrompts(resume=resume))
 
 
 @pytest.mark.parametrize("name", ["rounds", "reason", "summary"])

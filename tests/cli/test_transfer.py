@@ -78,14 +78,14 @@ def test_pins_marks_trust_times_and_sources_come_back(tmp_path: Path) -> None:
         process.unpin("p1")
         process.remember("p3", 0.25)
         store.process("b").append({"role": "user", "content": "second"})
-        before = [(page, state.pinned, state.mark) for page, state in process.pages()]
+        before = [(page, state.pinned, state.importance) for page, state in process.pages()]
         messages = process.messages()
     first, second = there_and_back(path)
     assert first == second
     with package.open(str(path.with_name("other.db")), window=20_000, policy="fifo", readonly=True) as store:
         process = store.process("a")
         assert process.messages() == messages
-        after = [(page, state.pinned, state.mark) for page, state in process.pages()]
+        after = [(page, state.pinned, state.importance) for page, state in process.pages()]
         assert after == before
 
 

@@ -75,17 +75,17 @@ def test_the_explorer_goes_where_a_listing_leads() -> None:
     )
     calls = [
         asked(explorer, "folder . entries 3-3 of 3\na file.py 7 lines"),
-        asked(explorer, "folder json entries 1-0 of 0"),
         asked(explorer, "bisect.py lines 1-120 of 200\n..."),
         asked(explorer, "..."),
         asked(explorer, "a file.py lines 1-7 of 7\n..."),
+        asked(explorer, "folder json entries 1-0 of 0"),
         asked(explorer, ". matches 1-1 of 1\nbisect.py 5: def bisect():"),
     ]
     assert [(name, arguments["path"]) for name, arguments in calls] == [
-        ("list", "json"),
         ("read", "bisect.py"),
         ("read", "bisect.py"),
         ("read", "a file.py"),
+        ("list", "json"),
         ("search", "."),
         ("search", "json"),
     ]

@@ -176,10 +176,10 @@ def test_remember_a_note_or_pages() -> None:
     process = opened(4000)
     result = asked(process, "remember", note="the build needs GCC 13", importance=0.9)
     assert "p2" in process.recall(result)
-    assert process.window.marks == {2: 0.9}
+    assert process.window.importance == {2: 0.9}
     assert [hit.address for hit in process.search("GCC 13")] == ["p2"]
     asked(process, "remember", address="p1")
-    assert process.window.marks[1] == 1.0
+    assert process.window.importance[1] == 1.0
     said = memory_tools.call(process, "remember", '{"note": "outside of any call"}')
     assert process.recall(said.text.split()[-1]) == "outside of any call"
     assert memory_tools.call(process, "remember", '{"address": "p1", "importance": 1.5}').text.startswith("error: ")

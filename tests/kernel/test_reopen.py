@@ -37,7 +37,7 @@ def test_same_state_same_bytes(policy: str, form: str, tmp_path: Path) -> None:
     with kilburn.open(str(path), window=1500, policy=policy, tokenizer="chars/4") as store:
         process = store.process("a")
         assert (json.dumps(process.render()), json.dumps(process.render("messages"))) == before
-        assert process.window.marks[2] == 0.5
+        assert process.window.importance[2] == 0.5
         check_laws(process)
         process.append(user("go on"))
         assert process.render()[-1] == user("go on")

@@ -51,6 +51,18 @@ def test_fifo_spare_frees_more_at_once() -> None:
     assert counts[400] < counts[0]
 
 
+@pytest.mark.parametrize("policy", ["fifo", "lru", "importance", "tiered"])
+def test_what_just_came_stays_though_more_were_to_be_freed(policy: str) -> None:
+    """The older pages free the excess, and not the eighth of the window beyond it."""
+    process = opened(policy, 400)
+    process.append(assistant(filler(1, 100)), assistant(filler(2, 100)))
+    process.append(assistant(filler(3, 1380)))
+    (move,) = [event for event in process.events() if event.act is Act.EVICT]
+    assert move.policy == policy
+    assert set(move.pages) <= {2, 3}
+    assert process.render()[-1] == assistant(filler(3, 1380))
+
+
 def test_lru_keeps_what_was_recalled() -> None:
     process = opened("lru(spare=0)")
     for number in range(8):
@@ -86,6 +98,34 @@ def test_importance_decays_with_time_not_with_looks() -> None:
     assert "p2" not in resident(process)
 
 
+def test_importance_lets_go_of_what_was_used_long_ago() -> None:
+    process = opened("importance(spare=0, explicit=0.0, nearness=0.0, half_life=1e9, turns=5.0)", 100_000)
+    process.append(assistant(filler(0)))
+    process.recall("p2")
+    for number in range(1, 41):
+        process.append(assistant(filler(number)))
+    process.resize(Budget(process.use - 25 * process.window.pages[2].tokens))
+    assert "p2" not in resident(process)
+
+
+def test_tiered_prefers_the_newest_words_of_the_user() -> None:
+    process = opened("tiered(core=60)")
+    process.append(user(filler(0, 160)), user(filler(1, 160)), user("the latest request stays anyway"))
+    for number in range(20):
+        process.append(assistant(filler(number)))
+    assert "p3" in resident(process)
+    assert "p2" not in resident(process)
+
+
+def test_hybrid_keeps_what_was_marked_whole() -> None:
+    process = opened("hybrid")
+    process.append(assistant("the deploy key lives in vault seven " + "k" * 300))
+    process.remember("p2", 1.0)
+    for number in range(20):
+        process.append(assistant(filler(number)))
+    assert "p2" in resident(process)
+
+
 def test_tiered_keeps_the_users_words_longer_than_outputs() -> None:
     process = opened("tiered")
     process.append(user("constraint: never touch the lock file"))
@@ -111,6 +151,21 @@ def test_mask_turns_old_outputs_into_handles_and_keeps_the_calls() -> None:
     assert "f0.py" in masked[0], "the handle says what it was"
     assert sum(bool(message.get("tool_calls")) for message in prompt) == 14
     check_laws(process)
+
+
+def test_mask_keeps_exactly_the_last_outputs() -> None:
+    process = opened("mask(keep=3, trigger=100)", 10_000)
+    for number in range(6):
+        process.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", filler(number)))
+    outputs = [message["content"] for message in process.render() if message["role"] == "tool"]
+    assert [number for number, output in enumerate(outputs) if output == filler(number)] == [3, 4, 5]
+
+
+def test_chain_leaves_out_what_an_earlier_policy_touched() -> None:
+    process = opened("chain(fifo, lru)")
+    for number in range(20):
+        process.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", filler(number)))
+    assert not [event for event in process.events() if event.act is Act.REFUSE]
 
 
 def test_mask_leaves_excluded_tools_and_small_gains_alone() -> None:

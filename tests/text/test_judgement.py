@@ -46,6 +46,12 @@ def quarter(text: str) -> int:
     return (len(text) + 3) // 4
 
 
+def test_a_copy_in_another_order_is_an_echo() -> None:
+    sentences = [" ".join(f"{word}{number}" for number in range(40)) + ". " for word in ("alpha", "beta", "gamma")]
+    pieces = (Piece(1, "tool", "result", "".join(sentences), ""),)
+    assert garbage("".join(reversed(sentences)), pieces) == "echo"
+
+
 @pytest.mark.parametrize(
     ("summary", "outcome"),
     [
@@ -61,6 +67,10 @@ def quarter(text: str) -> int:
         ("The page is here. The page is here. The page is here.", "repeats"),
         ("I will now write it down. I will now write it down.", "repeats"),
         ("page page page page page page", "repeats"),
+        (
+            "the parser drops lines\nit fails on linux\nthe parser drops lines\nwe fix it tomorrow\nthe parser drops lines",
+            "repeats",
+        ),
         ("The agent is a tool. The agent is a tool that can be used to help. " * 8, "repeats"),
         ("1. src/store/cache.py\n2. evict_page\n" + "- The cache is a cache of pages.\n" * 12, "repeats"),
         ("na" * 200 + " the cache and the page", "repeats"),

@@ -30,7 +30,7 @@ from kilburn.text.judgement import garbage
 from kilburn.text.lines import whole_sentences
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["Prompts", "Reasoning", "ReasoningCache", "Round", "Schedule", "boxed"]
+__all__ = ["Reasoning", "ReasoningCache", "Round", "RoundPrompts", "Schedule", "boxed"]
 
 NAME = "reasoning_cache"
 
@@ -65,7 +65,7 @@ Write the new summary, in the first person and in two paragraphs at most. Keep w
 the newest reasoning confirms, corrects or continues it, and where it ends. Add no reasoning of your own."""
 
 
-class Prompts(msgspec.Struct, frozen=True, kw_only=True):
+class RoundPrompts(msgspec.Struct, frozen=True, kw_only=True):
     """The prompts, as `str.format` templates. Each can also use {mark}, a nonce that occurs in none of the inserted
     texts.
 
@@ -185,12 +185,12 @@ class ReasoningCache:
         schedule: Schedule | None = None,
         *,
         summariser: Model | None = None,
-        prompts: Prompts | None = None,
+        prompts: RoundPrompts | None = None,
         done: Callable[[str], bool] | None = None,
     ) -> None:
         self.model, self.process = model, process
         self.schedule = schedule or Schedule()
-        self.prompts = prompts or Prompts()
+        self.prompts = prompts or RoundPrompts()
         self.done = done
         self._answer = answerer(summariser or model)
         self._count = process.counter.count
@@ -333,7 +333,7 @@ class ReasoningCache:
             )
 
 
-def _check(prompts: Prompts) -> None:
+def _check(prompts: RoundPrompts) -> None:
     known = {"reason": ("problem",), "resume": ("problem", "summary"), "summarise": ("problem", "summary", "trace")}
     for name, fields in known.items():
         marks = {field: f"\x00{field}\x00" for field in fields}

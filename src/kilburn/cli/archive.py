@@ -55,19 +55,6 @@ class ArchivedMessages(msgspec.Struct, kw_only=True):
     holes: list[int] = []
 
 
-class ArchivedSession(msgspec.Struct, kw_only=True):
-    """One session as in a file; its addresses will be the same again."""
-
-    name: str
-    created: float | None = None
-    entries: list[ArchivedMessages] = []
-    pinned: list[str] | None = None
-    retired: list[str] = []
-    marks: dict[str, float] = {}
-    state: str = ""
-    """The place of the line with these three."""
-
-
 class _Header(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kilburn: str
     version: int
@@ -101,6 +88,16 @@ class _State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     marks: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]]
 
 
+class ArchivedSession(msgspec.Struct, kw_only=True):
+    """One session as in a file; its addresses will be the same again. `where` is the place of the line with its state."""
+
+    name: str
+    created: float | None = None
+    entries: list[ArchivedMessages] = []
+    state: _State | None = None
+    where: str = ""
+
+
 def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
     """The lines of one session, each with its line end."""
     encode = msgspec.json.Encoder().encode
@@ -120,7 +117,7 @@ def write(process: Process, info: ProcessInfo) -> Iterator[bytes]:
     state = _State(
         pinned=[page.address for page, state in states if state.pinned],
         retired=[page.address for page, state in states if state.at == Place.RETIRED],
-        marks={page.address: state.mark for page, state in states if state.mark},
+        marks={page.address: state.importance for page, state in states if state.importance},
     )
     yield encode({"state": state}) + b"\n"
 
@@ -236,9 +233,7 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
                 )
             found.append(ArchivedSession(name=name or _name(where, otherwise)))
         if "state" in value:
-            state = _converted(value["state"], _State, where)
-            found[-1].pinned, found[-1].retired, found[-1].marks = state.pinned, state.retired, state.marks
-            found[-1].state = where
+            found[-1].state, found[-1].where = _converted(value["state"], _State, where), where
         else:
             found[-1].entries.append(_entry(where, value))
     return found
@@ -270,7 +265,7 @@ def _name(where: str, name: str) -> str:
 def _entry(where: str, value: dict[str, Any]) -> ArchivedMessages:
     try:
         if "parts" in value:
-            return _own(where, _converted(value, _InParts, where))
+            return _from_parts(where, _converted(value, _InParts, where))
         if "role" in value:
             return ArchivedMessages(where=where, messages=parse(value))
         said = _converted(value, _Appended, where)
@@ -281,7 +276,7 @@ def _entry(where: str, value: dict[str, Any]) -> ArchivedMessages:
         raise
 
 
-def _own(where: str, line: _InParts) -> ArchivedMessages:
+def _from_parts(where: str, line: _InParts) -> ArchivedMessages:
     holes = [offset for offset, part in enumerate(line.parts) if part is None]
     if holes and not len(line.kinds) == len(line.calls) == len(line.parts):
         raise InvalidMessage("a line with holes and without their kinds", advice="export it again")
@@ -333,22 +328,22 @@ def rebuild(store: Hierarchy, clock: Clock, saved: ArchivedSession) -> Process:
         with process.batch() as kernel:
             if holes:
                 kernel.carry(Drop(pages=tuple(holes), why="forgotten before it was exported"))
-            _settle(kernel, saved)
+            if saved.state is not None:
+                _restore(kernel, saved.state)
     except KilburnError as error:
-        error.add_note(f"in {saved.state or saved.name}")
+        error.add_note(f"in {saved.where or saved.name}")
         raise
     clock.now = now
     return process
 
 
-def _settle(kernel: Kernel, saved: ArchivedSession) -> None:
+def _restore(kernel: Kernel, state: _State) -> None:
     """Restore which pages are retired or pinned, and their importance."""
-    if saved.pinned is not None:
-        kernel.unpin(sorted(kernel.window.pins))
-    retired = [page for address in saved.retired for page in kernel.resolve(address)]
+    kernel.unpin(sorted(kernel.window.pins))
+    retired = [page for address in state.retired for page in kernel.resolve(address)]
     if retired:
         kernel.carry(Retire(pages=tuple(retired)))
-    for address in saved.pinned or ():
+    for address in state.pinned:
         kernel.pin(kernel.resolve(address))
-    for address, mark in saved.marks.items():
+    for address, mark in state.marks.items():
         kernel.remember(kernel.resolve(address), mark)

@@ -20,7 +20,7 @@ from kilburn.errors import SpecError, StoreCorrupt
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
-from kilburn.page import Page
+from kilburn.page import Page, address_of
 from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
@@ -97,11 +97,7 @@ def _confirm(what: str) -> None:
 
 def _announce(pages: list[Page], copies: list[dict[str, str]], exports: list[dict[str, Any]]) -> None:
     for page in pages:
-        made = (
-            f", made from {' '.join(f'p{source}' if source > 0 else f'f{-source}' for source in page.sources)}"
-            if page.sources
-            else ""
-        )
+        made = f", made from {' '.join(map(address_of, page.sources))}" if page.sources else ""
         say(f"goes: {page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{made}  {line(page.label)}")
     for copy in copies:
         say(f"stays: {line(copy['session'])} {copy['address']} has the same text as {copy['of']}")

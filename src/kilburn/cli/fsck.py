@@ -160,7 +160,7 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
 
 
 def _described(state: State) -> str:
-    return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.mark:g}' if state.mark else ''}"
+    return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.importance:g}' if state.importance else ''}"
 
 
 def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[[int], str]) -> Iterator[str]:

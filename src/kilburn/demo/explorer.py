@@ -65,18 +65,20 @@ class Explorer:
         """The calls, one after the other; each gets the result of the one before."""
         folders = ["."]
         for folder in folders:
+            files: dict[str, int] = {}
             for entry in (yield from self._every("list", {"path": folder})):
                 path = entry if folder == "." else f"{folder}/{entry}"
                 if path.endswith("/"):
                     folders.append(path[:-1])
                 elif path.endswith(" lines"):
                     name, length, _ = path.rsplit(" ", 2)
-                    self.files[name] = int(length)
-        for path, lines in self.files.items():
-            if self._enough():
-                break
-            for start in range(1, lines + 1, READ):
-                yield "read", {"path": path, "start": start, "count": READ}
+                    files[name] = int(length)
+            self.files |= files
+            for path, lines in files.items():
+                if self._enough():
+                    break
+                for start in range(1, lines + 1, READ):
+                    yield "read", {"path": path, "start": start, "count": READ}
         for folder in folders:
             yield from self._every("search", {"pattern": OUTLINE, "path": folder})
 

@@ -19,7 +19,7 @@ from kilburn.model import ToolSpec
 from kilburn.page import Page, Place
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["NAMES", "SPECS", "Said", "call"]
+__all__ = ["NAMES", "SPECS", "MemoryReply", "call"]
 
 SPECS = (
     ToolSpec(
@@ -87,7 +87,7 @@ SPECS = (
 NAMES = frozenset(spec.name for spec in SPECS)
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a memory tool, and the pages that its text is from."""
 
     text: str
@@ -120,7 +120,7 @@ class _Remember(msgspec.Struct, forbid_unknown_fields=True):
     importance: float = 1.0
 
 
-def call(process: Process, name: str, arguments: str, call_id: str | None = None) -> Said:
+def call(process: Process, name: str, arguments: str, call_id: str | None = None) -> MemoryReply:
     """Carry out a memory tool call.
 
     Args:
@@ -130,18 +130,18 @@ def call(process: Process, name: str, arguments: str, call_id: str | None = None
     try:
         return _DO[name](process, arguments, call_id)
     except msgspec.ValidationError as error:
-        return Said(text=f"error: {error}; see the parameters of {name}")
+        return MemoryReply(text=f"error: {error}; see the parameters of {name}")
     except msgspec.DecodeError:
-        return Said(text="error: the arguments are not JSON")
+        return MemoryReply(text="error: the arguments are not JSON")
     except KilburnError as error:
-        return Said(text=f"error: {error}")
+        return MemoryReply(text=f"error: {error}")
 
 
 def _decode(arguments: str, kind: Any) -> Any:
     return msgspec.json.decode(arguments or "{}", type=kind, strict=False)
 
 
-def _recall(process: Process, arguments: str, call_id: str | None) -> Said:
+def _recall(process: Process, arguments: str, call_id: str | None) -> MemoryReply:
     asked = _decode(arguments, _Recall)
     found = process.recall(asked.address)
     room = max(200, process.capacity)  # characters: about a quarter of the window
@@ -157,11 +157,11 @@ def _recall(process: Process, arguments: str, call_id: str | None) -> Said:
             sources.append(page.id)
         at += len(text)
     if not pieces:
-        return Said(text=f"error: offset {asked.offset} is behind the end; {asked.address} has {at} characters")
+        return MemoryReply(text=f"error: offset {asked.offset} is behind the end; {asked.address} has {at} characters")
     left = ""
     if start + limit < at:
         left = f"{at - start - limit} of {at} characters left: offset={start + limit}"
-    return Said(text=_told(pieces, left), sources=tuple(sources))
+    return MemoryReply(text=_told(pieces, left), sources=tuple(sources))
 
 
 def _told(pieces: Sequence[tuple[str, str]], left: str = "") -> str:
@@ -184,12 +184,12 @@ def origin_of(process: Process, page: Page) -> str:
     return f"{who}, {when}" + (", superseded" if window.at(page.id) == Place.RETIRED else "")
 
 
-def _search(process: Process, arguments: str, call_id: str | None) -> Said:
+def _search(process: Process, arguments: str, call_id: str | None) -> MemoryReply:
     asked = _decode(arguments, _Search)
     room = max(50, process.capacity // 4)
     hits = process.search(asked.query, tokens=min(asked.tokens, room))
     if not hits:
-        return Said(text="nothing found; try other or fewer words")
+        return MemoryReply(text="nothing found; try other or fewer words")
     pieces: list[tuple[str, str]] = []
     sources: list[int] = []
     for hit in hits:
@@ -197,32 +197,32 @@ def _search(process: Process, arguments: str, call_id: str | None) -> Said:
         start, end = hit.span
         pieces.append((f"{hit.address} characters {start}-{end}, {origin_of(process, page)}", hit.text))
         sources.append(page.id)
-    return Said(text=_told(pieces), sources=tuple(dict.fromkeys(sources)))
+    return MemoryReply(text=_told(pieces), sources=tuple(dict.fromkeys(sources)))
 
 
-def _pin(process: Process, arguments: str, call_id: str | None) -> Said:
+def _pin(process: Process, arguments: str, call_id: str | None) -> MemoryReply:
     asked = _decode(arguments, _Pin)
     if asked.unpin:
         process.unpin(asked.address)
-        return Said(text=f"{asked.address} may leave the window again")
+        return MemoryReply(text=f"{asked.address} may leave the window again")
     process.pin(asked.address)
-    return Said(text=f"{asked.address} stays in the window")
+    return MemoryReply(text=f"{asked.address} stays in the window")
 
 
-def _remember(process: Process, arguments: str, call_id: str | None) -> Said:
+def _remember(process: Process, arguments: str, call_id: str | None) -> MemoryReply:
     asked = _decode(arguments, _Remember)
     if asked.address:
         process.remember(asked.address, asked.importance)
-        return Said(text=f"{asked.address} is marked")
+        return MemoryReply(text=f"{asked.address} is marked")
     if not asked.note:
-        return Said(text="error: give a note, or an address")
+        return MemoryReply(text="error: give a note, or an address")
     own = process.window.calls.get(call_id or "")
     if own is None:
         process.append({"role": "assistant", "content": asked.note})
         own = process.window.last
     page = process.window.pages[own]
     process.remember(page.address, asked.importance)
-    return Said(text=f"kept at {page.address}")
+    return MemoryReply(text=f"kept at {page.address}")
 
 
 _DO = {"recall": _recall, "search_memory": _search, "pin": _pin, "remember": _remember}

@@ -126,7 +126,7 @@ class Planner:
             pins=self._fixed(),
             open=self._open(PATIENCE) if window.open else frozenset(),
             stubs=frozenset(window.stubs),
-            marks=MappingProxyType(window.marks),
+            importance=MappingProxyType(window.importance),
             uses=MappingProxyType(kernel.usage.pages),
             page=window.pages.__getitem__,
             text=kernel.text,

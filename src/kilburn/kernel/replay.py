@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kilburn.budget import Counter
@@ -16,7 +16,7 @@ from kilburn.kernel.window import Window
 from kilburn.page import Page
 from kilburn.store import ProcessInfo, Store
 
-__all__ = ["Rebuilt", "rebuild", "replay"]
+__all__ = ["Rebuilt", "rebuild"]
 
 READ = 500
 """Pages whose texts are read at a time."""
@@ -60,14 +60,6 @@ def rebuild(store: Store, info: ProcessInfo, counter: Counter) -> Rebuilt:
         # A replay is never undone; its whole journal would take hundreds of megabytes.
         window.keep()
     return Rebuilt(window, ledger, usage, len(events))
-
-
-def replay(events: Iterable[Event], pages: Mapping[int, Page], window: Window) -> Window:
-    """Replay events: the same events over the same pages give the same window."""
-    for event in events:
-        window.enact(event, pages)
-    window.keep()
-    return window
 
 
 def _tokenizer(events: Sequence[Event]) -> str:

@@ -64,7 +64,7 @@ class Window:
         self.gone: set[int] = set()
         self.groups: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
-        self.marks: dict[int, float] = {}
+        self.importance: dict[int, float] = {}
         # Calls without a result, each with the number of messages before it.
         self.open: dict[int, int] = {}
         self.calls: dict[str, int] = {}
@@ -202,7 +202,7 @@ class Window:
                     self._set(number, msgspec.structs.replace(self.states[number], pinned=event.act is Act.PIN))
             case Act.REMEMBER:
                 for number in event.pages:
-                    self._set(number, msgspec.structs.replace(self.states[number], mark=event.data["mark"]))
+                    self._set(number, msgspec.structs.replace(self.states[number], importance=event.data["mark"]))
 
     def _enact_move(self, event: Event, pages: Mapping[int, Page]) -> None:
         for where, members in event.data.get("to", {}).items():
@@ -284,10 +284,10 @@ class Window:
         else:
             self.states[page] = after
         (self.pins.add if after and after.pinned else self.pins.discard)(page)
-        if after and after.mark:
-            self.marks[page] = after.mark
+        if after and after.importance:
+            self.importance[page] = after.importance
         else:
-            self.marks.pop(page, None)
+            self.importance.pop(page, None)
         self._use = None
         if was == now:
             return

@@ -27,7 +27,7 @@ class How(StrEnum):
     EDIT = "edit"
     """Lines leave and come where they stand; what follows stays as it is."""
     PREFILL = "prefill"
-    """All is computed anew from the first difference on."""
+    """Everything is computed again from the first difference on."""
     APPEND = "append"
     """Nothing but new lines at the end was needed."""
     SAME = "same"

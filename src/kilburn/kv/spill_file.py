@@ -23,6 +23,7 @@ from typing import BinaryIO
 import msgspec
 
 from kilburn.errors import SpillFailed
+from kilburn.file import sync_folder
 from kilburn.kv.lineage import Alteration, Eviction
 from kilburn.kv.prefixes import Key
 from kilburn.kv.tensors import Tensor, torch
@@ -206,7 +207,7 @@ def write(folder: Path, header: Header, drafts: Iterable[Draft]) -> tuple[str, i
             os.fsync(descriptor)
             size = file.tell()
         part.replace(folder / (address + SUFFIX))
-        _sync_folder(folder)
+        sync_folder(folder)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise _failure(folder, error) from error
@@ -302,15 +303,6 @@ def _read_tensors(file: BinaryIO, address: str, key: Key) -> Contents | Miss:
         if file.readinto(raw) != len(raw) or hashlib.sha256(raw).hexdigest() != each.digest:  # type: ignore[attr-defined]
             return Miss(Why.CORRUPT, f"{each.name} of {address} changed since it was written")
     return header, found
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that a rename in it survives a power cut."""
-    entry = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(entry)
-    finally:
-        os.close(entry)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kilburn.errors import Unavailable
-from kilburn.file import write_file
+from kilburn.file import sync_folder, write_file
 
 __all__ = ["Download", "Progress", "digest", "disk_errors", "folder", "open_own", "recorded_digest"]
 
@@ -199,11 +199,7 @@ class Download:
                 os.fsync(file.fileno())
             self.partial.replace(self.target)
             self._journal.unlink(missing_ok=True)
-            entry = os.open(self.target.parent, os.O_RDONLY)
-            try:
-                os.fsync(entry)
-            finally:
-                os.close(entry)
+            sync_folder(self.target.parent)
         return self.target
 
     def write_digest(self, sha256: str, size: int) -> None:

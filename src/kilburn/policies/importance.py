@@ -50,13 +50,13 @@ def scores(view: View, pages: Sequence[Page], weights: Sequence[float], half_lif
     """
     explicit, recency, frequency, nearness = weights
     focus = words_of(view.task) | _latest_words(view) if nearness else frozenset()
-    marks, uses, now, turn = view.marks, view.uses, view.now, view.turn
+    given, uses, now, turn = view.importance, view.uses, view.now, view.turn
     found: dict[int, float] = {}
     best: dict[int, float] = {}
     for page in pages:
         number, group = page.id, page.group
         use = uses.get(number)
-        base = marks.get(number) if marks else None
+        base = given.get(number) if given else None
         if base is None:
             base = 0.6 if page.kind is Kind.FOLD else BY_ROLE[page.role]
         score = explicit * base

@@ -188,7 +188,7 @@ class Transaction:
 
 def _stand(process: int, page: int, state: State) -> tuple[str, int, float, bytes]:
     """A page's state as it is stored, with its seal. SQLite does not keep a negative zero."""
-    pinned, mark = int(state.pinned), float(state.mark) + 0.0
+    pinned, mark = int(state.pinned), float(state.importance) + 0.0
     return state.at, pinned, mark, seal_of("stand", process, page, state.at.encode(), pinned, mark)
 
 

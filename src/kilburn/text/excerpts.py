@@ -51,8 +51,8 @@ MARKED = 0.5
 def old_pages(view: View, tail: int, core: int) -> list[Page]:
     """The pages before a tail of so many tokens that may leave; important ones stay, up to `core` tokens."""
     stays: set[int] = set()
-    marked = [page for page in view.pages if view.marks.get(page.id, 0.0) >= MARKED] if view.marks else []
-    for page in sorted(marked, key=lambda page: (-view.marks[page.id], -page.id)):
+    marked = [page for page in view.pages if view.importance.get(page.id, 0.0) >= MARKED] if view.importance else []
+    for page in sorted(marked, key=lambda page: (-view.importance[page.id], -page.id)):
         if page.tokens <= core:
             core -= page.tokens
             stays.add(page.id)

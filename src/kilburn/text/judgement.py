@@ -130,8 +130,7 @@ def judge(
 
 
 def mended(said: str, judged: Judgement, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
-    """What may stand of a summary that was judged: all of it, with the facts that it lost, or "" where it is not to be
-    trusted."""
+    """The usable text of a checked summary: all of it, completed with lost facts if needed; "" if it cannot be trusted."""
     if judged.acceptable:
         return said
     return complete(said, judged.missing, pieces, tokens, count) if judged.reparable else ""

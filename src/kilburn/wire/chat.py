@@ -199,7 +199,7 @@ def _fill_asides(turn: Turn, out: dict[str, Any]) -> tuple[list[Part], list[Part
     calls: list[Part] = []
     for part in turn.parts:
         at = unpack(part.extra).get("at")
-        if at in ASIDES and turn.form == "chat":
+        if at in ASIDES:
             out[at] = unpack(part.text) if part.kind is Kind.OPAQUE else part.text
         elif part.kind is Kind.CALL:
             calls.append(part)
@@ -239,7 +239,7 @@ def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     out: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
-    for turn in turns(messages):
+    for turn in map(_without_foreign, turns(messages)):
         if turn.result is not None:
             out.append(_render_result(turn, images))
             continue
@@ -254,49 +254,47 @@ def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return out
 
 
+def _without_foreign(turn: Turn) -> Turn:
+    """A turn without the leftovers of another form."""
+    if turn.form == "chat":
+        return turn
+    parts = (part if part.extra is None else msgspec.structs.replace(part, extra=None) for part in turn.parts)
+    return Turn(turn.role, tuple(parts), {})
+
+
 def _template(turn: Turn, role: Role) -> dict[str, Any]:
     """The message's own template, unless it has another role than the message."""
-    template: dict[str, Any] | None = turn.extra.get("dict") if turn.form == "chat" else None
+    template: dict[str, Any] | None = turn.extra.get("dict")
     if template is not None and ROLES.get(template["role"]) is turn.role:
         return template
     return _default(role)
 
 
 def _render_result(turn: Turn, images: list[dict[str, Any]]) -> dict[str, Any]:
-    own = turn.form == "chat"
     result, attached = turn.parts[0], turn.parts[1:]
     out = _template(turn, Role.TOOL)
     out["tool_call_id"] = call = safe_id(result.call, CHAT_ID)
-    content = _result_content(result, attached) if own else result.text
+    content = _result_content(result, attached)
     plain_text = isinstance(content, str) or not content or any(block["type"] != "text" for block in content)
     out["content"] = result.text if plain_text else content
     shown = [part for part in attached if part.kind is Kind.IMAGE]
     if shown:
         images.append({"type": "text", "text": IMAGES.format(call)})
-        images.extend(_foreign_or_own(part, own) for part in shown)
+        images.extend(_write_block(part) for part in shown)
     return out
-
-
-def _foreign_or_own(part: Part, own: bool) -> dict[str, Any]:
-    if not own and part.extra is not None:
-        part = msgspec.structs.replace(part, extra=None)
-    return _write_block(part)
 
 
 def _render_other(turn: Turn) -> dict[str, Any] | None:
     """A system or user message, or a tool message without a result (the old `function` role)."""
-    own = turn.form == "chat"
     role = Role.USER if turn.role is Role.TOOL else turn.role
     out = _template(turn, role)
     if out["role"] == "tool":
         out = _default(role)
-    shape = turn.extra.get("shape", "text") if own else "text"
+    shape = turn.extra.get("shape", "text")
+    kinds = PROSE
     if role is Role.USER and out["role"] == "user":
-        kept = [
-            part for part in turn.parts if part.kind in PROSE or part.kind is Kind.IMAGE or (own and part.kind is Kind.OPAQUE)
-        ]
-    else:
-        kept = [part for part in turn.parts if part.kind in PROSE]
+        kinds |= {Kind.IMAGE, Kind.OPAQUE} if turn.form == "chat" else {Kind.IMAGE}
+    kept = [part for part in turn.parts if part.kind in kinds]
     if not kept:
         return None
     if shape == "void" and out["role"] == "function" and not any(part.text for part in kept):
@@ -304,7 +302,7 @@ def _render_other(turn: Turn) -> dict[str, Any] | None:
     if (shape != "list" and len(kept) == 1 and kept[0].kind in PROSE) or out["role"] == "function":
         out["content"] = "\n".join(part.text for part in kept)
     else:
-        out["content"] = [_foreign_or_own(part, own) for part in kept]
+        out["content"] = [_write_block(part) for part in kept]
     out.pop("tool_calls", None)
     return out
 
@@ -314,15 +312,15 @@ def _render_assistant(turn: Turn) -> dict[str, Any] | None:
     out = _template(turn, Role.ASSISTANT)
     content, calls = _fill_asides(turn, out)
     kept = [part for part in content if part.kind in PROSE or (own and part.kind is Kind.OPAQUE)]
-    shape = turn.extra.get("shape", "text") if own else "text"
+    shape = turn.extra.get("shape", "text")
     if shape == "void":
         kept = [part for part in kept if part.text]
     if kept and (shape == "list" or len(kept) > 1):
-        out["content"] = [_foreign_or_own(part, own) for part in kept]
+        out["content"] = [_write_block(part) for part in kept]
     elif kept:
         out["content"] = kept[0].text
     if calls:
-        out["tool_calls"] = [_render_call(part, own) for part in calls]
+        out["tool_calls"] = [_render_call(part) for part in calls]
     else:
         out.pop("tool_calls", None)
     if not own and not kept and not calls:
@@ -335,8 +333,8 @@ def _render_assistant(turn: Turn) -> dict[str, Any] | None:
     return out
 
 
-def _render_call(part: Part, own: bool) -> dict[str, Any]:
-    call = _write_call(part if own else msgspec.structs.replace(part, extra=None))
+def _render_call(part: Part) -> dict[str, Any]:
+    call = _write_call(part)
     call["id"] = safe_id(part.call, CHAT_ID)
     body = "custom" if call.get("type") == "custom" else "function"
     call.setdefault("type", "function")

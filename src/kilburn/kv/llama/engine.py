@@ -20,7 +20,7 @@ import msgspec
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, SpecError, SpillFailed, Unavailable
 from kilburn.kv.llama.cells import Cells
 from kilburn.kv.llama.context import Context
-from kilburn.kv.llama.sequence import Change, ChangeKind, LlamaSequence
+from kilburn.kv.llama.sequence import CacheChange, ChangeKind, LlamaSequence
 from kilburn.kv.llama.states import SavedState, States
 from kilburn.kv.prefixes import Key
 
@@ -39,7 +39,7 @@ class _About(msgspec.Struct, frozen=True):
 
     positions: list[int]
     taken: list[int]
-    moves: list[Change]
+    moves: list[CacheChange]
     exact: bool
     logits: int
 
@@ -193,7 +193,7 @@ class Llama:
             part = sequence.evictable(start, stop)
             if part:
                 self._remove(sequence, part, start, stop)
-                sequence.drop(part, Change(ChangeKind.EVICT, len(sequence.taken), start, stop))
+                sequence.drop(part, CacheChange(ChangeKind.EVICT, len(sequence.taken), start, stop))
             return len(part)
 
     def truncate(self, sequence: LlamaSequence, position: int) -> int:
@@ -233,7 +233,7 @@ class Llama:
                     advice="free the fork, or save and restore one of the two",
                 )
             self._context.shift(sequence.number, start, stop, delta)
-            sequence.move(part, Change(ChangeKind.SHIFT, len(sequence.taken), start, stop, delta))
+            sequence.move(part, CacheChange(ChangeKind.SHIFT, len(sequence.taken), start, stop, delta))
             self._apply_shift()
             return len(part)
 

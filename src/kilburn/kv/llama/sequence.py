@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kilburn.errors import FreedSequence, InvalidRange
 from kilburn.kv.llama.cells import ALIGNED
 
-__all__ = ["Change", "ChangeKind", "LlamaSequence"]
+__all__ = ["CacheChange", "ChangeKind", "LlamaSequence"]
 
 
 class ChangeKind(StrEnum):
@@ -26,7 +26,7 @@ class ChangeKind(StrEnum):
     SHIFT = "shift"
 
 
-class Change(NamedTuple):
+class CacheChange(NamedTuple):
     """One change: of which kind, after how many tokens were taken, from where, to where, by how much."""
 
     kind: ChangeKind
@@ -52,7 +52,7 @@ class LlamaSequence:
         self.number = number
         self.logits: array[float] | None = None
         self.tokens, self.positions, self.taken = array("i"), array("i"), array("i")
-        self.changes: list[Change] = []
+        self.changes: list[CacheChange] = []
         self.cells = array("q")
         self.pure = 0
         self.is_live = True
@@ -160,7 +160,7 @@ class LlamaSequence:
             raise InvalidRange(f"{start} to {stop} moved by {delta} would not lie between {floor} and {roof}")
         return part
 
-    def drop(self, part: range, change: Change | None) -> None:
+    def drop(self, part: range, change: CacheChange | None) -> None:
         """Record that these cached tokens were dropped. For the engine."""
         end = self.end
         start, stop = part.start, part.stop
@@ -173,7 +173,7 @@ class LlamaSequence:
     def back(self, part: range, position: int) -> None:
         """Record that everything from a position on was dropped. For the engine."""
         if self.changes:
-            self.changes.append(Change(ChangeKind.TRUNCATE, len(self.taken), position, position))
+            self.changes.append(CacheChange(ChangeKind.TRUNCATE, len(self.taken), position, position))
         else:
             del self.taken[position:]
         if part:
@@ -181,7 +181,7 @@ class LlamaSequence:
         self.drop(part, None)
         self._end = position
 
-    def move(self, part: range, change: Change) -> None:
+    def move(self, part: range, change: CacheChange) -> None:
         """Record that these cached tokens have other positions now. For the engine."""
         for index in part:
             self.positions[index] += change.by
