@@ -234,7 +234,7 @@ class View:
         out = {number for number in named - resident if number > 0 and not self.gone(number)}
         sources = plain.union(stubs, out, *behind.values())
         if out or min(resident, default=0) < 0:
-            sources -= self._apart(sources, going)
+            sources -= self._shown_by(page for page in self.pages if page.id not in going)
         legal = sources if within is None else sources & within
         torn = self._torn(going, behind, stubs, legal)
         # The fold does not stand for pages that leave before it, and this may tear another page.
@@ -249,14 +249,9 @@ class View:
             return {page.id}
         return {found for source in page.sources for found in ((source,) if source > 0 else self.originals(self.page(source)))}
 
-    def _apart(self, sources: Set[int], going: Mapping[int, Page]) -> set[int]:
-        """The originals among these that a page that stays shows, and those in a group with one."""
-        shown: set[int] = set()
-        for page in self.pages:
-            if page.id not in going:
-                shown.update(self.group(page.id), self.originals(page))
-        shown.update(stub for stub in self.stubs if not any(member in going for member in self.group(stub)))
-        return {member for number in shown & sources for member in self.group(number)}
+    def _shown_by(self, staying: Iterable[Page]) -> set[int]:
+        """The originals that some pages show, and all of their groups."""
+        return {number for page in staying for number in (*self.group(page.id), *self.originals(page))}
 
     def _torn(self, going: Mapping[int, Page], behind: Mapping[int, Set[int]], stubs: Set[int], legal: Set[int]) -> set[int]:
         """The leaving pages of which not everything may be cited, each with its group."""

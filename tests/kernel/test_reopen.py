@@ -304,3 +304,15 @@ def test_reopening_in_a_smaller_window_takes_work_in_proportion(tmp_path: Path) 
     more, again = _work_of_reopening(tmp_path / "b.db", 800)
     assert more < 4.4 * calls
     assert again == readings, "the whole window was read again for more pages"
+
+
+def test_another_ruler_counts_also_when_the_session_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    filled(path)
+    uses = []
+    for _ in range(3):
+        with kilburn.open(str(path), window=20_000, policy="lru", tokenizer="chars/2") as store:
+            process = store.process("a")
+            uses.append(process.use)
+            check_laws(process)
+    assert len(set(uses)) == 1, "the pages' costs were by the first counter again"

@@ -118,3 +118,9 @@ def test_a_derived_page_is_replaced_whole_or_torn() -> None:
     assert less.torn == {-1}
     process.apply(*less.fold("again", text="two looks, nothing found", torn="more than it may cite"))
     assert not [event for event in process.events() if event.act is Act.REFUSE]
+
+
+def test_a_group_of_which_not_all_may_be_cited_is_torn_and_not_cited_at_all() -> None:
+    stretch = talk().view().stretch([1, 2, 3, 4], within={1, 2, 3})
+    assert stretch.torn == {3, 4}
+    assert stretch.sources == (1, 2), "the call leaves with its result, ahead of the fold"

@@ -136,7 +136,7 @@ def _replayed(store: Sqlite, info: ProcessInfo) -> Mapping[int, State]:
         StoreCorrupt: it cannot be read.
     """
     ruler = Ruler(counter_of(store, info.number))
-    return rebuild(store, info, ruler).window.states
+    return rebuild(store, info, ruler, recount=False).window.states
 
 
 def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Iterator[Finding]:

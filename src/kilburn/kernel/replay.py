@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from kilburn.budget import Counter
@@ -34,8 +34,12 @@ class Rebuilt(NamedTuple):
     head: int
 
 
-def rebuild(store: Store, info: ProcessInfo, counter: Counter) -> Rebuilt:
+def rebuild(store: Store, info: ProcessInfo, counter: Counter, *, recount: bool = True) -> Rebuilt:
     """Rebuild a process from its store; its pages get the costs of this counter.
+
+    Args:
+        recount: whether pages that were made under another counter get their costs by this one, for which their texts
+            are read.
 
     Raises:
         StoreCorrupt: the ledger has a hole, or an event that does not fit the state before it.
@@ -44,8 +48,8 @@ def rebuild(store: Store, info: ProcessInfo, counter: Counter) -> Rebuilt:
     events = list(store.events(info.number))
     # Read after the events: another process may be appending, and a page that no event names yet does no harm.
     pages = {page.id: page for page, _ in store.pages(info.number)}
-    if _tokenizer(events) not in ("", counter.name):
-        window.costs = _costs(store, pages, counter)
+    if recount:
+        window.costs = _costs(store, pages, _foreign(events, counter), counter)
     for number, event in enumerate(events, 1):
         where = f"event {number} of session {info.name!r}"
         if event.number != number:
@@ -62,16 +66,21 @@ def rebuild(store: Store, info: ProcessInfo, counter: Counter) -> Rebuilt:
     return Rebuilt(window, ledger, usage, len(events))
 
 
-def _tokenizer(events: Sequence[Event]) -> str:
-    """The name of the counter of the pages' own costs; "" if the ledger does not say it."""
-    said = (event.data["tokenizer"] for event in reversed(events) if event.act is Act.NOTE and "tokenizer" in event.data)
-    return str(next(said, ""))
+def _foreign(events: Sequence[Event], counter: Counter) -> set[int]:
+    """The pages that were made while the session had another counter: their own costs are by that one."""
+    tokenizer, found = "", set[int]()
+    for event in events:
+        if event.act is Act.NOTE:
+            tokenizer = str(event.data.get("tokenizer", tokenizer))
+        elif tokenizer not in ("", counter.name):
+            found.update(event.pages if event.act is Act.ADMIT else [event.data["fold"]] if "fold" in event.data else ())
+    return found
 
 
-def _costs(store: Store, pages: Mapping[int, Page], counter: Counter) -> dict[int, int]:
-    """The costs of pages by another counter than the one under which they were admitted; forgotten pages have no text."""
+def _costs(store: Store, pages: Mapping[int, Page], foreign: Set[int], counter: Counter) -> dict[int, int]:
+    """What pages cost by another counter than the one under which they were made; forgotten pages have no text."""
     costs: dict[int, int] = {}
-    kept = [page for page in pages.values() if page.digest]
+    kept = [page for page in pages.values() if page.id in foreign and page.digest]
     for some in (kept[at : at + READ] for at in range(0, len(kept), READ)):
         texts = {"": ""} | store.texts({digest for page in some for digest in (page.digest, page.extra) if digest})
         for page in some:
