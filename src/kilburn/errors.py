@@ -125,7 +125,7 @@ class LawBroken(KernelError):
 
 
 class PinsExceedWindow(LawBroken):
-    """The pinned pages alone would not fit the window (law 2 against law 3)."""
+    """Pins, and calls that wait for their results, would not fit the window (law 2 against law 3)."""
 
     def __init__(self, what: str, *, advice: str = "unpin something, or open a larger window") -> None:
         super().__init__(2, what, advice=advice)

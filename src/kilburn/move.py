@@ -1,4 +1,4 @@
-"""Moves: all that a policy can want.
+"""Moves: all that a policy can want, and `Drop`, which only a person may.
 
 A move is a proposal. The kernel checks it against the laws and either carries it out whole or
 raises and changes nothing. Pages are named by id (see `Page.id`).

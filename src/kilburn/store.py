@@ -1,4 +1,4 @@
-"""What a store is: the durable levels below the window.
+"""What a store is: the durable level below the window.
 
 A store keeps pages by content, the ledger, the state of the window and an index for text search, and changes all four
 in one transaction. It has few verbs, and each is all or nothing.

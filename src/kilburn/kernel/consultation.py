@@ -33,8 +33,8 @@ EFFECTS = 1000
 """Effects that one plan may yield."""
 
 SECONDS = 30.0
-"""Seconds that one plan may compute between its effects, without the time for which a model is asked. A plan that never
-yields cannot be stopped."""
+"""Seconds that one plan may compute in all, without the time for which a model is asked. It is checked when the plan yields;
+a plan that never yields cannot be stopped."""
 
 MOVES = 10_000
 """Moves that one plan may return."""

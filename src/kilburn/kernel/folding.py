@@ -1,6 +1,7 @@
 """Makes derived pages: the page that a fold puts in place of its sources.
 
-Trust, depth, sources and kept spans are set here, from the sources themselves, whatever a policy says (laws 4 and 7).
+The sources are those that the move names. Trust and depth are worked out here from them, whatever a policy says
+(laws 4 and 7).
 Kept spans are cut from the original, so they are byte-identical.
 """
 

@@ -1,7 +1,7 @@
 """The stretches of the transcript that are out of the window, as an interval set.
 
-Everything that is out between two resident pages shares one handle, so that the handles of ten thousand evicted pages
-cost a few tokens. A stretch also spans pages that are forgotten, retired or folded elsewhere, because nothing stands
+Everything that is out between two resident pages shares one handle, so that ten thousand evicted pages in one gap cost
+a few tokens. A stretch also spans pages that are forgotten, retired or folded elsewhere, because nothing stands
 between the two handles there. This is bookkeeping over page ids and token counts. The only text here is the handle's
 own.
 """

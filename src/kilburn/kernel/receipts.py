@@ -24,7 +24,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         turn: the last admitted message; `time` is in seconds since the epoch.
         policy: who did it: a policy's spec, "kernel" or "user"; `cause` is why it was asked.
-        outcome: DONE, or why nothing changed.
+        outcome: DONE if the policy's moves were carried out, else what went wrong; see `Outcome`.
         why: in the policy's words.
         left: addresses of what left the window or was folded, in ranges; each can be recalled.
         folds: addresses of what stands in their place.
