@@ -171,7 +171,8 @@ class Process:
 
         When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
         and trying again admits them once. While a policy asks a model, everyone else sees the process as it was
-        before. (After a Ctrl-C during the commit itself, the messages may be admitted.)
+        before. (After a Ctrl-C during the commit itself, or an error of the disk
+        during its last sync, the messages may be admitted. After the second, trying again raises `StoreStale`.)
 
         Returns:
             The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.

@@ -4,7 +4,7 @@ Its reply contains `<compress>{"compress_range": [a, b], "compress_text": "..."}
 finished step, and a is the beginning of an item: that step alone (granular condensation), or an earlier item (deep
 consolidation). Every finished step is raw, or in exactly one folded item; a directive that would break this is
 rejected and changes nothing. If the agent gives no directive, a model is asked for one. If there is no model, steps
-are folded by rule, like the digits of a binary counter, so that t steps make about log2(t) items. Folds are made from
+are folded by rule, like the digits of a binary counter, so that t steps make at most log2(t) + 1 items. Folds are made from
 originals only, and every raw step stays readable by its address. From AgentFold, arXiv 2510.24699.
 """
 
