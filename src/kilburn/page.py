@@ -59,7 +59,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         group: pages that move together share it (a call and its result); 0 for none.
         tokens: what it costs when it is resident and whole, with its share of the message's envelope.
         time: seconds since the epoch, from the kernel's clock.
-        sources: ids of the pages that it was made from; empty for originals.
+        sources: ids of the pages that it was made from; empty for originals, but for those that quote recalled pages.
         spans: for an EXCERPT of one source, its kept spans.
         parts: for an EXCERPT of several sources, the kept spans of each source that has any.
         depth: 0 for originals, 1 for what is made from originals, and so on.
