@@ -108,3 +108,15 @@ def test_a_turn_at_which_the_policy_did_nothing_leaves_no_event() -> None:
 def test_ranges_are_as_short_as_they_can_be() -> None:
     assert ranges([3, 1, 2, 7, -2, -1]) == ("f2", "f1", "p1-p3", "p7")
     assert ranges([]) == ()
+
+
+def test_what_the_kernel_cut_before_it_asked_is_on_a_receipt_of_its_own() -> None:
+    with kilburn.open(":memory:", window=400, policy=Illegal(), tokenizer="chars/4") as store:
+        process = store.process("a")
+        process.append(user("word " * 1000))
+        cut, *rest = process.receipts()
+        assert (cut.policy, cut.outcome, cut.left, cut.folds) == ("kernel", "done", ("p1",), ("f1",))
+        assert cut.freed >= 0
+        assert all(receipt.policy != "kernel" and not receipt.left for receipt in rest)
+        assert [receipt.outcome for receipt in rest] == ["illegal"] * len(rest)
+        assert rest

@@ -60,6 +60,10 @@ def receipts(events: Iterable[Event]) -> Iterator[Receipt]:
             moves.append(event)
             continue
         if event.act is Act.COMPACT:
+            if moves and moves[-1].policy != event.policy:
+                # The kernel cut what cannot fit before it asked the policy.
+                yield _receipt(moves, moves[-1], before)
+                moves = []
             yield _receipt(moves, event, before)
             moves = []
         elif moves and event.act is not Act.REFUSE:
