@@ -8,7 +8,7 @@ from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.cost import PER, UNITS, Rates
 from kilburn.evals.outcomes import ReferenceOutcome
 from kilburn.evals.report import EvalReport, grid, row_of
-from kilburn.evals.rows import ModelDifference, Row, Verdict
+from kilburn.evals.rows import BaselineMargins, ModelDifference, Row
 
 __all__ = ["PagingReport"]
 
@@ -28,7 +28,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
     references: int
     rates: Rates
     rows: list[Row]
-    verdicts: list[Verdict]
+    verdicts: list[BaselineMargins]
     losses: list[ModelDifference]
     outcomes: list[ReferenceOutcome]
 

@@ -12,7 +12,7 @@ from kilburn.evals.intervals import interval
 from kilburn.evals.outcomes import COUNTS, Cell, ReferenceOutcome
 from kilburn.evals.roster import BELADY, MODEL
 
-__all__ = ["ENVELOPE", "ModelDifference", "Row", "Verdict", "model_differences_of", "rows_of", "verdicts_of"]
+__all__ = ["ENVELOPE", "BaselineMargins", "ModelDifference", "Row", "model_differences_of", "rows_of", "verdicts_of"]
 
 ENVELOPE = ("tail", "truncated", "last3", "tail+bm25")
 """The baselines whose best survival, window by window, a policy should beat."""
@@ -68,7 +68,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class BaselineMargins(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a policy is worthwhile: at every measured window, compared with the baselines and `summarize`.
 
     Args:
@@ -130,14 +130,14 @@ def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> 
     )
 
 
-def verdicts_of(rows: Sequence[Row]) -> list[Verdict]:
+def verdicts_of(rows: Sequence[Row]) -> list[BaselineMargins]:
     """One verdict a policy; none where not all baselines of the envelope were measured."""
     windows = sorted({row.window for row in rows})
     known = {(row.policy, row.window): row for row in rows}
     if any((name, window) not in known for name in ENVELOPE for window in windows):
         return []
     envelope = {window: max(known[name, window].survival for name in ENVELOPE) for window in windows}
-    verdicts: list[Verdict] = []
+    verdicts: list[BaselineMargins] = []
     for policy in dict.fromkeys(row.policy for row in rows if row.policy not in ENVELOPE):
         margins = {window: known[policy, window].survival - envelope[window] for window in windows}
         refills = {
@@ -146,7 +146,7 @@ def verdicts_of(rows: Sequence[Row]) -> list[Verdict]:
             if ("summarize", window) in known
         }
         verdicts.append(
-            Verdict(
+            BaselineMargins(
                 policy=policy,
                 margins=margins,
                 above=all(margins[window] > 0 or known[policy, window].survival == 1.0 for window in windows),
