@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -16,6 +17,7 @@ import kilburn
 from kernel.talk import user
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError
+from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.kernel import GATHERED
 from kilburn.message import Kind, Message, Part, Role
@@ -224,3 +226,41 @@ def test_a_list_never_shows_what_another_thread_has_only_begun(tmp_path: Path, v
         writer.join()
     assert CANARY not in seen[0]
     assert verb != "pages" or seen == ["[1]"]
+
+
+def test_another_thread_may_look_at_any_moment() -> None:
+    before = sys.getswitchinterval()
+    with kilburn.open(":memory:", window=3000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("s")
+        process.append(*({"role": "user", "content": f"message {number}"} for number in range(300)))
+        done, failed = threading.Event(), []
+
+        def look(read: Callable[[], object]) -> None:
+            while not done.is_set():
+                try:
+                    read()
+                except Exception as error:
+                    failed.append(repr(error))
+
+        looks = [lambda: process.closure("p1"), lambda: process.use, lambda: process.resolve("p1-p9"), lambda: process.text(1)]
+        threads = [threading.Thread(target=look, args=(read,)) for read in looks]
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for number in range(60):
+                process.append({"role": "assistant", "content": f"reply {number} " + "word " * 30})
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+            sys.setswitchinterval(before)
+        assert not failed
+
+
+def test_data_of_an_observation_cannot_pass_for_pages() -> None:
+    with kilburn.open(":memory:", window=3000, tokenizer="chars/4") as store:
+        process = store.process("s")
+        with pytest.raises(KernelError, match="'new'"):
+            process.record(Act.CACHE, policy="me", cached=5, new=["p1"])
+        assert process.append({"role": "user", "content": "well"}) == "p1"

@@ -9,8 +9,8 @@ import kilburn
 from kernel.talk import assistant, user
 from kilburn.effect import Note
 from kilburn.errors import Unavailable
-from kilburn.event import Act
-from kilburn.kernel.receipts import ranges
+from kilburn.event import Act, Event
+from kilburn.kernel.receipts import ranges, receipts
 from kilburn.move import Evict, Fold, Load, Move
 from kilburn.policy import Plan, View
 from kilburn.testing import Scripted
@@ -120,3 +120,8 @@ def test_what_the_kernel_cut_before_it_asked_is_on_a_receipt_of_its_own() -> Non
         assert all(receipt.policy != "kernel" and not receipt.left for receipt in rest)
         assert [receipt.outcome for receipt in rest] == ["illegal"] * len(rest)
         assert rest
+
+
+def test_an_outcome_that_another_version_wrote_is_shown_as_it_is() -> None:
+    event = Event(number=1, act=Act.COMPACT, time=0.0, turn=1, policy="own", cause="admit", data={"outcome": "skipped"})
+    assert [receipt.outcome for receipt in receipts([event])] == ["skipped"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.testing import check_laws, check_policy
+from kilburn.testing import Scripted, check_laws, check_policy
 
 QUESTION = "Where was the founder of Velkor born?"
 
@@ -181,3 +182,18 @@ def test_states_in_wild_traces_break_no_law() -> None:
 def test_bad_caps_are_refused(spec: str) -> None:
     with pytest.raises(SpecError, match="cap"):
         kilburn.open(":memory:", window=1000, policy=spec, tokenizer="chars/4")
+
+
+@pytest.mark.parametrize("policy", ["mem1", "agentfold"])
+def test_a_late_result_is_not_a_new_reply(policy: str) -> None:
+    model = Scripted([json.dumps({"compress_range": [1, 1], "compress_text": "not valid"})] * 50)
+    call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    with kilburn.open(":memory:", window=4000, policy=policy, tokenizer="chars/4", model=model) as store:
+        process = started(store)
+        process.append({"role": "assistant", "content": "step", "tool_calls": [call]})
+        for number in range(6):
+            turn(process, number, None)
+        before = outcomes(process)
+        assert before, "a waiting call does not keep the policy from being asked for ever"
+        process.append({"role": "tool", "tool_call_id": "c", "content": "late"})
+        assert outcomes(process) == before

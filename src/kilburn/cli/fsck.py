@@ -73,7 +73,7 @@ def fsck(
     names: dict[int, str] = {}
     try:
         with Sqlite(path, tenant=tenant or "default", readonly=not repair, restore=repair) as store:
-            names = {info.number: info.name for info in store.processes()}
+            names = {info.number: info.name for info in store.processes() if info.number}
             found = left = _check(store)
             if repair and found:
                 left = _repair(store, found)

@@ -78,7 +78,7 @@ class Hierarchy:
         """The process of that name: created, or reopened where it was left.
 
         Raises:
-            SpecError: not a valid name: see `kilburn.store.checked_name`.
+            SpecError: not a valid name: see `kilburn.store.check_name`.
             StoreReadOnly: it does not exist, and the store was opened for reading.
         """
         with self._lock:

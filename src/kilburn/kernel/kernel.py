@@ -505,7 +505,6 @@ class Kernel:
         for digest, text in (texts or {}).items():
             self.pending.texts[digest] = text
             self.contents.keep(digest, text)
-        self.pending.new += new
         event = writable(
             Event(
                 number=self.pending.next,
@@ -519,6 +518,7 @@ class Kernel:
                 data=data,
             )
         )
+        self.pending.new += new
         self.window.enact(event, {page.id: page for page in new})
         if act is Act.CACHE:
             event = msgspec.structs.replace(event, boundary="kv", tokens=int(data["cached"]))

@@ -121,12 +121,14 @@ class Process:
     @property
     def capacity(self) -> int:
         """Tokens that the pages of a prompt may take: the budget's, corrected by what providers reported."""
-        return self.kernel.capacity
+        with self.lock:
+            return self.kernel.capacity
 
     @property
     def use(self) -> int:
         """Tokens that the prompt takes now."""
-        return self.kernel.use
+        with self.lock:
+            return self.kernel.use
 
     @property
     def turn(self) -> int:
@@ -354,7 +356,8 @@ class Process:
         Raises:
             UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
         """
-        return self.kernel.resolve(address)
+        with self.lock:
+            return self.kernel.resolve(address)
 
     def closure(self, address: str) -> list[Page]:
         """All pages that forgetting this address would forget: these, and what was derived or recalled from them.
@@ -362,11 +365,13 @@ class Process:
         Raises:
             UnknownAddress, Forgotten.
         """
-        return [self.window.pages[page] for page in self.kernel.closure(self.kernel.resolve(address))]
+        with self.lock:
+            return [self.window.pages[page] for page in self.kernel.closure(self.kernel.resolve(address))]
 
     def fetch(self, pages: Iterable[Page]) -> None:
         """Cache the texts of pages in one read of the store; forgotten pages have none."""
-        self.kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
+        with self.lock:
+            self.kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
 
     def text(self, page: int) -> str:
         """The exact text of a page, by its id. Unlike `recall` it records nothing.
@@ -374,7 +379,8 @@ class Process:
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
-        return self.kernel.text(page)
+        with self.lock:
+            return self.kernel.text(page)
 
     def part(self, page: Page) -> tuple[Part, str | None]:
         """The message part that a page came from; with the first part, also the leftovers of its message.
@@ -383,7 +389,8 @@ class Process:
             StoreCorrupt.
         """
         contents = self.kernel.contents
-        return part_of(page, contents.get(page.digest), contents.get(page.extra))
+        with self.lock:
+            return part_of(page, contents.get(page.digest), contents.get(page.extra))
 
     def shown(self) -> list[Item]:
         """Everything in the prompt, in order: pages, and handles."""
@@ -506,10 +513,12 @@ class Process:
             data: what is particular to the act, as plain JSON; `why` in words.
 
         Raises:
-            KernelError: an act that changes state.
+            KernelError: an act that changes state, or data named `new` or `texts`.
         """
         if act in STATE:
             raise KernelError(f"{act} changes the state of pages", advice="give a move to `apply`")
+        if taken := data.keys() & {"new", "texts"}:
+            raise KernelError(f"{min(taken)!r} is the kernel's own name", advice="give this part of the data another name")
         with self.lock:
             if not self.readonly:
                 self.kernel.observe(act, tuple(pages), policy=policy, cause=cause, **data)

@@ -5,7 +5,8 @@ They are read from the ledger alone, so a reopened session has them too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         turn: the last admitted message; `time` is in seconds since the epoch.
         policy: who did it: a policy's spec, "kernel" or "user"; `cause` is why it was asked.
-        outcome: DONE if the policy's moves were carried out, else what went wrong; see `Outcome`.
+        outcome: DONE if the policy's moves were carried out, else what went wrong; see `Outcome`. A word that is none
+            of these was written by another version.
         why: in the policy's words.
         left: addresses of what left the window or was folded, in ranges; each can be recalled.
         folds: addresses of what stands in their place.
@@ -38,7 +40,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     policy: str
     cause: str
-    outcome: Outcome
+    outcome: Outcome | str
     why: str = ""
     left: tuple[str, ...] = ()
     folds: tuple[str, ...] = ()
@@ -85,7 +87,7 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
         time=last.time,
         policy=last.policy,
         cause=last.cause,
-        outcome=Outcome(data.get("outcome", Outcome.DONE)),
+        outcome=_outcome_of(data),
         why="; ".join(dict.fromkeys(why)),
         left=ranges(left),
         folds=tuple(address_of(event.data["fold"]) for event in moves if "fold" in event.data),
@@ -94,6 +96,14 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
         asked=tuple(data.get("asked", ())),
         figures={key: value for key, value in data.items() if key not in ("outcome", "freed", "moves", "asked")},
     )
+
+
+def _outcome_of(data: Mapping[str, Any]) -> Outcome | str:
+    word = data.get("outcome", Outcome.DONE)
+    try:
+        return Outcome(word)
+    except ValueError:
+        return str(word)
 
 
 def ranges(pages: Iterable[int]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from kilburn.policy import Cause, Stretch, View
 from kilburn.text.directives import Directive, Malformed, decode, directive_of, without
 from kilburn.text.extract import Piece, extract, piece_of
 from kilburn.text.judgement import judge, mended
-from kilburn.text.steps import arrived, beginnings, last_original, latest_reply, words_of
+from kilburn.text.steps import beginnings, last_original, latest_reply, new_messages, words_of
 from kilburn.wire.quotation import quote, with_headings
 
 __all__ = ["INSTRUCTIONS", "Agentfold"]
@@ -196,15 +196,15 @@ class Agentfold:
         """At most one fold: what the directive says, or nothing if it is not valid."""
         if view.cause is Cause.PRESSURE:
             return self._relieve(view)
-        fresh = arrived(view)
+        fresh = new_messages(view)
         reply = latest_reply(view, last_original(view)) if fresh else []
-        news = [page for page in reply if page.id in fresh]
+        news = [page for page in reply if page.message in fresh]
         if not news:
             return []
         said = directive_of("\n".join(words_of(view, news)))
         if said is not None:
             return (yield from self._obey(view, partition_of(view, last_original(view)), said))
-        if view.use <= self.trigger or reply[0].id not in fresh:
+        if view.use <= self.trigger or reply[0].message not in fresh:
             return []
         partition = partition_of(view, last_original(view))
         if not partition.behind:

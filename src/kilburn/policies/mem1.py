@@ -17,7 +17,7 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
 from kilburn.policy import View
 from kilburn.text.directives import Malformed, state_of
-from kilburn.text.steps import arrived, last_original, latest_reply, words_of
+from kilburn.text.steps import last_original, latest_reply, new_messages, words_of
 
 __all__ = ["INSTRUCTIONS", "Mem1"]
 
@@ -53,13 +53,13 @@ class Mem1:
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One eviction, or nothing if the latest reply has no state and there is room."""
-        fresh = arrived(view)
+        fresh = new_messages(view)
         if not fresh and not view.excess:
             return []
         last = last_original(view)
         reply = latest_reply(view, last)
         since, outcome, why = self._since(view, reply)
-        if not since and any(page.id in fresh for page in reply):
+        if not since and any(page.message in fresh for page in reply):
             yield Note(outcome=outcome, why=why)
         if since:
             old = self._older(view, since, last)

@@ -13,7 +13,7 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page
 from kilburn.policy import Cause, View
 
-__all__ = ["arrived", "beginnings", "last_original", "latest_reply", "latest_step", "words_of"]
+__all__ = ["arrived", "beginnings", "last_original", "latest_reply", "latest_step", "new_messages", "words_of"]
 
 
 def last_original(view: View) -> int:
@@ -41,8 +41,8 @@ def latest_reply(view: View, last: int) -> list[Page]:
 
 
 def arrived(view: View) -> range:
-    """Ids of the originals that are new at this admission, calls that had to wait for their results included; empty for
-    any other cause. While a call waits no policy is asked."""
+    """Ids of the originals from the first page that is new at this admission, or whose call had to wait, to the last one;
+    empty for any other cause."""
     if view.cause is not Cause.ADMIT or not view.wanted:
         return range(0)
     at = min(view.wanted)
@@ -51,6 +51,19 @@ def arrived(view: View) -> range:
         at -= 1
         low = min(low, _opening(view, at))
     return range(low, max(view.wanted) + 1)
+
+
+def new_messages(view: View) -> set[int]:
+    """The messages that are new at this admission, and those whose calls they answer: while a call waits for its result, the
+    policy is not asked. Empty for any other cause.
+
+    After some messages the policy is asked although a call waits. So the messages between a call and its late result are
+    not new.
+    """
+    if view.cause is not Cause.ADMIT:
+        return set()
+    wanted = [view.page(number) for number in view.wanted]
+    return {page.message for page in wanted} | {view.page(page.answers).message for page in wanted if page.answers}
 
 
 def latest_step(view: View) -> int:
