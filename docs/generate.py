@@ -126,6 +126,9 @@ def member(module: ModuleType, name: str) -> str:
     """A section on one exported name."""
     thing = getattr(module, name)
     home = getattr(thing, "__module__", module.__name__)
+    if inspect.ismodule(thing):
+        # Its text would hold where it is installed.
+        return f"### `{name}`\n\nThe package `{thing.__name__}`.\n"
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return f"### `{name}`\n\n`{name} = {constant(thing)}`\n"
     if home != module.__name__ and home.startswith("kilburn"):
