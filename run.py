@@ -3,7 +3,7 @@
 
     python3 run.py demo [ARGS]     the main job on real input; ARGS go to `kilburn demo`
     python3 run.py test            every check: ruff, mypy, import-linter, pytest (with coverage where CI=true)
-    python3 run.py test --quick    ruff and the quick tests, in about a minute; it ends by saying what it left out
+    python3 run.py test --quick    ruff and the quick tests, in a minute and a half; it ends by saying what it left out
     python3 run.py test ARGS       pytest alone, with ARGS
     python3 run.py reference       write docs/reference/ anew from the code
 
@@ -47,7 +47,7 @@ CHECKS = [
 ]
 
 
-APART = ["demo", "evals", "kv", "recipes", "torture", "benchmarks", "test_benchmarks.py"]
+APART = ["demo", "evals", "kv", "models", "recipes", "torture", "benchmarks", "test_benchmarks.py", "test_docs.py"]
 """Tests of what stands on the rest, in tests/: the quick run leaves them out."""
 QUICK = ["-m", "not slow and not model", "--hypothesis-profile", "quick", *("--ignore=tests/" + name for name in APART)]
 LEFT_OUT = "left out: mypy, import-linter, tests marked `slow` or `model`, most of Hypothesis's examples, and tests/{%s}"

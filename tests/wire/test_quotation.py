@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 from threading import Event
 from typing import Any
 
@@ -78,6 +79,9 @@ def test_no_page_closes_the_quotation_of_a_question(policy: str) -> None:
         return "src/m1.py failed with E1."
 
     filled(policy, Scripted([answer] * 400))
+    for thread in threading.enumerate():
+        if thread.name == "kilburn-later":
+            thread.join()  # comem asks in the background
     assert asked
     for request in asked:
         prompt = str(request.messages[-1]["content"])
