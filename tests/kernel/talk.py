@@ -1,16 +1,20 @@
-"""Seeded conversations in every form a user may append, odd ones included, and ways to weigh a prompt.
+"""Seeded conversations in every form a user may append, odd ones included, ways to weigh a prompt, and to disturb a process.
 
 It refuses to use the wire code that is tested: the shapes come from the providers' references.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Iterator
 from typing import Any
 
+from kilburn.errors import KilburnError
+from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
+from kilburn.move import Load
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 WORDS = [
@@ -155,3 +159,17 @@ def leaves(value: Any, key: str = "") -> Iterator[str]:
 def weight(value: Any) -> int:
     """Tokens of four characters of all that is read, each string rounded down: a floor of any honest count."""
     return sum(len(string) // 4 for string in leaves(value))
+
+
+def meddle(process: Process, rng: random.Random) -> None:
+    """Load or pin a page at random, or unpin all but the first."""
+    page = rng.randint(1, process.window.last)
+    with contextlib.suppress(KilburnError):  # too much is pinned, or a call is open
+        match rng.randint(0, 3):
+            case 0:
+                process.apply(Load((page,)))
+            case 1:
+                process.pin(f"p{page}")
+            case 2:
+                for pin in sorted(process.window.pins - {1}):
+                    process.unpin(f"p{pin}")

@@ -8,9 +8,8 @@ from itertools import cycle, islice
 import pytest
 
 import kilburn
-from kilburn.errors import KilburnError
+from kernel.talk import meddle
 from kilburn.event import Act
-from kilburn.move import Load
 from kilburn.testing import Scripted, check_laws
 from kilburn.testing.policies import trace
 
@@ -38,18 +37,7 @@ def test_pages_that_are_pinned_and_loaded_again_break_no_move(spec: str) -> None
             process = store.process("s")
             for message in trace(seed, 24):
                 process.append(message)
-                page = rng.randint(1, process.window.last)
-                try:
-                    match rng.randint(0, 3):
-                        case 0:
-                            process.apply(Load((page,)))
-                        case 1:
-                            process.pin(f"p{page}")
-                        case 2:
-                            for pin in sorted(process.window.pins - {1}):
-                                process.unpin(f"p{pin}")
-                except KilburnError:
-                    continue  # too much is pinned, or a call is open
+                meddle(process, rng)
             check_laws(process, list(trace(seed, 24)))
             assert [event.why for event in process.events() if event.act is Act.REFUSE] == []
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import pytest
 
 import kilburn
-from kernel.talk import assistant, call_of, tool, user
-from kilburn.errors import KilburnError
+from kernel.talk import assistant, call_of, meddle, tool, user
 from kilburn.event import Act
 from kilburn.kernel.process import Process
-from kilburn.move import Evict, Load, Move
+from kilburn.move import Evict, Move
 from kilburn.policy import View
 from kilburn.testing import check_laws
 from kilburn.testing.policies import trace
@@ -56,18 +55,7 @@ def test_whatever_pages_are_named_the_laws_allow_the_stretch(seed: int) -> None:
         process = store.process("s")
         for message in trace(seed, 30):
             process.append(message)
-            page = rng.randint(1, process.window.last)
-            try:
-                match rng.randint(0, 4):
-                    case 0 | 1:
-                        process.apply(Load((page,)))
-                    case 2:
-                        process.pin(f"p{page}")
-                    case 3:
-                        for pin in sorted(process.window.pins - {1}):
-                            process.unpin(f"p{pin}")
-            except KilburnError:
-                continue  # too much is pinned, or a call is open
+            meddle(process, rng)
         check_laws(process, list(trace(seed, 30)))
         assert [event.why for event in process.events() if event.act is Act.REFUSE] == []
         assert policy.moved > 3
