@@ -127,6 +127,8 @@ def main() -> None:
         with gzip.open(given.keep, "wt", encoding="utf-8") as file:
             file.write("\n".join(kept_lines) + "\n")
     emit("ledgers", rows.values(), given.json, f"{len(runs)} runs, {EVERY} steps between requests; policies ask the model echo")
+    if not rows:
+        raise SystemExit("nothing was run: give --runs 1 or more, and policies that there are")
     if any(row.get("differ") for row in rows.values()):
         raise SystemExit(1)
 

@@ -105,7 +105,7 @@ def _traces(source: Path, key: str | None) -> Iterator[tuple[str, str, dict[str,
 
 def _text(source: Path) -> str:
     try:
-        return source.read_text(encoding="utf-8")
+        return source.read_bytes().decode("utf-8")  # with its line ends as they are
     except OSError as error:
         raise WireError(f"cannot read {source}: {error.strerror}", advice="give the path of a text, or of JSONL") from error
     except UnicodeDecodeError as error:

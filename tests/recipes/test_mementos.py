@@ -36,6 +36,13 @@ def test_a_text_becomes_one_record(tmp_path: Path) -> None:
     assert "of 10 in the mean" in done.err
 
 
+def test_line_ends_of_windows_stay(tmp_path: Path) -> None:
+    source, trace = tmp_path / "trace.txt", TRACE.replace("\n", "\r\n")
+    source.write_bytes(trace.encode())
+    done = mementos(source, "--tokenizer", "chars/4", "--least", 100)
+    assert "".join(block["text"] for block in json.loads(done.out)["blocks"]) == trace
+
+
 def test_lines_keep_their_problem_and_go_to_a_file(tmp_path: Path) -> None:
     source, out = tmp_path / "runs.jsonl", tmp_path / "out.jsonl"
     lines = [{"problem": f"P{number}", "reasoning": TRACE, "other": 1} for number in range(3)]

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import kilburn
+from kilburn.budget import Budget
 from kilburn.errors import StoreError, StoreFull
+from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.page import digest_of
 from kilburn.store import Batch, State
 from kilburn.stores.sqlite import Sqlite
@@ -145,4 +148,27 @@ def test_a_full_disk_says_so_and_the_store_lives_on(tmp_path: Path) -> None:
     assert [page.id for page, _ in store.pages(info.number)] == [1, 3]
     assert store.findings() == []
     store.close()
+    vfs.unregister()
+
+
+def test_an_append_that_the_disk_refused_leaves_no_trace_of_its_message(tmp_path: Path) -> None:
+    vfs = FaultVFS("refused", seed=1, faults=("full",))
+    store = Sqlite(tmp_path / "refused.db", vfs="refused")
+    with Hierarchy(store, Budget(400), "hybrid", tokenizer="chars/4") as hierarchy:
+        process = hierarchy.process("s")
+        refused = 0
+        for number in range(40):
+            before = process.stats().turns, len(process.pages()), len(process.receipts())
+            if number % 2:
+                vfs.arm(1)
+            try:
+                process.append({"role": "user", "content": f"{number} " + "word " * 60})
+            except StoreError:
+                refused += 1
+                assert (process.stats().turns, len(process.pages()), len(process.receipts())) == before
+            vfs.disarm()
+        assert refused > 10
+    with kilburn.open(str(tmp_path / "refused.db"), window=400, tokenizer="chars/4") as again:
+        process = again.process("s")
+        assert process.stats().turns == process.turn == 40 - refused
     vfs.unregister()

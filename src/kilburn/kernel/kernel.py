@@ -430,7 +430,7 @@ class Kernel:
     def undo(self, point: Savepoint = START) -> None:
         """Undo the batch, back to a savepoint or whole; observations are kept."""
         self.window.rollback(point.journal)
-        self.usage.forget(self.pending.undo(point))
+        self.usage.forget(self.pending.undo(point, self.window.turn))
 
     def set_aside(self) -> Pending:
         """Set the batch aside while a model is asked: everyone else sees the state before it."""

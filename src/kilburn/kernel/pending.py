@@ -63,10 +63,18 @@ class Pending:
         for event in events:
             self.events.append(msgspec.structs.replace(event, number=self.next))
 
-    def undo(self, point: Savepoint) -> list[Page]:
-        """Undo to a savepoint; observations stay. Returns the pages that are gone."""
+    def undo(self, point: Savepoint, turn: int) -> list[Page]:
+        """Undo to a savepoint. Returns the pages that are gone.
+
+        Observations stay, as of the message `turn` that is now the last one. A compaction whose moves are undone did not
+        happen.
+        """
         gone = self.new[point.new :]
-        observed = [event for event in self.events[point.events :] if event.act not in STATE]
+        observed = [
+            msgspec.structs.replace(event, turn=min(event.turn, turn))
+            for event in self.events[point.events :]
+            if event.act not in STATE and not (event.act is Act.COMPACT and event.data.get("moves"))
+        ]
         del self.events[point.events :], self.new[point.new :]
         self.add(observed)
         return gone

@@ -1,10 +1,10 @@
 """The hub: single files of model repositories, through `huggingface_hub`.
 
 `hf:OWNER/REPO/FILE` is a file of branch main at `$HF_ENDPOINT` or https://huggingface.co. The sha256 that the hub states
-for a large file identifies the file when a download continues, and verifies the result. The library speaks to the hub and
-retries. Where the bytes go and whether they are right is decided here: the library's own cache keeps no part of a
-download that failed, and compares only sizes. Nothing else of the hub is supported: no listing, no keys, no branches but
-main.
+for a large file identifies the file when a download continues, and verifies the result. The library speaks to the hub. It
+tries again after a broken connection, not after a status of 500. Where the bytes go and whether they are right is decided
+here: the library's own cache keeps no part of a download that failed, and compares only sizes. Nothing else of the hub is
+supported: no listing, no keys, no branches but main.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def parse(spec: str) -> HubFile:
 def fetch(download: Download, file: HubFile, name: str, progress: Progress | None) -> tuple[int, str]:
     """Fill the partial file; returns its size in bytes and its sha256, "" if the hub stated none.
 
-    Continues where an earlier download stopped. After a broken connection it tries again, until five tries in a row
-    bring nothing.
+    Continues where an earlier download stopped, in steps of the 10 MiB that the library writes at once: what a broken
+    connection brought of the next step is fetched again. It tries again until five tries in a row bring no step.
 
     Raises:
         Refused: for a 4xx. RateLimited: for a 429. Unavailable: a server, a network or a disk fails. MissingExtra.
