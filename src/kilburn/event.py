@@ -23,6 +23,7 @@ class Act(StrEnum):
     EVICT = "evict"
     FOLD = "fold"
     RETIRE = "retire"
+    RESTORE = "restore"
     DROP = "drop"
     PIN = "pin"
     UNPIN = "unpin"
@@ -47,7 +48,7 @@ class Act(StrEnum):
     NOTE = "note"
 
 
-STATE = frozenset({Act.ADMIT, Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP, Act.PIN, Act.UNPIN, Act.REMEMBER})
+STATE = frozenset({Act.ADMIT, Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.RESTORE, Act.DROP, Act.PIN, Act.UNPIN, Act.REMEMBER})
 """Acts that change state: replaying exactly these, in order, rebuilds it (law 8)."""
 
 

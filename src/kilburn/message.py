@@ -35,6 +35,10 @@ class Kind(StrEnum):
     """A derived page that stands for its sources, with a text that was written: a summary, a memento."""
     EXCERPT = "excerpt"
     """A derived page whose text is spans of its sources, byte for byte."""
+    FACT = "fact"
+    """One statement that was noted or extracted, in a sentence; its parts are the page's `claim`."""
+    ENTITY = "entity"
+    """A person, place or thing that facts are about; its text is its name."""
 
 
 class Trust(IntEnum):

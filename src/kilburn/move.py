@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from kilburn.page import Parts, Span
+from kilburn.message import Kind
+from kilburn.page import Claim, Parts, Span
 
-__all__ = ["Drop", "Evict", "Fold", "Load", "Move", "Retire"]
+__all__ = ["Add", "Drop", "Evict", "Fold", "Load", "Move", "Restore", "Retire"]
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -49,10 +50,47 @@ class Fold(msgspec.Struct, frozen=True):
 
 class Retire(msgspec.Struct, frozen=True):
     """Close pages' validity: they leave the window, stay readable by address as history, and are no
-    longer found by search. `by` is the page that superseded them, or 0."""
+    longer found by search, but by one that asks for an earlier time.
+
+    `by` is the page that superseded them, or 0; -1 and so on down count the `Add`s of the same plan: -1 is the first.
+    `until` is when they stopped being true, in seconds since the epoch; None for now.
+    """
 
     pages: tuple[int, ...]
     by: int = 0
+    until: float | None = None
+    why: str = ""
+
+
+class Add(msgspec.Struct, frozen=True, kw_only=True):
+    """Append a page to a collection: a fact, an entity, a passage of a document. Only a policy at a collection's boundary
+    does this.
+
+    Args:
+        sources: pages of the same collection that it was made from; -1 and so on down, as a page id that is not there yet,
+            cannot be named: use `refers` for pages of the same plan.
+        refers: `Add`s of the same plan that it is made from too, counted from 0.
+        cites: pages of other processes of the tenant that it was made from: (number of the process, page id).
+        since, until: from when to when it is true, in seconds since the epoch; see `Page`.
+        importance: 0 to 1.
+    """
+
+    text: str
+    kind: Kind = Kind.FACT
+    claim: Claim | None = None
+    sources: tuple[int, ...] = ()
+    refers: tuple[int, ...] = ()
+    cites: tuple[tuple[int, int], ...] = ()
+    since: float | None = None
+    until: float | None = None
+    importance: float = 0.0
+    why: str = ""
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Put retired or proposed pages in force again. Only a person does this: to undo, or to accept what was proposed."""
+
+    pages: tuple[int, ...]
     why: str = ""
 
 
@@ -65,3 +103,4 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 Move = Load | Evict | Fold | Retire | Drop
+"""What may happen at a window; at a collection: `Add`, `Retire`, `Restore`, `Drop`."""

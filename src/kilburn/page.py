@@ -15,7 +15,19 @@ import msgspec
 from kilburn.errors import UnknownAddress
 from kilburn.message import Kind, Role, Trust
 
-__all__ = ["OMITTED", "Page", "Parts", "Place", "Span", "address_of", "digest_of", "parse_address", "span_of", "tombstone_of"]
+__all__ = [
+    "OMITTED",
+    "Claim",
+    "Page",
+    "Parts",
+    "Place",
+    "Span",
+    "address_of",
+    "digest_of",
+    "parse_address",
+    "span_of",
+    "tombstone_of",
+]
 
 Span = tuple[int, int]
 """Half-open range of characters of a page's text."""
@@ -41,11 +53,32 @@ class Place(StrEnum):
     """Below; a fold that is in the window stands for it."""
     RETIRED = "retired"
     """Below and superseded: readable by address, not found by search."""
+    PROPOSED = "proposed"
+    """Below, in quarantine: written after an untrusted text was read. No search finds it until a person accepts it."""
     DROPPED = "dropped"
     """Forgotten; only its number is left."""
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a fact says, in three parts: "Ana", "lives in", "Porto". Of an entity: its name as `subject`, the rest empty.
+
+    Two facts with the same subject and relation speak of the same thing, so they may contradict each other.
+
+    Args:
+        confidence: of whoever extracted it, 0 to 1.
+        correction: whether the speaker explicitly corrected an earlier statement.
+        many: whether the relation may have several objects at a time ("likes"); else a new object supersedes the old one.
+    """
+
+    subject: str
+    relation: str = ""
+    object: str = ""
+    confidence: float = 1.0
+    correction: bool = False
+    many: bool = False
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One immutable unit of context: one message part, or something derived from parts.
 
     `id` counts originals up from 1 (address `p1`) and derived pages down from -1 (address `f1`), so a range `p17-p42`
@@ -65,6 +98,10 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         depth: 0 for originals, 1 for what is made from originals, and so on.
         order: where it stands in the window: (id of an original, rank). Originals are (id, 0). Stored as "place".
         label: one line on what it is, for handles; at most 80 characters.
+        cites: sources in other processes of the tenant: (number of the process, page id).
+        since: from when what it says is true, in seconds since the epoch; None for `time`.
+        until: when it stops being true, if that was known when it was written; `State.until` may close it earlier.
+        claim: what a fact or an entity says, in parts; None for any other page.
     """
 
     id: int
@@ -86,6 +123,10 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 0
     order: tuple[int, int] = msgspec.field(default=(0, 0), name="place")
     label: str = ""
+    cites: tuple[tuple[int, int], ...] = ()
+    since: float | None = None
+    until: float | None = None
+    claim: Claim | None = None
 
     @property
     def address(self) -> str:
@@ -105,7 +146,9 @@ BLANK = " "
 def tombstone_of(page: Page) -> Page:
     """What stays of a forgotten page: its number, place and cost, and whether it was blank; no word of it."""
     label = BLANK if page.is_blank else ""
-    return msgspec.structs.replace(page, digest="", extra="", call=None, name=None, label=label, spans=(), parts=())
+    return msgspec.structs.replace(
+        page, digest="", extra="", call=None, name=None, label=label, spans=(), parts=(), cites=(), claim=None
+    )
 
 
 def digest_of(text: str) -> str:

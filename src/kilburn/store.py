@@ -7,6 +7,7 @@ in one transaction. It has few verbs, and each is all or nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -15,7 +16,7 @@ from kilburn.errors import SpecError, StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, Place, Span
 
-__all__ = ["Batch", "Passage", "ProcessInfo", "State", "Store", "check_name"]
+__all__ = ["Batch", "Passage", "ProcessInfo", "ProcessKind", "State", "Store", "Vector", "check_name"]
 
 LONGEST_NAME = 500
 """Characters of a session's or a tenant's name."""
@@ -40,19 +41,32 @@ def check_name(name: Any, what: str) -> str:
     return name
 
 
+class ProcessKind(StrEnum):
+    """What a process is."""
+
+    SESSION = "session"
+    """An agent's: it has a window."""
+    MEMORY = "memory"
+    """A user's facts. It is a collection: nobody speaks in it, and it has no window."""
+    DOCUMENT = "document"
+    """A text that was handed over, in passages; a collection too."""
+
+
 class State(msgspec.Struct, frozen=True):
-    """What may change of a page: where it is, whether it is pinned, and its importance."""
+    """What may change of a page: where it is, whether it is pinned, its importance, and when it stopped being true
+    (seconds since the epoch; None as long as nobody closed its validity)."""
 
     at: Place = Place.OUT
     pinned: bool = False
     importance: float = 0.0
+    until: float | None = None
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a tenant: its number in the store, name, time of creation, ledger length.
 
     `damaged` says in words why it cannot be opened; it is "" if nothing is known to be wrong. The other figures of a
-    damaged process mean nothing.
+    damaged process mean nothing. `user` is the user of the tenant that it belongs to, or "" for all users.
     """
 
     number: int
@@ -63,15 +77,29 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     used: float = 0.0
     damaged: str = ""
+    kind: ProcessKind = ProcessKind.SESSION
+    user: str = ""
 
 
 class Passage(msgspec.Struct, frozen=True, kw_only=True):
-    """A found passage: which process and page, which span of its text, how well it matched."""
+    """A found passage: which process and page, which span of its text, how well it matched.
+
+    `entry` is its number in the store's index, by which its vector is known.
+    """
 
     process: int
     page: int
     span: Span
     score: float
+    entry: int = 0
+
+
+class Vector(msgspec.Struct, frozen=True, kw_only=True):
+    """A passage's vector as it is stored: `entry` is the passage's (its upper bits are the process), `data` its bytes."""
+
+    number: int
+    entry: int
+    data: bytes
 
 
 class Batch(msgspec.Struct, kw_only=True):

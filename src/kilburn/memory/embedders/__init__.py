@@ -1,0 +1,1 @@
+"""Embedders: what makes vectors of texts. One file each."""

@@ -1,0 +1,1 @@
+"""Rankings: what puts the candidates of a search in order. One file each."""
