@@ -511,7 +511,7 @@ class Sqlite:
     def findings(self) -> list[Finding]:
         """Everything that is wrong with the file, as far as this tenant can see; empty if nothing is."""
         with self._reading("checking"):
-            return inspect(self._db, self._sealed, self._index, self._number)
+            return inspect(self._db, self._sealed, self._index, self._vectors, self._number)
 
     def repair(self) -> list[Finding]:
         """Rebuild derived data (text index, counters), remove unused content, and quarantine records that cannot be
@@ -525,7 +525,7 @@ class Sqlite:
         """
         with self._writing("repairing"):
             try:
-                rebuild(self._db, self._sealed, self._index, self._number)
+                rebuild(self._db, self._sealed, self._index, self._vectors, self._number)
             except UNREADABLE as error:
                 raise StoreCorrupt(f"{self.path} cannot be repaired: {error}", advice="restore it from a copy") from error
             # What it removed is in the log too.
@@ -559,7 +559,7 @@ class Sqlite:
                 raise StoreError(f"no process {process} here", advice="open it by name with `process`")
             if found.quarantined:
                 erase_session(self._db, process)
-                rebuild(self._db, self._sealed, self._index, self._number)
+                rebuild(self._db, self._sealed, self._index, self._vectors, self._number)
             else:
                 erase_process(self._db, found.whole(), self._number)
             self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")

@@ -26,7 +26,7 @@ from kilburn.page import Span
 from kilburn.stores.connection import rows, rows_of_each
 from kilburn.stores.passages import STOP, TOKENIZER, passages, searchable, shorten
 
-__all__ = ["Extents", "TextIndex", "entry_of", "number_of"]
+__all__ = ["Extents", "TextIndex", "entry_of", "length_class", "number_of"]
 
 SETTINGS = {"secure-delete": 1, "automerge": 2}
 """Of FTS5; see `TextIndex.create`."""
@@ -182,6 +182,10 @@ class TextIndex:
         self._db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", made)
         self._db.executemany("UPDATE page SET first = ?, last = ? WHERE process = ? AND id = ?", ranges)
         return len(made), characters
+
+    def put(self, texts: Sequence[tuple[int, str]]) -> None:
+        """Index passages that have their numbers already."""
+        self._db.executemany(self._insert, [(number, searchable(text)) for number, text in sorted(texts)])
 
     def remove(self, first: int, last: int, text: str) -> None:
         """Take a page's entries out again; `text` is the page's text."""
