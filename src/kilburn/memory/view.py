@@ -1,0 +1,103 @@
+"""What a memory policy may see: what was said in a session and not learned from yet, and what the memory holds.
+
+A memory policy is a pure plan at the boundary between a session and a user's memory. It returns `Add`s and `Retire`s, or
+is a generator that yields effects (`Ask`, `Find`, `Note`) and returns them. The hits of a `Find` are pages of the memory
+that are in force. The clock is in the view: times in a text are relative to when it was said (`Said.page.time`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from kilburn.effect import Answer, Effect
+from kilburn.message import Role, Trust
+from kilburn.move import Add, Retire
+from kilburn.page import Page
+from kilburn.store import State
+
+__all__ = ["MemoryPlan", "MemoryPolicy", "MemoryView", "Said"]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A text that was said in a session.
+
+    Args:
+        process: the session's number in the store.
+        page: its page, with its role, its time in seconds since the epoch, and its trust.
+        text: exact.
+        recalled: whether it shows something recalled, or is an assistant's text after such in the same exchange: nothing is
+            learned from it again.
+        taint: the lowest trust of all that was read since the user's last message, itself included.
+    """
+
+    process: int
+    page: Page
+    text: str
+    recalled: bool = False
+    taint: Trust = Trust.USER
+
+    @property
+    def cite(self) -> tuple[int, int]:
+        """How a fact that is made from it names it (`Add.cites`)."""
+        return self.process, self.page.id
+
+    @property
+    def address(self) -> str:
+        """Its address within the session, such as `p17`."""
+        return self.page.address
+
+    @property
+    def role(self) -> Role:
+        """Who said it."""
+        return self.page.role
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """The frozen state of the boundary between a session and a memory, valid while the plan runs.
+
+    Args:
+        new: what to learn from: texts of one exchange between user and assistant, all with the same taint, in order. No
+            tool's output, no system prompt, nothing recalled.
+        earlier: the texts before these, ten at most, oldest first; none that is less trusted than those of `new`.
+        summary: the running summary of the session before these, or "".
+        now: the kernel's time, in seconds since the epoch.
+        session: the session's name.
+        user: whose memory it is, or "" for all users.
+        page: a page of the memory, by its id.
+        text: its exact text.
+        about: what is in force about a subject, all of it or with one relation: pages with their states, newest first. Names
+            are compared without regard to case and blanks.
+        summary_page: the id of the page that holds the summary, or 0.
+    """
+
+    new: Sequence[Said]
+    earlier: Sequence[Said]
+    summary: str
+    now: float
+    session: str
+    user: str
+    page: Callable[[int], Page]
+    text: Callable[[int], str]
+    about: Callable[[str, str], Sequence[tuple[Page, State]]]
+    summary_page: int = 0
+
+    @property
+    def taint(self) -> Trust:
+        """The lowest trust of what was read before and in `new`; below AGENT, what is learned is only proposed."""
+        return min((said.taint for said in self.new), default=Trust.USER)
+
+
+MemoryPlan = Sequence[Add | Retire] | Generator[Effect, Answer, Sequence[Add | Retire]]
+
+
+@runtime_checkable
+class MemoryPolicy(Protocol):
+    """Decides what of a session becomes part of a memory, and what in the memory it supersedes."""
+
+    def plan(self, view: MemoryView) -> MemoryPlan:
+        """Moves for this view; an empty sequence if there is nothing to learn."""
+        ...
