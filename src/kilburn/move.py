@@ -52,14 +52,16 @@ class Retire(msgspec.Struct, frozen=True):
     """Close pages' validity: they leave the window, stay readable by address as history, and are no
     longer found by search, but by one that asks for an earlier time.
 
-    `by` is the page that superseded them, or 0; -1 and so on down count the `Add`s of the same plan: -1 is the first.
-    `until` is when they stopped being true, in seconds since the epoch; None for now.
+    `by` is the page that superseded them, or 0. `refers` names it where it is an `Add` of the same plan, counted from 0;
+    derived pages have negative ids, so no number of `by` can. `until` is when they stopped being true, in seconds since
+    the epoch; None for now.
     """
 
     pages: tuple[int, ...]
     by: int = 0
     until: float | None = None
     why: str = ""
+    refers: int | None = None
 
 
 class Add(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +69,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True):
     does this.
 
     Args:
-        sources: pages of the same collection that it was made from; -1 and so on down, as a page id that is not there yet,
-            cannot be named: use `refers` for pages of the same plan.
+        sources: pages of the same collection that it was made from, by their ids; those of the same plan have none yet.
         refers: `Add`s of the same plan that it is made from too, counted from 0.
         cites: pages of other processes of the tenant that it was made from: (number of the process, page id).
         since, until: from when to when it is true, in seconds since the epoch; see `Page`.

@@ -6,7 +6,7 @@ in one transaction. It has few verbs, and each is all or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -154,13 +154,16 @@ class Store(Protocol):
     tenant: str
     readonly: bool
 
-    def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
-        """The process of that name. If it does not exist and `create` is set, it is created at `time`.
+    def process(
+        self, name: str, *, time: float, create: bool = True, kind: ProcessKind = ProcessKind.SESSION, user: str = ""
+    ) -> ProcessInfo | None:
+        """The process of that name. If it does not exist and `create` is set, it is created at `time`, of this kind and
+        for this user; of one that exists, both stay as they are.
 
         Its head is that of the last commit of any writer, so a reader can see whether it is current.
 
         Raises:
-            StoreCorrupt: it is damaged.
+            StoreCorrupt: it is damaged. SpecError: no name of a user.
         """
         ...
 
@@ -172,7 +175,9 @@ class Store(Protocol):
         """Do the whole batch durably, or raise and do nothing. What is written can be read again.
 
         Raises:
-            StoreStale: the process's ledger has moved on. StoreBusy, StoreFull, StoreReadOnly.
+            StoreStale: the process's ledger has moved on; or a new page cites one that is forgotten by now; or a page that
+                is to be erased is cited by another process. So forgetting goes leaf first, and no citation ever dangles.
+            StoreBusy, StoreFull, StoreReadOnly.
             StoreCorrupt: what is there already is damaged.
             StoreError: a batch that contradicts itself, or a page or event that could not be read again.
         """
@@ -184,6 +189,21 @@ class Store(Protocol):
         Raises:
             StoreCorrupt: a page is missing, or not what was written.
         """
+        ...
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """Single pages with their states, by (number of the process, page id), without reading any other; what does not
+        exist is left out.
+
+        Raises:
+            StoreCorrupt: one is not what was written.
+        """
+        ...
+
+    def citing(self, process: int, pages: Iterable[int]) -> list[tuple[int, int]]:
+        """The pages that directly cite any of these pages of a process, as (number of the process, page id), in order:
+        those of any process of the tenant that have it among their `cites`, and those of a collection that have it among
+        their `sources`. Forgotten pages cite nothing."""
         ...
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
@@ -202,8 +222,49 @@ class Store(Protocol):
         """
         ...
 
-    def search(self, query: str, *, process: int | None = None, limit: int = 20) -> list[Passage]:
-        """Passages that match the query's words, best first; of one process, or of all that are not damaged."""
+    def search(self, query: str, *, processes: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+        """Passages that match the query's words, best first; of these processes, or of all. Those that are damaged are
+        left out."""
+        ...
+
+    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
+        """The passages of pages, in reading order, by (number of the process, page id), with the score 0; a page that is
+        not indexed is left out."""
+        ...
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """The passages with these numbers, with the score 0; those that do not exist any more are left out."""
+        ...
+
+    def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
+        """At most so many passages that have no vector of this embedder: (entry, text), newest processes first.
+
+        Raises:
+            StoreCorrupt: a text is not what was written.
+        """
+        ...
+
+    def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors of passages, by entry, all or none. Vectors of passages that are forgotten by now are not stored; of a
+        passage that has a vector already, the new one counts.
+
+        Raises:
+            StoreError: vectors of different length than this embedder's others. StoreBusy, StoreFull, StoreReadOnly.
+            SpecError: no name of an embedder.
+        """
+        ...
+
+    def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
+        """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`.
+        A damaged one is never returned."""
+        ...
+
+    def drop_vectors(self, embedder: str) -> None:
+        """Remove all vectors of this embedder.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
         ...
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def test_check_store_runs_all_and_names_the_broken_promise() -> None:
     check_store(Memory)
 
     class Forgetful(Memory):
-        def search(self, query: str, *, process: int | None = None, limit: int = 20) -> list:  # type: ignore[type-arg]
+        def search(self, query: str, *, processes: Collection[int] | None = None, limit: int = 20) -> list:  # type: ignore[type-arg]
             return []
 
     with pytest.raises(AssertionError) as caught:

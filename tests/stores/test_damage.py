@@ -203,11 +203,17 @@ def test_a_file_of_the_first_format_is_read_as_it_is_and_sealed_when_it_is_writt
         ("process", "aside"),
         ("process", "seal"),
         ("process", "tally"),
+        ("process", "kind"),
+        ("process", "user"),
+        ("page", "until"),
     ):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     for table, column in (("page", "seal"), ("page", "stand"), ("event", "seal")):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    db.execute("DROP TABLE quarantine; DROP TABLE erasure; PRAGMA user_version = 1")
+    db.execute(
+        "DROP TABLE quarantine; DROP TABLE erasure; DROP TABLE citation; DROP TABLE vector;"
+        "DROP TABLE embedded; DROP TABLE embedder; PRAGMA user_version = 1"
+    )
     db.close()
     before = old.read_bytes()
     names = ("light", "bell", "fog")
@@ -218,7 +224,7 @@ def test_a_file_of_the_first_format_is_read_as_it_is_and_sealed_when_it_is_writt
     with kilburn.open(str(old), window=900, policy="fifo", tokenizer="chars/4") as store:
         assert [info.name for info in store.processes()] == list(names)
     db = apsw.Connection(str(old))
-    assert db.pragma("user_version") == len(MIGRATIONS) == 3
+    assert db.pragma("user_version") == len(MIGRATIONS) == 4
     db.close()
     assert [read(old, name) for name in names] == wanted
     assert command("fsck", "--db", old).status == 0

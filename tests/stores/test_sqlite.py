@@ -208,7 +208,7 @@ def test_tenants_see_nothing_of_each_other(tmp_path: Path) -> None:
         (mine,), (other,) = a.processes(), b.processes()
         assert mine.number != other.number
         assert {hit.process for hit in a.search("needle DROP TABLE", limit=100)} == {mine.number}
-        assert a.search("needle", process=other.number) == []
+        assert a.search("needle", processes=[other.number]) == []
         assert list(a.pages(other.number)) == []
         assert list(a.events(other.number)) == []
         (page, _) = next(iter(b.pages(other.number)))

@@ -232,7 +232,7 @@ class Consultation:
 
     def _find(self, find: Find) -> Answer:
         kernel, window = self.kernel, self.kernel.window
-        passages = kernel.store.search(find.query, process=kernel.info.number, limit=4 * find.limit)
+        passages = kernel.store.search(find.query, processes=[kernel.info.number], limit=4 * find.limit)
         wanted = [
             passage
             for passage in passages

@@ -404,7 +404,7 @@ class Process:
             record: whether it is recorded in the ledger; a measurement must not change what policies see.
         """
         with self._current() as kernel:
-            passages = kernel.store.search(query, process=kernel.info.number, limit=limit)
+            passages = kernel.store.search(query, processes=[kernel.info.number], limit=limit)
             hits = found(passages, {kernel.info.number: kernel}, kernel.counter, tokens, kernel.clock())
             if record and not kernel.store.readonly:
                 kernel.observe(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], policy="user", cause=Cause.FAULT)

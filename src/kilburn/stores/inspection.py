@@ -14,18 +14,20 @@ import msgspec
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError
 from kilburn.event import STATE, Act, Event
 from kilburn.page import Page, address_of
-from kilburn.store import State
+from kilburn.store import ProcessKind, State
 from kilburn.stores.codec import digest_of_stored, unpack
 from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.passages import passages
 from kilburn.stores.records import UNREADABLE, seal_of
-from kilburn.stores.sealed import TALLY, Sealed, Session
+from kilburn.stores.sealed import TALLY, Sealed, Session, seal_of_process
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.transaction import content_of, sealed_event, set_stand, set_tally
 
 __all__ = ["Finding", "erase_session", "inspect", "quarantine_session", "rebuild"]
 
 OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
+
+KINDS = frozenset(kind.encode() for kind in ProcessKind)
 
 OF_NO_PAGE = (
     "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
@@ -391,15 +393,21 @@ def erase_session(db: apsw.Connection, process: int) -> None:
 
 def quarantine_session(db: apsw.Connection, tenant: int, process: int) -> str:
     """Give a session that cannot be read a name that says so; returns it. Its rows stay as they are."""
-    found = row(db, "SELECT CAST(name AS BLOB), created FROM process WHERE id = ? AND tenant = ?", process, tenant)
+    select = "SELECT CAST(name AS BLOB), created, CAST(kind AS BLOB), CAST(user AS BLOB) FROM process WHERE id = ? AND tenant = ?"
+    found = row(db, select, process, tenant)
     if found is None:
         raise StoreError(f"no process {process} here", advice="open it by name with `process`")
-    before, created = found
+    before, created, kind, user = found
     before = before.decode("utf-8", "replace") if isinstance(before, bytes) else f"session {process}"
     created = created if isinstance(created, float) else 0.0
     name = f"{before} (quarantined, {process})"
-    seal = seal_of("process", process, tenant, name.encode(), created, 1)
-    db.execute("UPDATE process SET name = ?, created = ?, aside = 1, seal = ? WHERE id = ?", (name, created, seal, process))
+    kind = kind if kind in KINDS else b"session"
+    user = user if isinstance(user, bytes) else b""
+    seal = seal_of_process(process, tenant, name.encode(), created, 1, kind, user)
+    db.execute(
+        "UPDATE process SET name = ?, created = ?, aside = 1, kind = ?, user = ?, seal = ? WHERE id = ?",
+        (name, created, kind.decode(), user.decode("utf-8", "replace"), seal, process),
+    )
     ((*tally,),) = rows(db, f"SELECT {', '.join(TALLY)} FROM process WHERE id = ?", process)
     db.execute("UPDATE process SET tally = ? WHERE id = ?", (seal_of("tally", process, *tally), process))
     return name

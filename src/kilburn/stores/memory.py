@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from kilburn.errors import StoreCorrupt, StoreError
+from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
-from kilburn.page import Page, Place, tombstone_of
-from kilburn.store import Batch, Passage, ProcessInfo, State, check_name
+from kilburn.page import Page, Place, address_of, tombstone_of
+from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
 from kilburn.stores.codec import encode_text, key_of
 from kilburn.stores.passages import passages, searchable
 from kilburn.stores.records import record_of_event, record_of_page, scrub, telling_words
@@ -30,7 +30,9 @@ class _Process(msgspec.Struct):
     pages: dict[int, Page] = {}
     states: dict[int, State] = {}
     events: list[Event] = []
-    indexed: set[int] = set()
+    first: dict[int, int] = {}
+    """The first passage of each page that is indexed, counted as they were made."""
+    passages: int = 0
 
 
 class Memory:
@@ -42,10 +44,16 @@ class Memory:
         self._lock = threading.RLock()
         self._processes: dict[int, _Process] = {}
         self._texts: dict[str, str] = {}
+        self._vectors: dict[str, dict[int, Vector]] = {}
+        self._stored = 0
         self._closed = False
 
-    def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
+    def process(
+        self, name: str, *, time: float, create: bool = True, kind: ProcessKind = ProcessKind.SESSION, user: str = ""
+    ) -> ProcessInfo | None:
         """The process of that name. If there is none and `create` is set, it is created at `time`."""
+        if user:
+            check_name(user, "user")
         with self._lock:
             self._check_open()
             for known in self._processes.values():
@@ -53,7 +61,7 @@ class Memory:
                     return known.info
             if not create:
                 return None
-            info = ProcessInfo(number=len(self._processes) + 1, name=name, created=time, used=time)
+            info = ProcessInfo(number=len(self._processes) + 1, name=name, created=time, used=time, kind=kind, user=user)
             self._processes[info.number] = _Process(info)
             return info
 
@@ -79,8 +87,12 @@ class Memory:
             known.states.update({page.id: State() for page in batch.pages})
             known.states.update(batch.states)
             known.events.extend(batch.events)
-            known.indexed.update(batch.index)
-            known.indexed.difference_update(batch.unindex)
+            for number in dict.fromkeys(batch.index):
+                if number not in known.first:
+                    known.first[number] = known.passages
+                    known.passages += len(passages(self._texts[known.pages[number].digest]))
+            for number in batch.unindex:
+                self._unindex(known, number)
             self._erase(known, batch.erase)
             known.info = msgspec.structs.replace(
                 known.info,
@@ -103,6 +115,7 @@ class Memory:
         strange = {*batch.states, *batch.index, *batch.unindex, *batch.erase} - {*new, *known.pages}
         if strange or any(number in known.pages and not known.pages[number].digest for number in batch.index):
             raise StoreError("the batch names a page that does not exist, or has no text", advice="add it in the same batch")
+        self._check_cited(known, batch)
         texts: dict[str, str] = {}
         for digest in {digest for page in batch.pages for digest in (page.digest, page.extra) if digest or digest is page.digest}:
             key_of(digest)
@@ -113,15 +126,41 @@ class Memory:
                 texts[digest] = batch.texts[digest]
         return texts
 
+    def _check_cited(self, known: _Process, batch: Batch) -> None:
+        for process, number in {key for page in batch.pages for key in page.cites}:
+            cited = self._processes[process].pages.get(number) if process in self._processes else None
+            if cited is None:
+                raise StoreError(f"no page {address_of(number)} in process {process}", advice="cite pages that exist")
+            if not cited.digest:
+                what = f"{address_of(number)} of process {process}, which a new page cites, is forgotten"
+                raise StoreStale(what, advice="read what is there now, then do it again without this page")
+        citers = [one for one in self._citing(known.info.number, batch.erase) if one[0] != known.info.number]
+        if citers:
+            what = f"a page to forget is cited by {address_of(citers[0][1])} of process {citers[0][0]}"
+            raise StoreStale(what, advice="forget what cites it first, then do it again")
+
+    def _unindex(self, known: _Process, number: int) -> None:
+        for entry, *_ in self._entries(known, number):
+            for vectors in self._vectors.values():
+                vectors.pop(entry, None)
+        known.first.pop(number, None)
+
+    def _entries(self, known: _Process, number: int) -> Iterator[tuple[int, tuple[int, int], str]]:
+        """Entry, span and text of a page's passages."""
+        if number in known.first:
+            text = self._texts[known.pages[number].digest]
+            for at, (start, stop) in enumerate(passages(text), known.first[number]):
+                yield known.info.number << 32 | at, (start, stop), text[start:stop]
+
     def _erase(self, known: _Process, pages: Iterable[int]) -> None:
         erased = set(pages)
         words: set[str] = set()
         for number in erased:
             page = known.pages[number]
+            self._unindex(known, number)
             words.update(telling_words(page))
             known.pages[number] = tombstone_of(page)
             known.states[number] = State(Place.DROPPED)
-            known.indexed.discard(number)
         if erased:
             kept = {
                 digest
@@ -139,6 +178,37 @@ class Memory:
             known = self._processes.get(process)
             rows = [(known.pages[number], known.states[number]) for number in known.pages] if known else []
         yield from sorted(rows, key=lambda row: (row[0].id < 0, abs(row[0].id)))
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """Single pages with their states; what does not exist is left out."""
+        with self._lock:
+            self._check_open()
+            there = [(process, page) for process, page in keys if page in self._pages_of(process)]
+            return {
+                (process, page): (self._pages_of(process)[page], self._processes[process].states[page]) for process, page in there
+            }
+
+    def _pages_of(self, process: int) -> dict[int, Page]:
+        return self._processes[process].pages if process in self._processes else {}
+
+    def citing(self, process: int, pages: Iterable[int]) -> list[tuple[int, int]]:
+        """The pages that directly cite any of these pages of a process."""
+        with self._lock:
+            self._check_open()
+            return self._citing(process, pages)
+
+    def _citing(self, process: int, pages: Iterable[int]) -> list[tuple[int, int]]:
+        cited = set(pages)
+        return sorted(
+            (number, page.id)
+            for number, known in self._processes.items()
+            for page in known.pages.values()
+            if page.digest
+            and (
+                any(other == process and one in cited for other, one in page.cites)
+                or (number == process and known.info.kind is not ProcessKind.SESSION and not cited.isdisjoint(page.sources))
+            )
+        )
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
         """The ledger from event `after` + 1 on."""
@@ -162,23 +232,88 @@ class Memory:
                 raise StoreCorrupt(f"content {missing[0]} is missing", advice="run `kilburn fsck`")
             return {digest: self._texts[digest] for digest in wanted}
 
-    def search(self, query: str, *, process: int | None = None, limit: int = 20) -> list[Passage]:
+    def search(self, query: str, *, processes: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
         """Passages that share words with the query, those with the most and rarest first."""
         with self._lock:
             self._check_open()
             wanted = _words(query)
-            entries: list[tuple[Passage, set[str]]] = []
-            for number, known in self._processes.items():
-                for page in sorted(known.indexed) if process in (None, number) else ():
-                    text = self._texts[known.pages[page].digest]
-                    for start, stop in passages(text):
-                        hit = Passage(process=number, page=page, span=(start, stop), score=0.0)
-                        entries.append((hit, wanted & _words(text[start:stop])))
+            entries = [
+                (hit, wanted & _words(text)) for hit, text in self._indexed() if processes is None or hit.process in processes
+            ]
         having = {word: sum(word in words for _, words in entries) for word in wanted}
         rarity = {word: math.log(1 + len(entries) / count) for word, count in having.items() if count}
         hits = [msgspec.structs.replace(hit, score=sum(rarity[word] for word in words)) for hit, words in entries if words]
         hits.sort(key=lambda hit: (hit.score, hit.process, hit.page), reverse=True)
         return hits[: max(0, limit)]
+
+    def _indexed(self) -> Iterator[tuple[Passage, str]]:
+        """Every passage with its text."""
+        for number, known in self._processes.items():
+            for page in sorted(known.first):
+                for entry, span, text in self._entries(known, page):
+                    yield Passage(process=number, page=page, span=span, score=0.0, entry=entry), text
+
+    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
+        """The passages of pages, in reading order; a page that is not indexed is left out."""
+        with self._lock:
+            self._check_open()
+            found = {}
+            for process, page in keys:
+                if process in self._processes and page in self._processes[process].first:
+                    of_page = self._entries(self._processes[process], page)
+                    made = [Passage(process=process, page=page, span=span, score=0.0, entry=entry) for entry, span, _ in of_page]
+                    found.update({(process, page): made} if made else {})
+            return found
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """The passages with these numbers; those that do not exist any more are left out."""
+        wanted = set(entries)
+        with self._lock:
+            self._check_open()
+            return {hit.entry: hit for hit, _ in self._indexed() if hit.entry in wanted}
+
+    def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
+        """At most so many passages that have no vector of this embedder: (entry, text), newest processes first."""
+        check_name(embedder, "embedder")
+        with self._lock:
+            self._check_open()
+            known = self._vectors.get(embedder, {})
+            waiting = [(hit.entry, text) for hit, text in self._indexed() if hit.entry not in known]
+        return sorted(waiting, key=lambda one: (-(one[0] >> 32), one[0]))[: max(0, limit)]
+
+    def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors of passages, by entry, all or none; those of passages that are forgotten by now are not stored.
+
+        Raises:
+            StoreError: vectors of different length than this embedder's others.
+        """
+        check_name(embedder, "embedder")
+        with self._lock:
+            self._check_open()
+            known = dict(self._vectors.get(embedder, {}))
+            sizes = {len(vector.data) for vector in known.values()} | {len(data) for _, data in rows}
+            if len(sizes) > 1 or 0 in sizes:
+                raise StoreError(f"vectors of {sizes} bytes of {embedder!r}", advice="give another model another name")
+            there = {hit.entry for hit, _ in self._indexed()}
+            for entry, data in rows:
+                if entry in there:
+                    self._stored += 1
+                    known.pop(entry, None)
+                    known[entry] = Vector(number=self._stored, entry=entry, data=data)
+            self._vectors[embedder] = known
+
+    def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
+        """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`."""
+        with self._lock:
+            self._check_open()
+            found = [vector for vector in self._vectors.get(embedder, {}).values() if vector.number > after]
+        yield from found
+
+    def drop_vectors(self, embedder: str) -> None:
+        """Remove all vectors of this embedder."""
+        with self._lock:
+            self._check_open()
+            self._vectors.pop(embedder, None)
 
     def close(self) -> None:
         """Refuse further use; idempotent."""

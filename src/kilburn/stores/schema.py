@@ -21,7 +21,7 @@ __all__ = [
     "OLDEST",
     "SEALED",
     "admit",
-    "as_sealed",
+    "as_current",
     "check_identity",
     "check_library",
     "migrate",
@@ -148,9 +148,10 @@ UPDATE page SET seal = seal_of('page', process, id, meta),
 UPDATE event SET seal = seal_of('event', process, number, CAST(act AS BLOB), body);
 """
 
-NEWER = "needs_a_newer_kilburn"
-"""An SQL function that a Kilburn of format 1 does not have. Such a Kilburn may still have the file open, and would write
-rows without seals. Each of its commits writes to `process`, and now fails there, because the function does not exist."""
+NEWER = "needs_a_kilburn_of_format_4"
+"""An SQL function that a Kilburn of an older format does not have. Such a Kilburn may still have the file open. One of
+format 1 would write rows without seals, one of format 3 would forget pages and leave their vectors. Each of its commits
+writes to `process`, and now fails there, because the function does not exist."""
 
 GUARDS = """
 CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_newer_kilburn(); END;
@@ -158,11 +159,75 @@ CREATE TRIGGER process_made BEFORE INSERT ON process BEGIN SELECT needs_a_newer_
 CREATE TRIGGER process_written BEFORE UPDATE ON process BEGIN SELECT needs_a_newer_kilburn(); END;
 """
 
+MEMORY = """
+DROP TRIGGER tenant_made;
+DROP TRIGGER process_made;
+DROP TRIGGER process_written;
+
+-- The seals of a process and of a page's state cover these columns where they have another value than here.
+ALTER TABLE process ADD COLUMN kind TEXT NOT NULL DEFAULT 'session';
+ALTER TABLE process ADD COLUMN user TEXT NOT NULL DEFAULT '';
+ALTER TABLE page ADD COLUMN until REAL;
+
+-- Which page is cited by which; derived from the pages. Of a page of a collection, its sources too.
+CREATE TABLE citation(
+    process INTEGER NOT NULL,
+    page INTEGER NOT NULL,
+    by_process INTEGER NOT NULL,
+    by_page INTEGER NOT NULL,
+    PRIMARY KEY(process, page, by_process, by_page)
+) STRICT, WITHOUT ROWID;
+
+-- size: bytes of each of its vectors.
+CREATE TABLE embedder(
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant INTEGER NOT NULL REFERENCES tenant(id),
+    name TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    UNIQUE(tenant, name)
+) STRICT;
+
+-- The number of a vector is never given again, so that a reader knows what is new to it.
+CREATE TABLE vector(
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    embedder INTEGER NOT NULL REFERENCES embedder(id),
+    entry INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    seal BLOB NOT NULL,
+    UNIQUE(entry, embedder)
+) STRICT;
+
+-- done: how many of a process's passages, the first ones, do not wait for a vector any more.
+CREATE TABLE embedded(
+    embedder INTEGER NOT NULL REFERENCES embedder(id),
+    process INTEGER NOT NULL,
+    done INTEGER NOT NULL,
+    PRIMARY KEY(embedder, process)
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_kilburn_of_format_4(); END;
+CREATE TRIGGER process_made BEFORE INSERT ON process BEGIN SELECT needs_a_kilburn_of_format_4(); END;
+CREATE TRIGGER process_written BEFORE UPDATE ON process BEGIN SELECT needs_a_kilburn_of_format_4(); END;
+"""
+
 UNSEALED = """
 CREATE TEMP VIEW tenant AS SELECT *, NULL AS sessions, NULL AS seal FROM main.tenant;
-CREATE TEMP VIEW process AS SELECT *, 0 AS aside, NULL AS seal, NULL AS tally FROM main.process;
-CREATE TEMP VIEW page AS SELECT *, NULL AS seal, NULL AS stand FROM main.page;
+CREATE TEMP VIEW process AS
+    SELECT *, 0 AS aside, NULL AS seal, NULL AS tally, 'session' AS kind, '' AS user FROM main.process;
+CREATE TEMP VIEW page AS SELECT *, NULL AS seal, NULL AS stand, NULL AS until FROM main.page;
 CREATE TEMP VIEW event AS SELECT *, NULL AS seal FROM main.event;
+"""
+
+UNREMEMBERING = """
+CREATE TEMP VIEW process AS SELECT *, 'session' AS kind, '' AS user FROM main.process;
+CREATE TEMP VIEW page AS SELECT *, NULL AS until FROM main.page;
+"""
+
+EMPTY = """
+CREATE TEMP VIEW citation AS SELECT 0 AS process, 0 AS page, 0 AS by_process, 0 AS by_page WHERE 0;
+CREATE TEMP VIEW embedder AS SELECT 0 AS id, 0 AS tenant, '' AS name, 0 AS size WHERE 0;
+CREATE TEMP VIEW vector AS SELECT 0 AS id, 0 AS embedder, 0 AS entry, x'' AS data, x'' AS seal WHERE 0;
+CREATE TEMP VIEW embedded AS SELECT 0 AS embedder, 0 AS process, 0 AS done WHERE 0;
 """
 
 
@@ -183,6 +248,11 @@ def _guarded(db: apsw.Connection) -> None:
     db.execute(GUARDS)
 
 
+def _remembering(db: apsw.Connection) -> None:
+    """Add what long-term memory needs, and lock out writers that do not know it."""
+    db.execute(MEMORY)
+
+
 def admit(db: apsw.Connection) -> None:
     """Allow this connection to write to a file of the current format."""
     db.create_scalar_function(NEWER, _nothing, 0, flags=apsw.SQLITE_INNOCUOUS)
@@ -192,15 +262,17 @@ def _nothing(*_: object) -> None:
     return None
 
 
-def as_sealed(db: apsw.Connection) -> None:
-    """Show a file of format 1, opened for reading, with the columns of the current format; its seals are NULL."""
-    db.execute(UNSEALED)
+def as_current(db: apsw.Connection, version: int) -> None:
+    """Show an older file, opened for reading, with the tables of the current format; missing seals are NULL."""
+    if version < len(MIGRATIONS):
+        db.execute(UNSEALED if version < SEALED else UNREMEMBERING)
+        db.execute(EMPTY)
 
 
 SEALED = 2
 """The first format with seals."""
 
-MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded)
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded, _remembering)
 
 
 def migrate(db: apsw.Connection, path: str) -> None:

@@ -13,11 +13,11 @@ import apsw
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Event
 from kilburn.page import Page, Place, address_of
-from kilburn.store import ProcessInfo, State
+from kilburn.store import ProcessInfo, ProcessKind, State
 from kilburn.stores.connection import Row, row, rows
 from kilburn.stores.records import UNREADABLE, event_of, page_of, seal_of
 
-__all__ = ["QUARANTINED", "Sealed", "Session"]
+__all__ = ["QUARANTINED", "Sealed", "Session", "seal_of_process", "seal_of_state"]
 
 T = TypeVar("T")
 
@@ -31,7 +31,26 @@ QUARANTINED = "it was quarantined by `kilburn fsck --repair`"
 TALLY = ("used", "head", "pages", "tokens", "passages", "characters")
 """The counters of a session: columns of its row, under a separate seal."""
 
-_SESSIONS = f"SELECT id, tenant, CAST(name AS BLOB), created, aside, seal, {', '.join(TALLY)}, tally FROM process"
+_SESSIONS = (
+    "SELECT id, tenant, CAST(name AS BLOB), created, aside, CAST(kind AS BLOB), CAST(user AS BLOB), seal,"
+    f" {', '.join(TALLY)}, tally FROM process"
+)
+
+
+def seal_of_process(
+    number: int, tenant: int, name: bytes, created: float, aside: int, kind: bytes = b"session", user: bytes = b""
+) -> bytes:
+    """The checksum of what stays of a process's row. Kind and user are in it if they are not those of older formats."""
+    owned = () if (kind, user) == (b"session", b"") else (kind, user)
+    return seal_of("process", number, tenant, name, created, aside, *owned)
+
+
+def seal_of_state(process: int, page: int, at: bytes, pinned: int, mark: float, until: float | None) -> bytes:
+    """The checksum of a page's state. The end of its validity is in it if it has one."""
+    return seal_of("stand", process, page, at, pinned, mark, *(() if until is None else (until,)))
+
+
+_PAGE = "id, meta, seal, CAST(at AS BLOB), pinned, mark, until, stand"
 
 
 class Session(ProcessInfo, frozen=True, kw_only=True):
@@ -127,10 +146,10 @@ class Sealed:
         return self._session(found) if found else None
 
     def _session(self, found: Row) -> Session:
-        number, tenant, stored, created, aside, seal, *counters, tally = found
+        number, tenant, stored, created, aside, kind, user, seal, *counters, tally = found
         name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
         damaged = ""
-        if not self.intact(seal, "process", number, tenant, stored, created, aside):
+        if self.seals and seal != seal_of_process(number, tenant, stored, created, aside, kind, user):
             damaged, aside = "its row is not what was written", False
         elif not self.intact(tally, "tally", number, *counters):
             damaged, aside = "its counters are not what was written", False
@@ -138,7 +157,8 @@ class Sealed:
             damaged = QUARANTINED
         if damaged:
             return Session(number=number, name=name, created=0.0, damaged=damaged, quarantined=bool(aside))
-        return Session(number=number, name=name, created=created, **dict(zip(TALLY, counters, strict=True)))
+        owned = {"kind": ProcessKind(kind.decode()), "user": user.decode()}
+        return Session(number=number, name=name, created=created, **owned, **dict(zip(TALLY, counters, strict=True)))
 
     def pages(self, session: Session) -> list[tuple[Page, State]]:
         """A session's pages with their states: p1, p2, ..., then f1, f2, ...
@@ -163,13 +183,24 @@ class Sealed:
 
     def each_page(self, session: Session) -> Iterator[tuple[int, Page | str, State | str]]:
         """Every row of a session's pages: its number, and page and state or what is wrong with them."""
-        select = "SELECT id, meta, seal, CAST(at AS BLOB), pinned, mark, stand FROM page WHERE process = ? ORDER BY id"
-        for number, meta, seal, at, pinned, mark, stand in rows(self._db, select, session.number):
-            yield (
-                number,
-                self._page(session.number, number, meta, seal),
-                self._state(session.number, number, at, pinned, mark, stand),
-            )
+        select = f"SELECT {_PAGE} FROM page WHERE process = ? ORDER BY id"
+        for number, meta, seal, *state in rows(self._db, select, session.number):
+            yield number, self._page(session.number, number, meta, seal), self._state(session.number, number, *state)
+
+    def read(self, process: int, number: int) -> tuple[Page, State] | None:
+        """One page with its state; None if there is none of that number.
+
+        Raises:
+            StoreCorrupt: it is not what was written.
+        """
+        found = row(self._db, f"SELECT {_PAGE} FROM page WHERE process = ? AND id = ?", process, number)
+        if found is None:
+            return None
+        _, meta, seal, *values = found
+        page, state = self.page(process, number, meta, seal), self._state(process, number, *values)
+        if isinstance(state, str):
+            raise StoreCorrupt(f"{address_of(number)} of session {process}: {state}", advice=ADVICE)
+        return page, state
 
     def page(self, process: int, number: int, meta: bytes, seal: object) -> Page:
         """One page.
@@ -186,9 +217,11 @@ class Sealed:
         page = self._read("its record", lambda: page_of(meta), seal, "page", process, number, meta)
         return page if isinstance(page, str) or page.id == number else f"its record is that of {address_of(page.id)}"
 
-    def _state(self, process: int, number: int, at: bytes, pinned: int, mark: float, stand: object) -> State | str:
-        values = ("stand", process, number, at, pinned, mark)
-        return self._read("its state", lambda: State(Place(at.decode()), bool(pinned), mark), stand, *values)
+    def _state(
+        self, process: int, number: int, at: bytes, pinned: int, mark: float, until: float | None, stand: object
+    ) -> State | str:
+        values = ("stand", process, number, at, pinned, mark, *(() if until is None else (until,)))
+        return self._read("its state", lambda: State(Place(at.decode()), bool(pinned), mark, until), stand, *values)
 
     def _read(self, what: str, read: Callable[[], T], seal: object, *values: object) -> T | str:
         """The page and state of a row, or what is wrong with it."""

@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from urllib.parse import quote
@@ -21,16 +21,18 @@ import apsw
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly
 from kilburn.event import Event
-from kilburn.page import Page
-from kilburn.store import Batch, Passage, ProcessInfo, State, check_name
+from kilburn.page import Page, Span
+from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
+from kilburn.stores import citations
 from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.connection import row, rows, transaction_scope, translate_errors, write_transaction
 from kilburn.stores.inspection import Finding, erase_session, inspect, quarantine_session, rebuild
 from kilburn.stores.records import UNREADABLE, seal_of
-from kilburn.stores.schema import SEALED, admit, as_sealed, check_identity, check_library, migrate
-from kilburn.stores.sealed import Sealed, Session
+from kilburn.stores.schema import SEALED, admit, as_current, check_identity, check_library, migrate
+from kilburn.stores.sealed import Sealed, Session, seal_of_process
 from kilburn.stores.textindex import TextIndex
-from kilburn.stores.transaction import Transaction
+from kilburn.stores.transaction import Transaction, content_of
+from kilburn.stores.vectortable import VectorTable
 
 __all__ = ["Sqlite"]
 
@@ -96,6 +98,7 @@ class Sqlite:
                 self._configure(synchronous, exclusive=vfs is not None)
                 self._number = self._register(restore=restore and not readonly)
                 self._index = TextIndex(self._db, self._number)
+                self._vectors = VectorTable(self._db, self._number)
                 if not self.readonly:
                     # A writer that was killed, or a reader, may have left erased bytes in the log.
                     self._log_uncut = row(self._db, "SELECT 1 FROM erasure") is not None
@@ -192,8 +195,7 @@ class Sqlite:
             version = check_identity(self._db, self.path)
             if version == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
-            if version < SEALED:
-                as_sealed(self._db)
+            as_current(self._db, version)
             self._sealed = Sealed(self._db, seals=version >= SEALED)
         else:
             migrate(self._db, self.path)
@@ -264,12 +266,17 @@ class Sqlite:
             self._be_patient(self._db)
         return True
 
-    def process(self, name: str, *, time: float, create: bool = True) -> ProcessInfo | None:
-        """The process of that name, made at `time` where there is none and `create` is set.
+    def process(
+        self, name: str, *, time: float, create: bool = True, kind: ProcessKind = ProcessKind.SESSION, user: str = ""
+    ) -> ProcessInfo | None:
+        """The process of that name, made at `time` where there is none and `create` is set, of this kind and for this user.
 
         Raises:
             StoreCorrupt: it is damaged; or it is to be made, and a session that might be it is damaged or lost.
+            SpecError: no name of a user.
         """
+        if user:
+            check_name(user, "user")
         with self._reading("reading"):
             found = self._sealed.named(self._number, name)
         if found is not None:
@@ -280,10 +287,10 @@ class Sqlite:
             found = self._sealed.named(self._number, name)
             if found is None:
                 self._survey(name)
-                insert = "INSERT INTO process(tenant, name, created, used) VALUES(?, ?, ?, ?)"
-                self._db.execute(insert, (self._number, name, time, time))
+                insert = "INSERT INTO process(tenant, name, created, used, kind, user) VALUES(?, ?, ?, ?, ?, ?)"
+                self._db.execute(insert, (self._number, name, time, time, kind.value, user))
                 number = self._db.last_insert_rowid()
-                seal = seal_of("process", number, self._number, name.encode(), float(time), 0)
+                seal = seal_of_process(number, self._number, name.encode(), float(time), 0, kind.encode(), user.encode())
                 tally = seal_of("tally", number, float(time), 0, 0, 0, 0, 0)
                 self._db.execute("UPDATE process SET seal = ?, tally = ? WHERE id = ?", (seal, tally, number))
                 self._db.execute("UPDATE tenant SET sessions = sessions + 1 WHERE id = ?", (self._number,))
@@ -338,7 +345,7 @@ class Sqlite:
             StoreError: a batch that contradicts itself, or an I/O error.
         """
         with self._writing("writing", wait=batch.wait):
-            Transaction(self._db, self._sealed, self._index, self._number, process).write(batch)
+            Transaction(self._db, self._sealed, self._index, self._vectors, self._number, process).write(batch)
             uncut = row(self._db, "SELECT 1 FROM erasure") is not None
         with self._lock:
             self._log_uncut = uncut
@@ -350,6 +357,29 @@ class Sqlite:
             session = self._session(process)
             found = self._sealed.pages(session) if session is not None else []
         yield from found
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """Single pages with their states; what does not exist is left out.
+
+        Raises:
+            StoreCorrupt: one is not what was written.
+        """
+        found: dict[tuple[int, int], tuple[Page, State]] = {}
+        with self._reading("reading"):
+            wanted = list(dict.fromkeys(keys))
+            there = {process for process in {process for process, _ in wanted} if self._session(process) is not None}
+            for process, number in wanted:
+                known = self._sealed.read(process, number) if process in there else None
+                if known is not None:
+                    found[process, number] = known
+        return found
+
+    def citing(self, process: int, pages: Iterable[int]) -> list[tuple[int, int]]:
+        """The pages that directly cite any of these pages of a process."""
+        with self._reading("reading"):
+            if self._sealed.session(self._number, process) is None:
+                return []
+            return sorted(citations.citing(self._db, process, pages))
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
         """The ledger from event `after` + 1 on."""
@@ -380,24 +410,91 @@ class Sqlite:
                 found[digest] = unpack(codec, data, size, key)
         return found
 
-    def search(self, query: str, *, process: int | None = None, limit: int = 20) -> list[Passage]:
-        """Passages that match the query's words, best first; of one process, or of all."""
+    def search(self, query: str, *, processes: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+        """Passages that match the query's words, best first; of these processes, or of all. Damaged ones are left out."""
         with self._reading("searching"):
-            if process is None:
-                known = [one for one in self._sealed.sessions(self._number) if not one.damaged]
+            if processes is None:
+                known = self._sealed.sessions(self._number)
             else:
-                one = self._session(process)
-                known = [one] if one is not None else []
+                some = [self._sealed.session(self._number, number) for number in sorted(set(processes))]
+                known = [one for one in some if one is not None]
+            known = [one for one in known if not one.damaged]
             extents = [(one.number, one.passages) for one in known if one.passages]
             mean = sum(one.characters for one in known) / max(1, sum(used for _, used in extents))
-            hits = self._index.search(query, extents, mean, limit)
+            hits = self._index.search(query, extents, mean, limit, apart=processes is not None and len(known) > 1)
             spans = self._index.spans([number for number, _ in hits])
         whole = {one.number for one in known}
-        return [
-            Passage(process=number >> 32, page=spans[number][0], span=spans[number][1], score=score)
-            for number, score in hits
-            if number in spans and number >> 32 in whole
-        ]
+        return [_passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in whole]
+
+    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
+        """The passages of pages, in reading order; a page that is not indexed is left out."""
+        found: dict[tuple[int, int], list[Passage]] = {}
+        with self._reading("reading"):
+            wanted = list(dict.fromkeys(keys))
+            whole = self._whole(process for process, _ in wanted)
+            for process, page in wanted:
+                if process in whole:
+                    spans = self._index.of_page(process, page)
+                    if spans:
+                        found[process, page] = [_passage(number, page, span) for number, span in spans]
+        return found
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """The passages with these numbers; those that do not exist any more are left out."""
+        with self._reading("reading"):
+            spans = self._index.spans(list(entries))
+            whole = self._whole(number >> 32 for number in spans)
+        return {number: _passage(number, *found) for number, found in spans.items() if number >> 32 in whole}
+
+    def _whole(self, processes: Iterable[int]) -> set[int]:
+        """Those that are processes of this tenant and not damaged."""
+        known = [self._sealed.session(self._number, number) for number in set(processes)]
+        return {one.number for one in known if one is not None and not one.damaged}
+
+    def unembedded(self, embedder: str, limit: int) -> list[tuple[int, str]]:
+        """At most so many passages that have no vector of this embedder: (entry, text), newest processes first.
+
+        Raises:
+            StoreCorrupt: a text is not what was written.
+        """
+        with self._reading("reading"):
+            texts: dict[tuple[int, int], str] = {}
+            found = []
+            for entry, page, start, stop in self._vectors.waiting(check_name(embedder, "embedder"), limit):
+                key = entry >> 32, page
+                if key not in texts:
+                    texts[key] = content_of(self._db, *key)
+                found.append((entry, texts[key][start:stop]))
+        return found
+
+    def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors of passages, by entry, all or none; those of passages that are forgotten by now are not stored.
+
+        Raises:
+            StoreError: vectors of different length than this embedder's others. StoreBusy, StoreFull, StoreReadOnly.
+            SpecError: no name of an embedder.
+        """
+        with self._writing("writing"):
+            self._vectors.keep(check_name(embedder, "embedder"), rows)
+
+    def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
+        """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`.
+        A damaged one is never returned; `fsck --repair` drops it, and its passage waits for a vector again."""
+        while True:
+            with self._reading("reading"):
+                found, after = self._vectors.read(embedder, after, CHUNK)
+            yield from found
+            if not after:
+                return
+
+    def drop_vectors(self, embedder: str) -> None:
+        """Remove all vectors of this embedder.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        with self._writing("writing"):
+            self._vectors.drop(embedder)
 
     def findings(self) -> list[Finding]:
         """Everything that is wrong with the file, as far as this tenant can see; empty if nothing is."""
@@ -494,3 +591,7 @@ class Sqlite:
             log.warning("%s: erased bytes may still lie in its log: %s", self.path, error)
         finally:
             self._be_patient(self._db)
+
+
+def _passage(entry: int, page: int, span: Span, score: float = 0.0) -> Passage:
+    return Passage(process=entry >> 32, page=page, span=span, score=score, entry=entry)

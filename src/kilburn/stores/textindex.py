@@ -23,7 +23,7 @@ from kilburn.page import Span
 from kilburn.stores.connection import rows, rows_of_each
 from kilburn.stores.passages import STOP, TOKENIZER, passages, searchable, shorten
 
-__all__ = ["TextIndex"]
+__all__ = ["TextIndex", "entry_of", "number_of"]
 
 SETTINGS = {"secure-delete": 1, "automerge": 2}
 """Of FTS5; see `TextIndex.create`."""
@@ -55,6 +55,16 @@ def length_class(length: int) -> int:
 
 
 CLASS_LENGTH = tuple(25 * 2 ** (number / 3) for number in range(CLASSES))
+
+
+def entry_of(process: int, number: int, length: int) -> int:
+    """The number of a process's passage `number`, counted from 0 as they were made, of that class of length."""
+    return process << 32 | (PLACES - number) << 4 | length
+
+
+def number_of(entry: int) -> int:
+    """How many passages its process had when this one was made."""
+    return PLACES - ((entry & 0xFFFFFFFF) >> 4)
 
 
 class TextIndex:
@@ -128,7 +138,7 @@ class TextIndex:
         for page, text in texts:
             first = len(made)
             for start, stop in passages(text):
-                number = process << 32 | (PLACES - used - len(made)) << 4 | length_class(stop - start)
+                number = entry_of(process, used + len(made), length_class(stop - start))
                 entries.append((number, searchable(text[start:stop])))
                 made.append((number, page, start, stop))
                 characters += stop - start
@@ -156,12 +166,14 @@ class TextIndex:
             del words[TERMS:]
         return words
 
-    def search(self, query: str, extents: Sequence[tuple[int, int]], mean: float, limit: int) -> list[tuple[int, float]]:
+    def search(
+        self, query: str, extents: Sequence[tuple[int, int]], mean: float, limit: int, *, apart: bool = False
+    ) -> list[tuple[int, float]]:
         """Entries that match, best first, with scores.
 
         Args:
-            extents: (process, entries ever made) of the processes to look through, oldest first, all
-                of the tenant's or one.
+            extents: (process, entries ever made) of the processes to look through, oldest first.
+            apart: whether there may be entries of other processes between theirs.
             mean: their mean length in characters.
         """
         words = self.terms(query)
@@ -175,6 +187,8 @@ class TextIndex:
         bindings = [(at, f'"{word}"', low, high, depth) for at, word in enumerate(words)]
         for at, number in rows_of_each(self._db, self._scan, bindings):
             found[at].append(number)
+        if apart:
+            found = self._within(words, found, extents, depth)
         short = [(K1 + 1) / (1 + K1 * (1 - B + B * length / max(mean, 1.0))) for length in CLASS_LENGTH]
         scores: dict[int, float] = {}
         for numbers in found:
@@ -187,6 +201,28 @@ class TextIndex:
                     scores[number] = scores.get(number, 0.0) + rarity * short[number & 15]
         best = heapq.nsmallest(limit, [(-score, number) for number, score in scores.items()])
         return [(number, -score) for score, number in best]
+
+    def _within(
+        self, words: Sequence[str], found: list[list[int]], extents: Sequence[tuple[int, int]], depth: int
+    ) -> list[list[int]]:
+        """What was found in the whole range, without the other processes' entries. Where these used up the depth, each run of
+        neighbouring processes is looked through by itself."""
+        wanted = {process for process, _ in extents}
+        runs: list[list[int]] = []
+        for process, _ in extents:
+            if runs and runs[-1][1] == process - 1:
+                runs[-1][1] = process
+            else:
+                runs.append([process, process])
+        each = max(DEPTH, depth // len(runs))
+        inside = [[number for number in numbers if number >> 32 in wanted] for numbers in found]
+        full = [at for at, numbers in enumerate(found) if len(numbers) == depth]
+        for at in full:
+            inside[at] = []
+        bindings = [(at, f'"{words[at]}"', first << 32, (last + 1 << 32) - 1, each) for at in full for first, last in runs]
+        for at, number in rows_of_each(self._db, self._scan, bindings):
+            inside[at].append(number)
+        return inside
 
     def stems(self, text: str) -> set[str]:
         """The words, as stored, that a passage with this text has in the index."""
@@ -211,6 +247,14 @@ class TextIndex:
             if isinstance(page, int) and isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop
         }
 
+    def of_page(self, process: int, page: int) -> list[tuple[int, Span]]:
+        """The entries of a page with their spans, in reading order."""
+        select = (
+            "SELECT passage.id, start, stop FROM page JOIN passage ON passage.id BETWEEN first AND last"
+            " WHERE process = ? AND page.id = ? AND passage.page = page.id ORDER BY passage.id DESC"
+        )
+        return [(number, (start, stop)) for number, start, stop in rows(self._db, select, process, page) if 0 <= start < stop]
+
 
 def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:
     return cast("list[str]", split(data, reason, None, include_offsets=False, include_colocated=False))
@@ -222,5 +266,5 @@ def _oddness(word: str) -> tuple[bool, int]:
 
 def _entries_before(number: int, extents: Sequence[tuple[int, int]]) -> int:
     """How many entries were made before this one in reading order, itself included."""
-    process, newer = number >> 32, PLACES - ((number & 0xFFFFFFFF) >> 4)
+    process, newer = number >> 32, number_of(number)
     return sum(used if at < process else used - newer for at, used in extents if at <= process)

@@ -14,11 +14,13 @@ from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Event
 from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, State
+from kilburn.stores import citations
 from kilburn.stores.codec import encode_text, key_of, pack, unpack
 from kilburn.stores.connection import row, rows
 from kilburn.stores.records import Memo, record_of_event, record_of_page, scrub, seal_of, telling_words
-from kilburn.stores.sealed import Sealed, Session
+from kilburn.stores.sealed import Sealed, Session, seal_of_state
 from kilburn.stores.textindex import TextIndex
+from kilburn.stores.vectortable import VectorTable
 
 __all__ = ["Transaction", "content_of", "sealed_event", "set_stand", "set_tally"]
 
@@ -28,8 +30,11 @@ MOST = 1 << 62
 class Transaction:
     """The steps of writing one batch to one process."""
 
-    def __init__(self, db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int, process: int) -> None:
+    def __init__(
+        self, db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: VectorTable, tenant: int, process: int
+    ) -> None:
         self._db = db
+        self._vectors = vectors
         self._sealed = sealed
         self._index = index
         self._tenant = tenant
@@ -43,7 +48,10 @@ class Transaction:
             raise StoreError(f"no process {self._process} here", advice="open it by name with `process`")
         known.whole()
         batch.check_continues(self._process, known.head)
+        citations.check_cited(self._db, self._tenant, batch.pages)
+        citations.check_uncited(self._db, self._process, batch.erase)
         self._add_pages(batch)
+        citations.add(self._db, {one for page in batch.pages for one in citations.citations_of(self._process, known.kind, page)})
         added, characters = self._add_entries(batch, known.passages)
         self._remove_entries({*batch.unindex, *batch.erase})
         self._set_states(batch)
@@ -72,8 +80,8 @@ class Transaction:
             )
         try:
             self._db.executemany(
-                "INSERT INTO page(process, id, content, extra, at, pinned, mark, stand, meta, seal)"
-                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO page(process, id, content, extra, at, pinned, mark, until, stand, meta, seal)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 made,
             )
         except apsw.ConstraintError as error:
@@ -130,6 +138,7 @@ class Transaction:
                 raise StoreError(f"no page {page} in process {self._process}", advice="name pages that exist")
             if known[0] is not None:
                 self._index.remove(known[0], known[1], content_of(self._db, self._process, page))
+                self._vectors.remove(known[0], known[1])
                 self._db.execute("UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?", (self._process, page))
 
     def _set_states(self, batch: Batch) -> None:
@@ -138,7 +147,9 @@ class Transaction:
             (*_stand(self._process, page, state), self._process, page) for page, state in batch.states.items() if page not in new
         ]
         before = self._db.total_changes()
-        self._db.executemany("UPDATE page SET at = ?, pinned = ?, mark = ?, stand = ? WHERE process = ? AND id = ?", moved)
+        self._db.executemany(
+            "UPDATE page SET at = ?, pinned = ?, mark = ?, until = ?, stand = ? WHERE process = ? AND id = ?", moved
+        )
         if self._db.total_changes() - before != len(moved):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
@@ -159,8 +170,10 @@ class Transaction:
             page = self._sealed.page(self._process, number, meta, seal)
             words.update(telling_words(page))
             contents.update(row for row in (content, extra) if row is not None)
+            citations.remove(self._db, citations.citations_of(self._process, session.kind, page))
             self._db.execute(
-                "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = ?, mark = ?, stand = ?, meta = ?, seal = ?"
+                "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?,"
+                " meta = ?, seal = ?"
                 " WHERE process = ? AND id = ?",
                 (
                     *_stand(self._process, number, State(Place.DROPPED)),
@@ -186,16 +199,17 @@ class Transaction:
         self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
 
 
-def _stand(process: int, page: int, state: State) -> tuple[str, int, float, bytes]:
+def _stand(process: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
     """A page's state as it is stored, with its seal. SQLite does not keep a negative zero."""
     pinned, mark = int(state.pinned), float(state.importance) + 0.0
-    return state.at, pinned, mark, seal_of("stand", process, page, state.at.encode(), pinned, mark)
+    until = None if state.until is None else float(state.until) + 0.0
+    return state.at, pinned, mark, until, seal_of_state(process, page, state.at.encode(), pinned, mark, until)
 
 
 def set_stand(db: apsw.Connection, process: int, page: int, state: State) -> None:
     """Write a page's state."""
     db.execute(
-        "UPDATE page SET at = ?, pinned = ?, mark = ?, stand = ? WHERE process = ? AND id = ?",
+        "UPDATE page SET at = ?, pinned = ?, mark = ?, until = ?, stand = ? WHERE process = ? AND id = ?",
         (*_stand(process, page, state), process, page),
     )
 

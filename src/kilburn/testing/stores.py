@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from kilburn.errors import StoreCorrupt, StoreError, StoreStale
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import Page, Place, digest_of
-from kilburn.store import Batch, State, Store
+from kilburn.page import Claim, Page, Place, digest_of
+from kilburn.store import Batch, ProcessKind, State, Store
 
 __all__ = ["CHECKS", "batch_of", "check_store", "page_of"]
 
@@ -85,7 +85,7 @@ def start(store: Store, name: str = "session") -> int:
     return info.number
 
 
-def raises(kind: type[StoreError], do: Callable[[], object]) -> None:
+def raises(kind: type[KilburnError], do: Callable[[], object]) -> None:
     """That `do` raises this error and no other."""
     try:
         do()
@@ -105,7 +105,7 @@ def snapshot(store: Store, process: int) -> tuple[object, ...]:
 
 def found(store: Store, query: str, process: int | None = None) -> set[int]:
     """The pages that a search finds."""
-    return {hit.page for hit in store.search(query, process=process, limit=1000)}
+    return {hit.page for hit in store.search(query, processes=None if process is None else [process], limit=1000)}
 
 
 def check_is_store(store: Store) -> None:
@@ -342,6 +342,152 @@ def check_separate_processes(store: Store) -> None:
     assert found(store, "needle", two) == {1, 2}
 
 
+def check_kinds(store: Store) -> None:
+    """A process has the kind and the user with which it was made, whatever is asked for later."""
+    made = store.process("@memory/ana", time=1.0, kind=ProcessKind.MEMORY, user="ana")
+    assert made is not None
+    assert (made.kind, made.user) == (ProcessKind.MEMORY, "ana")
+    assert store.process("@memory/ana", time=2.0, kind=ProcessKind.DOCUMENT, user="bob") == made
+    plain = store.process("s", time=1.0)
+    assert plain is not None
+    assert (plain.kind, plain.user) == (ProcessKind.SESSION, "")
+    assert list(store.processes()) == [made, plain]
+    for name in ("\0", "   ", "x" * 1000, "\ud800"):
+        raises(SpecError, lambda name=name: store.process("other", time=1.0, user=name))  # type: ignore[misc]
+    assert len(store.processes()) == 2
+
+
+def check_read(store: Store) -> None:
+    """Single pages come back with their states, the end of their validity too; what does not exist is left out."""
+    one, two = start(store, "one"), start(store, "two")
+    claim = Claim(subject="Ana", relation="lives in", object="Porto", confidence=0.5, correction=True)
+    fact = msgspec.structs.replace(page_of(1, "Ana lives in Porto"), kind=Kind.FACT, since=5.0, until=9.5, claim=claim)
+    store.commit(one, Batch(head=0, pages=[fact], texts={fact.digest: "Ana lives in Porto"}, states={1: State(until=7.5)}))
+    store.commit(two, batch_of(0, {1: "b", -1: "c"}, states={-1: State(Place.PROPOSED)}))
+    found = store.read([(two, -1), (one, 1), (one, 2), (two, 7), (two + 9, 1)])
+    assert found.keys() == {(one, 1), (two, -1)}
+    assert found[one, 1] == (fact, State(until=7.5)) == next(iter(store.pages(one)))
+    assert found[two, -1][1] == State(Place.PROPOSED)
+    store.commit(one, Batch(head=0, states={1: State(Place.RETIRED, until=-0.5)}))
+    assert store.read([(one, 1)])[one, 1] == (fact, State(Place.RETIRED, until=-0.5))
+    assert store.read([]) == {}
+
+
+def cited_batch(head: int, number: int, text: str, **fields: object) -> Batch:
+    """A batch with one page that has these fields."""
+    batch = batch_of(head, {number: text})
+    batch.pages = [msgspec.structs.replace(batch.pages[0], **fields)]
+    return batch
+
+
+def check_citations(store: Store) -> None:
+    """Who cites a page is known, in every process; nothing that is cited can go, and nothing that is gone can be cited."""
+    talk = start(store, "talk")
+    info = store.process("@memory", time=1.0, kind=ProcessKind.MEMORY)
+    assert info is not None
+    memory = info.number
+    store.commit(talk, batch_of(0, {1: "I moved to Porto", 2: "in May", 3: "a summary"}))
+    store.commit(memory, cited_batch(0, -1, "Ana lives in Porto", cites=((talk, 1), (talk, 2)), depth=1))
+    store.commit(memory, cited_batch(1, -2, "Ana", sources=(-1,), depth=2))
+    store.commit(talk, cited_batch(1, -1, "recalled", sources=(3,), cites=((memory, -2),), depth=1))
+    assert store.citing(talk, [1]) == [(memory, -1)]
+    assert store.citing(talk, [1, 2]) == [(memory, -1)]
+    assert store.citing(memory, [-1]) == [(memory, -2)]
+    assert store.citing(memory, [-1, -2]) == sorted([(memory, -2), (talk, -1)])
+    assert store.citing(talk, [3]) == [], "a fold of a session is known by its session"
+    assert store.citing(talk, []) == store.citing(talk + 99, [1]) == []
+    before = snapshot(store, talk), snapshot(store, memory)
+    raises(StoreStale, lambda: store.commit(talk, Batch(head=2, erase=[1])))
+    raises(StoreStale, lambda: store.commit(memory, Batch(head=2, erase=[-1, -2])))
+    raises(StoreError, lambda: store.commit(memory, cited_batch(2, -3, "invented", cites=((talk, 99),))))
+    raises(StoreError, lambda: store.commit(memory, cited_batch(2, -3, "invented", cites=((talk + 99, 1),))))
+    assert (snapshot(store, talk), snapshot(store, memory)) == before
+    assert found(store, "invented") == set()
+    store.commit(talk, Batch(head=2, erase=[-1]))
+    assert store.citing(memory, [-2]) == []
+    store.commit(memory, Batch(head=2, erase=[-2, -1]))
+    assert store.citing(talk, [1, 2]) == store.citing(memory, [-1]) == []
+    store.commit(talk, Batch(head=2, erase=[1]))
+    raises(StoreStale, lambda: store.commit(memory, cited_batch(2, -3, "too late", cites=((talk, 1),))))
+    assert found(store, "late") == set()
+
+
+def check_search_within(store: Store) -> None:
+    """A search of some processes finds what they have, however much more others have of it."""
+    few = [start(store, "first")]
+    many = start(store, "many")
+    few.append(start(store, "last"))
+    store.commit(many, batch_of(0, {number: f"the needle number{number}" for number in range(1, 300)}))
+    for process in few:
+        store.commit(process, batch_of(0, {1: f"a needle of {process}, among much other hay that makes it long " * 9}))
+    for process in few:
+        assert found(store, "needle", process) == {1}
+        assert [hit.process for hit in store.search("the needle", processes=[process], limit=5)] == [process]
+    assert {hit.process for hit in store.search("needle", processes=set(few), limit=5)} == set(few)
+    assert store.search("needle", processes=[]) == []
+    assert store.search("needle", processes=[many + 99]) == []
+    assert {hit.process for hit in store.search("number7 needle", processes=[many, few[0]], limit=400)} == {many, few[0]}
+
+
+def check_entries(store: Store) -> None:
+    """Passages are known by their numbers and by their pages, as long as they exist; a number is never given again."""
+    process = start(store)
+    long = "\n".join(f"line {number} of nothing in particular" for number in range(200))
+    store.commit(process, batch_of(0, {1: long, 2: "short needle", 3: "hidden"}, index=[1, 2]))
+    of_page = store.entries([(process, 1), (process, 2), (process, 3), (process, 9), (process + 9, 1)])
+    assert of_page.keys() == {(process, 1), (process, 2)}
+    assert [hit.span for hit in of_page[process, 1]] == sorted(hit.span for hit in of_page[process, 1])
+    assert (of_page[process, 1][0].span[0], of_page[process, 1][-1].span[1]) == (0, len(long))
+    (hit,) = store.search("needle")
+    assert [msgspec.structs.replace(hit, score=0.0)] == of_page[process, 2]
+    numbers = [hit.entry for hits in of_page.values() for hit in hits]
+    assert len(set(numbers)) == len(numbers) > 5
+    assert store.passages([*numbers, 0, numbers[0] ^ 1 << 20]) == {hit.entry: hit for hits in of_page.values() for hit in hits}
+    store.commit(process, Batch(head=1, unindex=[1], erase=[2]))
+    assert store.passages(numbers) == {}
+    assert store.entries([(process, 1), (process, 2)]) == {}
+    store.commit(process, Batch(head=1, index=[1]))
+    assert not {hit.entry for hit in store.entries([(process, 1)])[process, 1]} & set(numbers)
+
+
+def check_vectors(store: Store) -> None:
+    """Passages wait for a vector of each embedder until they have one; a vector goes with its passage."""
+    one, two = start(store, "one"), start(store, "two")
+    store.commit(one, batch_of(0, {1: "alpha", 2: "beta", 3: "gamma"}))
+    store.commit(two, batch_of(0, {1: "delta"}))
+    waiting = store.unembedded("hash", 10)
+    assert [text for _, text in waiting] == ["delta", "alpha", "beta", "gamma"]
+    assert store.unembedded("hash", 2) == waiting[:2]
+    store.keep_vectors("hash", [(entry, text.encode()[:4]) for entry, text in waiting if text != "beta"])
+    assert store.unembedded("hash", 10) == [one for one in waiting if one[1] == "beta"]
+    assert store.unembedded("other", 10) == waiting
+    kept = list(store.vectors("hash"))
+    assert [(vector.entry, vector.data) for vector in kept] == [
+        (entry, text.encode()[:4]) for entry, text in waiting if text != "beta"
+    ]
+    assert [vector.number for vector in kept] == sorted({vector.number for vector in kept})
+    assert list(store.vectors("hash", kept[0].number)) == kept[1:]
+    assert list(store.vectors("other")) == []
+    for rows in ([(waiting[2][0], b"longer")], [(waiting[2][0], b"beta"), (waiting[0][0], b"")]):
+        raises(StoreError, lambda rows=rows: store.keep_vectors("hash", rows))  # type: ignore[misc]
+    raises(SpecError, lambda: store.keep_vectors(" ", []))
+    store.commit(one, Batch(head=1, erase=[1], unindex=[3]))
+    store.commit(one, batch_of(1, {4: "epsilon"}))
+    gone = {entry for entry, text in waiting if text in ("alpha", "gamma")}
+    store.keep_vectors("hash", [(entry, b"late") for entry in gone] + [(waiting[2][0], b"beta")])
+    assert {vector.entry for vector in store.vectors("hash")} == {entry for entry, _ in waiting} - gone
+    assert [text for _, text in store.unembedded("hash", 10)] == ["epsilon"]
+    store.keep_vectors("hash", [(waiting[2][0], b"BETA")])
+    (*_, last) = store.vectors("hash")
+    assert (last.entry, last.data) == (waiting[2][0], b"BETA")
+    assert last.number > kept[-1].number
+    store.drop_vectors("hash")
+    store.drop_vectors("never there")
+    assert list(store.vectors("hash")) == []
+    assert len(store.unembedded("hash", 10)) == 3
+    store.keep_vectors("hash", [(waiting[2][0], b"of another length")])
+
+
 def check_threads(store: Store) -> None:
     """Several threads may use one object; of two with the same head one is refused."""
     process = start(store)
@@ -386,6 +532,12 @@ CHECKS: tuple[Callable[[Store], None], ...] = (
     check_unindex,
     check_erase,
     check_separate_processes,
+    check_kinds,
+    check_read,
+    check_citations,
+    check_search_within,
+    check_entries,
+    check_vectors,
     check_threads,
     check_close,
 )

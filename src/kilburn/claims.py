@@ -1,0 +1,94 @@
+"""Claims compared: what speaks of the same thing, what says the same, and what contradicts.
+
+All of it is pure and on the claims' own words, so that a search, a policy and a person's command judge alike. A
+paraphrase ("works at", "is employed by") is another relation here: a contradiction that is missed is only returned
+unmarked, one that is invented would retire something true.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable
+
+from kilburn.page import Claim
+
+__all__ = ["SPEAKER", "Topic", "contested", "contradict", "is_speaker", "plain_name", "same_claim", "topic"]
+
+Topic = tuple[str, str, str]
+"""What a claim speaks of: whose memory, if its subject is the speaker, else ""; its subject; its relation."""
+
+SPEAKER = "user"
+"""The subject of a claim about whoever speaks; in each user's memory it is somebody else."""
+
+_SPEAKER = frozenset({SPEAKER, "i", "me", "my", "myself", "speaker"})
+_ARTICLE = re.compile(r"^(?:the|an?)\s+(?=\S)")
+_POSSESSIVE = re.compile(r"['\N{RIGHT SINGLE QUOTATION MARK}]s\b")
+_BREAK = re.compile(r"[\s_\-\N{EN DASH}\N{EM DASH}/]+")
+
+
+def plain_name(name: str) -> str:
+    """A name as names are compared: without case, outer punctuation, a leading article, and "'s"; spaces, underscores
+    and dashes are one space. "C++" and "C#" keep their signs, and so does a number with a point."""
+    text = unicodedata.normalize("NFKC", name).casefold()
+    text = _BREAK.sub(" ", _POSSESSIVE.sub("", text))
+    words = [_bare(word) for word in text.split()]
+    text = " ".join(word for word in words if word)
+    return _ARTICLE.sub("", text) or " ".join(name.casefold().split())
+
+
+def _bare(word: str) -> str:
+    """A word without punctuation at its ends; signs that belong to a name stay."""
+    first, last = 0, len(word)
+    while first < last and unicodedata.category(word[first])[0] in "PZC" and word[first] not in "#@":
+        first += 1
+    while last > first and unicodedata.category(word[last - 1])[0] in "PZC" and word[last - 1] not in "#%":
+        last -= 1
+    return word[first:last]
+
+
+def is_speaker(subject: str) -> bool:
+    """Whether a subject means whoever speaks."""
+    return plain_name(subject) in _SPEAKER
+
+
+def topic(claim: Claim, memory: object = "") -> Topic:
+    """What a claim speaks of. `memory` is the number or name of its collection: in each, the speaker is another."""
+    subject = plain_name(claim.subject)
+    if subject in _SPEAKER:
+        return str(memory), SPEAKER, plain_name(claim.relation)
+    return "", subject, plain_name(claim.relation)
+
+
+def same_claim(one: Claim, other: Claim) -> bool:
+    """Whether two claims of the same memory say the same."""
+    return topic(one) == topic(other) and plain_name(one.object) == plain_name(other.object)
+
+
+def contradict(one: Claim, other: Claim) -> bool:
+    """Whether two claims of the same memory, if both are true at one time, contradict each other: the same subject and
+    relation, another object, and neither is of a relation that may have several objects."""
+    if not one.relation or one.many or other.many:
+        return False
+    return topic(one) == topic(other) and plain_name(one.object) != plain_name(other.object)
+
+
+def contested(claims: Iterable[tuple[object, Claim | None]]) -> list[tuple[int, ...]]:
+    """For each claim, which of the others contradict it, by their places in the sequence.
+
+    Args:
+        claims: (its collection, its claim or None); all of them true at the time that is asked about.
+    """
+    listed = list(claims)
+    by_topic: defaultdict[Topic, list[int]] = defaultdict(list)
+    for at, (memory, claim) in enumerate(listed):
+        if claim is not None and claim.relation and not claim.many:
+            by_topic[topic(claim, memory)].append(at)
+    found: list[tuple[int, ...]] = [()] * len(listed)
+    for places in by_topic.values():
+        if len(places) > 1:
+            objects = [plain_name(claim.object) for at in places if (claim := listed[at][1]) is not None]
+            for at, own in zip(places, objects, strict=True):
+                found[at] = tuple(other for other, theirs in zip(places, objects, strict=True) if theirs != own)
+    return found

@@ -1,0 +1,175 @@
+"""Contradictions between what is new and what is in force, resolved when something is written.
+
+The order is: an explicit correction, then confidence times recency. A statement of lower trust never retires one of
+higher trust. What cannot be resolved stays on both sides, and a search returns both, marked (`kilburn.claims`).
+
+    moves = settle([(Add(text="Ana lives in Braga", claim=claim), Trust.USER)], standing, now=now).moves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from kilburn.claims import contradict, same_claim
+from kilburn.message import Trust
+from kilburn.move import Add, Retire
+from kilburn.page import Claim, Page, Place
+from kilburn.store import State
+
+__all__ = ["HALF_LIFE", "Settled", "Verdict", "settle", "weight"]
+
+HALF_LIFE = 30 * 86_400.0
+"""Seconds after which a statement weighs half as much against a newer one."""
+
+
+class Verdict(StrEnum):
+    """How a new statement stands to what is in force."""
+
+    NEW = "new"
+    """Nothing speaks of the same thing, or the relation may have several objects."""
+    SAME = "same"
+    """It is in force already: nothing is written."""
+    SUPERSEDES = "supersedes"
+    EARLIER = "earlier"
+    """It was true once: what began later is in force already."""
+    CONTESTED = "contested"
+    """Neither side wins: both are in force."""
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What to do with new statements.
+
+    Args:
+        verdicts: one for each, in order.
+        moves: an `Add` for each that is written, then the `Retire`s.
+        rivals: for each, the ids of the pages that it contradicts; of SAME, of those that say the same.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    moves: tuple[Add | Retire, ...]
+    rivals: tuple[tuple[int, ...], ...]
+
+
+class _Known(msgspec.Struct, eq=False):
+    """A statement that is in force, or will be with this plan: then it has an `Add`, and the id 0."""
+
+    page: int
+    claim: Claim
+    trust: Trust
+    since: float
+    until: float | None
+    add: Add | None = None
+
+
+def weight(confidence: float, age: float, half_life: float = HALF_LIFE) -> float:
+    """Confidence times recency: the confidence halves with each `half_life` of `age`, both in seconds."""
+    return confidence * float(0.5 ** (max(0.0, age) / half_life))
+
+
+def settle(
+    new: Sequence[tuple[Add, Trust]],
+    standing: Iterable[tuple[Page, State]],
+    *,
+    now: float,
+    before: int = 0,
+    half_life: float = HALF_LIFE,
+) -> Settled:
+    """The moves that write new statements, in the order in which they were made, into what is in force.
+
+    - An update closes what it supersedes at the time at which its own validity begins.
+    - A correction says that the other was never true: it takes over the other's beginning, at which the other is closed.
+    - What began before something that is in force already is closed at birth, when that one begins.
+    - A statement for a time only (`Add.until`) retires none that is for ever: once it is over, the other holds again.
+    - A statement that was made already is not written again, unless its trust is higher now.
+
+    Args:
+        new: each with the trust that its page will have.
+        standing: pages of the same memory with their states. Those that are not in force, or speak of something else,
+            do not count.
+        now: seconds since the epoch: when a statement becomes true if it does not say.
+        before: how many `Add`s of the same plan come before these.
+    """
+    known = [fact for page, state in standing if (fact := _in_force(page, state)) is not None]
+    written: list[_Known | Add] = []
+    closed: list[tuple[tuple[int, ...], _Known, Retire]] = []
+    verdicts: list[Verdict] = []
+    rivals: list[tuple[int, ...]] = []
+    for add, trust in new:
+        if add.claim is None:
+            written.append(add)
+            verdicts.append(Verdict.NEW)
+            rivals.append(())
+            continue
+        fact = _Known(0, add.claim, trust, now if add.since is None else add.since, add.until, add)
+        against = [other for other in known if _overlap(fact, other) and contradict(fact.claim, other.claim)]
+        alike = [other for other in known if _overlap(fact, other) and same_claim(fact.claim, other.claim)]
+        beaten = [other for other in against if _beats(fact, other, half_life)]
+        verdict = _verdict(fact, alike, against, beaten)
+        verdicts.append(verdict)
+        rivals.append(tuple(other.page for other in (alike if verdict is Verdict.SAME else against) if other.page))
+        if verdict is Verdict.SAME:
+            continue
+        # What decides an open contradiction may be in force already: then it is that page that stands.
+        stands = next((other for other in alike if beaten and other.trust >= trust), fact)
+        if stands is fact:
+            beaten += [other for other in alike if other.trust < trust and other.since <= fact.since]
+            written.append(fact)
+            known.append(fact)
+        if verdict is Verdict.EARLIER:
+            fact.until = min(end for end in (fact.until, *(other.since for other in (*against, *alike))) if end is not None)
+        if not beaten:
+            continue
+        if add.claim.correction:
+            fact.since = min(fact.since, *(other.since for other in beaten))
+        for other in beaten:
+            other.until = fact.since
+            known.remove(other)
+        pages = tuple(other.page for other in beaten if other.add is None)
+        why = "corrected" if add.claim.correction else "superseded"
+        closed.append((pages, stands, Retire(pages, by=stands.page, until=fact.since, why=why)))
+    moves = [one if isinstance(one, Add) else _dated(one) for one in written]
+    places = {id(one): before + at for at, one in enumerate(written)}
+    retired = [msgspec.structs.replace(move, refers=places.get(id(stands))) for pages, stands, move in closed if pages]
+    return Settled(tuple(verdicts), (*moves, *retired), tuple(rivals))
+
+
+def _dated(fact: _Known) -> Add:
+    assert fact.add is not None
+    return msgspec.structs.replace(fact.add, since=fact.since, until=fact.until)
+
+
+def _in_force(page: Page, state: State) -> _Known | None:
+    if page.claim is None or not page.claim.relation or state.at in (Place.RETIRED, Place.PROPOSED, Place.DROPPED):
+        return None
+    ends = [end for end in (page.until, state.until) if end is not None]
+    since = page.time if page.since is None else page.since
+    return _Known(page.id, page.claim, page.trust, since, min(ends, default=None))
+
+
+def _overlap(one: _Known, other: _Known) -> bool:
+    return (one.until is None or other.since < one.until) and (other.until is None or one.since < other.until)
+
+
+def _beats(new: _Known, old: _Known, half_life: float) -> bool:
+    """Whether a new statement supersedes one that it contradicts."""
+    if new.trust < old.trust or (new.until is not None and old.until is None):
+        return False
+    if new.claim.correction:
+        return not old.claim.correction or new.since >= old.since
+    return new.since > old.since and new.claim.confidence >= weight(old.claim.confidence, new.since - old.since, half_life)
+
+
+def _verdict(new: _Known, alike: Sequence[_Known], against: Sequence[_Known], beaten: Sequence[_Known]) -> Verdict:
+    said = [other for other in alike if other.trust >= new.trust]
+    if against and len(beaten) == len(against):
+        return Verdict.SUPERSEDES
+    if any(other.since <= new.since for other in said):
+        # Also one side of an open contradiction, said again: that decides nothing.
+        return Verdict.SAME
+    others = [*against, *alike]
+    if others and not new.claim.correction and all(other.since > new.since and other.trust >= new.trust for other in others):
+        return Verdict.EARLIER
+    return Verdict.CONTESTED if against else Verdict.NEW

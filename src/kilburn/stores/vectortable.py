@@ -1,0 +1,137 @@
+"""The vectors of one tenant's passages, by embedder, and which passages wait for one.
+
+Vectors are derived: they can be made from the passages again. Passages of a process get their vectors in the order in
+which they were made, so one number for each process and embedder says which wait, and a commit need not queue anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import apsw
+
+from kilburn.errors import StoreError
+from kilburn.store import Vector
+from kilburn.stores.connection import row, rows, rows_of_each
+from kilburn.stores.records import seal_of
+from kilburn.stores.textindex import entry_of, number_of
+
+__all__ = ["VectorTable"]
+
+
+class VectorTable:
+    """Keep, read and remove vectors. It does not open transactions: its caller does."""
+
+    def __init__(self, db: apsw.Connection, tenant: int) -> None:
+        self._db, self._tenant = db, tenant
+
+    def embedder(self, name: str) -> tuple[int, int] | None:
+        """The number of an embedder, and the bytes of each of its vectors."""
+        found = row(self._db, "SELECT id, size FROM embedder WHERE tenant = ? AND name = ?", self._tenant, name)
+        return (found[0], found[1]) if found else None
+
+    def waiting(self, name: str, limit: int) -> list[tuple[int, int, int, int]]:
+        """At most so many passages without a vector of this embedder, of the newest processes first: entry, page, start,
+        stop."""
+        embedder, _ = self.embedder(name) or (0, 0)
+        select = (
+            "SELECT id, coalesce(done, 0) FROM process LEFT JOIN embedded ON embedded.process = process.id AND embedder = ?"
+            " WHERE tenant = ? AND NOT aside AND passages > coalesce(done, 0) ORDER BY id DESC"
+        )
+        found: list[tuple[int, int, int, int]] = []
+        for process, done in rows(self._db, select, embedder, self._tenant):
+            if len(found) >= limit:
+                break
+            found += self._without(embedder, process, done, limit - len(found))
+        return found
+
+    def _without(self, embedder: int, process: int, done: int, limit: int) -> list[tuple[int, int, int, int]]:
+        select = (
+            "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ?"
+            " AND NOT EXISTS(SELECT 1 FROM vector WHERE entry = passage.id AND embedder = ?) ORDER BY id DESC LIMIT ?"
+        )
+        return rows(self._db, select, process << 32, entry_of(process, done, 15), embedder, limit)
+
+    def keep(self, name: str, vectors: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors; those of passages that do not exist are left out.
+
+        Raises:
+            StoreError: a vector of another length.
+        """
+        if not vectors:
+            return
+        known = self.embedder(name)
+        if known is None:
+            insert = "INSERT INTO embedder(tenant, name, size) VALUES(?, ?, ?)"
+            self._db.execute(insert, (self._tenant, name, len(vectors[0][1])))
+            known = self._db.last_insert_rowid(), len(vectors[0][1])
+        embedder, size = known
+        wrong = next((len(data) for _, data in vectors if len(data) != size), None)
+        if wrong is not None or not size:
+            what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
+            raise StoreError(what, advice="give another model another name")
+        owned = {number for (number,) in rows(self._db, "SELECT id FROM process WHERE tenant = ?", self._tenant)}
+        # Numbers are given upwards, also to a vector that replaces another.
+        insert = (
+            "INSERT OR REPLACE INTO vector(embedder, entry, data, seal) SELECT ?1, ?2, ?3, ?4"
+            " WHERE EXISTS(SELECT 1 FROM passage WHERE id = ?2)"
+        )
+        kept = [
+            (embedder, entry, data, seal_of("vector", embedder, entry, data)) for entry, data in vectors if entry >> 32 in owned
+        ]
+        self._db.executemany(insert, kept)
+        for process in sorted({entry >> 32 for _, entry, *_ in kept}):
+            self._advance(embedder, process)
+
+    def _advance(self, embedder: int, process: int) -> None:
+        """Note how many of a process's first passages do not wait any more."""
+        before = row(self._db, "SELECT done FROM embedded WHERE embedder = ? AND process = ?", embedder, process)
+        done = before[0] if before else 0
+        waiting = self._without(embedder, process, done, 1)
+        if waiting:
+            done = number_of(waiting[0][0])
+        else:
+            ((done,),) = rows(self._db, "SELECT passages FROM process WHERE id = ?", process)
+        insert = "INSERT INTO embedded(embedder, process, done) VALUES(?, ?, ?) ON CONFLICT DO UPDATE SET done = excluded.done"
+        self._db.execute(insert, (embedder, process, done))
+
+    def read(self, name: str, after: int, limit: int) -> tuple[list[Vector], int]:
+        """Of at most so many vectors with a greater number than `after`, those that are whole; and the number of the last
+        one that was looked at, or 0 if there are no more."""
+        known = self.embedder(name)
+        if known is None:
+            return [], 0
+        embedder, size = known
+        select = "SELECT id, entry, data, seal FROM vector WHERE embedder = ? AND id > ? ORDER BY id LIMIT ?"
+        found = rows(self._db, select, embedder, after, limit)
+        whole = [
+            Vector(number=number, entry=entry, data=data)
+            for number, entry, data, seal in found
+            if seal == seal_of("vector", embedder, entry, data) and len(data) == size
+        ]
+        return whole, found[-1][0] if found else 0
+
+    def remove(self, first: int, last: int) -> None:
+        """Remove the vectors of a range of entries, of every embedder."""
+        self._db.execute("DELETE FROM vector WHERE entry BETWEEN ? AND ?", (first, last))
+
+    def drop(self, name: str) -> None:
+        """Remove all vectors of an embedder, and its name."""
+        known = self.embedder(name)
+        if known is not None:
+            for statement in (
+                "DELETE FROM vector WHERE embedder = ?",
+                "DELETE FROM embedded WHERE embedder = ?",
+                "DELETE FROM embedder WHERE id = ?",
+            ):
+                self._db.execute(statement, (known[0],))
+
+    def damaged(self) -> Iterator[tuple[int, int]]:
+        """Number and entry of the vectors that are not what was written, or whose passage does not exist."""
+        select = (
+            "SELECT vector.id, entry, embedder, data, seal, passage.id IS NOT NULL FROM vector"
+            " LEFT JOIN passage ON passage.id = entry JOIN embedder ON embedder.id = embedder WHERE tenant = ?"
+        )
+        for number, entry, embedder, data, seal, there in rows_of_each(self._db, select, [(self._tenant,)]):
+            if not there or seal != seal_of("vector", embedder, entry, data):
+                yield number, entry
