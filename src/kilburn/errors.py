@@ -31,6 +31,9 @@
     │   ├── PrefixRefused        a sequence whose KV is not that of its tokens shares no prefix
     │   ├── BudgetTooSmall       fewer tokens than what must stay
     │   └── SpillFailed          the KV could not be written to disk; it is still in the cache
+    ├── MemoryRefused          a memory that may not be written
+    │   ├── SecretFound          it holds a secret (carries `.rules`, never the secret)
+    │   └── QuotaExceeded        its user has as many as are allowed (carries `.have`, `.most`)
     ├── ToolError              a tool of an agent
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
     │   └── UnsupportedModel     an architecture that the KV engine cannot run exactly (carries `.family`)
@@ -41,6 +44,8 @@ the state before it. This module refuses to be a list of codes: catch the class.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 __all__ = [
     "BudgetTooSmall",
@@ -55,6 +60,7 @@ __all__ = [
     "KernelError",
     "KilburnError",
     "LawBroken",
+    "MemoryRefused",
     "MissingExtra",
     "ModelError",
     "OrphanResult",
@@ -62,8 +68,10 @@ __all__ = [
     "Overlong",
     "PinsExceedWindow",
     "PrefixRefused",
+    "QuotaExceeded",
     "RateLimited",
     "Refused",
+    "SecretFound",
     "SpecError",
     "SpillFailed",
     "StoreBusy",
@@ -241,6 +249,33 @@ class BudgetTooSmall(KVError):
 
 class SpillFailed(KVError):
     """A sequence's KV could not be written to disk; it is still in the cache, and usable."""
+
+
+class MemoryRefused(KilburnError):
+    """A memory that may not be written; nothing of it was."""
+
+    boundary = "memory"
+
+
+class SecretFound(MemoryRefused):
+    """The text holds a secret. `rules` names the rules that found one; the secret itself is not in the error."""
+
+    def __init__(self, rules: Sequence[str], what: str = "") -> None:
+        self.rules = tuple(dict.fromkeys(rules))
+        said = f"the text holds a secret ({', '.join(self.rules)})" + (f"; {what}" if what else "")
+        super().__init__(said, advice="take it out of the text, or have it redacted")
+
+
+class QuotaExceeded(MemoryRefused):
+    """A user's memory is full. `unit` is what is counted, `have` there are, `most` are allowed, `more` were to come."""
+
+    def __init__(self, unit: str, *, have: int, more: int, most: int, user: str = "") -> None:
+        self.unit, self.have, self.more, self.most = unit, have, more, most
+        whose = f"the memory of {user!r}" if user else "this memory"
+        super().__init__(
+            f"{whose} has {have:,} {unit}, {more:,} more are too many: {most:,} are allowed",
+            advice="forget or sweep some, raise the quota, or let it evict the least valuable",
+        )
 
 
 class ToolError(KilburnError):

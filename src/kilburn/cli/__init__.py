@@ -19,6 +19,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     receipts,
     replay,
     session,
+    table,
     top,
     transfer,
 )

@@ -33,7 +33,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind
 from kilburn.page import Page, Place, parse_address, span_of
 
-__all__ = ["PASSES", "POLICIES", "evaluate", "measure"]
+__all__ = ["PASSES", "POLICIES", "evaluate", "measure", "texts_of"]
 
 POLICIES = ("summarize", "recursive", "hybrid", "fifo")
 PASSES = (1, 5, 20)
@@ -158,7 +158,7 @@ class _Stream:
         if not self._something_left():
             return False
         prompt = process.render()
-        shown = "\n".join(_texts(list(prompt)))
+        shown = "\n".join(texts_of(list(prompt)))
         trial.overflow += prompt.tokens > process.capacity
         trial.seen.append(window.seen)
         trial.curve.append([plant.value in shown for plant, _ in self.homes if plant.kind == "fact"])
@@ -177,16 +177,16 @@ class _Stream:
         return left
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_of(value: Any) -> Iterator[str]:
     """The text of a prompt as a model reads it; arguments of calls as they are, without JSON's quotes."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for inner in value.values():
-            yield from _texts(inner)
+            yield from texts_of(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner)
+            yield from texts_of(inner)
 
 
 def _probes(process: Process, stream: _Stream, trial: Trial) -> Iterator[Probe]:
@@ -195,7 +195,7 @@ def _probes(process: Process, stream: _Stream, trial: Trial) -> Iterator[Probe]:
     Reads as `Process.search` and `Process.recall` do, but records nothing: a policy sees how pages are used, and the
     measurement must not change that.
     """
-    shown = "\n".join(_texts(list(process.render())))
+    shown = "\n".join(texts_of(list(process.render())))
     handles = dict.fromkeys(address for handle in _HANDLE.findall(shown) for address in handle.split())
     spans = [parse_address(address) for address in handles]
     for plant, home in stream.homes:

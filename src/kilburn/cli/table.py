@@ -1,0 +1,58 @@
+"""`eval table`: eviction strategies over many made-up sessions, beside brief 002's figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kilburn.cli.evaluate import evals
+from kilburn.cli.screen import progress
+from kilburn.cli.shell import Force, Json
+from kilburn.evals.picture import check_picture
+from kilburn.evals.table import EVERYBODY, evaluate
+from kilburn.evals.table_report import draw
+from kilburn.terminal import say, show
+
+__all__ = ["table"]
+
+
+@evals.command()
+def table(
+    policy: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC", help="A policy; may be given again. All that ship by default.")
+    ] = None,
+    sessions: Annotated[int, typer.Option(min=1, help="How many sessions.")] = 200,
+    interactions: Annotated[int, typer.Option(min=1, help="Of each session.")] = 50,
+    window: Annotated[int, typer.Option(help="Tokens of four characters.")] = 2000,
+    workers: Annotated[int, typer.Option(min=1, help="Processes to spread the work over.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the sessions and of the intervals.")] = 0,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw accuracy and utilisation; .svg, .png or .pdf.")] = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Compare eviction strategies: utilisation, latency, accuracy and overflow over many made-up sessions.
+
+    Examples:
+
+        kilburn eval table
+
+        kilburn eval table --sessions 10 --policy lru --policy importance --policy tiered --policy hybrid
+    """
+    if plot is not None:
+        check_picture(plot, force=force)
+    with progress("streaming") as done:
+        report = evaluate(
+            policy or EVERYBODY,
+            count=sessions,
+            interactions=interactions,
+            window=window,
+            seed=seed,
+            workers=workers,
+            progress=done,
+        )
+    show(report, json)
+    if plot is not None:
+        draw(plot, report, force=force)
+        say(f"written: {plot}")

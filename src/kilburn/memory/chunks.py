@@ -1,0 +1,106 @@
+"""A text in chunks: adjacent, at natural boundaries, and joined they are the text again, to the character.
+
+The library semantic-text-splitter (extra `documents`) finds the boundaries: of Markdown at headings and blocks, of code at
+its syntax tree where the grammar of its language is installed (`tree-sitter-python` and the like), of other text at
+paragraphs, lines and sentences.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from kilburn.errors import MissingExtra
+
+__all__ = ["CAPACITY", "chunks", "rechunk"]
+
+CAPACITY = (400, 800)
+"""Characters of a chunk: it is full from the first on, and not longer than the second but for blanks at its end. That is one
+passage of the index."""
+
+MARKDOWN = {".markdown", ".md", ".mdown", ".mdx"}
+
+LANGUAGES = {
+    ".c": "c",
+    ".cpp": "cpp",
+    ".go": "go",
+    ".java": "java",
+    ".js": "javascript",
+    ".py": "python",
+    ".rb": "ruby",
+    ".rs": "rust",
+    ".sh": "bash",
+}
+"""Of code: the language, after which the package of its grammar is named."""
+
+
+def chunks(text: str, name: str = "") -> list[str]:
+    """The chunks of a text; none is blank, and a blank text has none.
+
+    Args:
+        name: of its file; the ending says what kind of text it is.
+
+    Raises:
+        MissingExtra: semantic-text-splitter is not installed.
+    """
+    found: list[str] = []
+    blank = ""
+    for chunk in _splitter(PurePath(name).suffix.lower()).chunks(text):
+        if not chunk.isspace():
+            found.append(blank + chunk)
+            blank = ""
+        elif found:
+            found[-1] += chunk
+        else:
+            blank += chunk
+    return found
+
+
+def rechunk(old: Sequence[str], text: str, name: str = "") -> list[str]:
+    """The chunks of a text that was changed: those before its first change and behind its last one stay as they were.
+
+    Args:
+        old: the chunks of the text before the change.
+    """
+    head = 0
+    start = 0
+    while head < len(old) and text.startswith(old[head], start):
+        start += len(old[head])
+        head += 1
+    tail = len(old)
+    stop = len(text)
+    while tail > head and stop - len(old[tail - 1]) >= start and text.endswith(old[tail - 1], start, stop):
+        tail -= 1
+        stop -= len(old[tail])
+    # What is new and short goes with a neighbour, or a text that grows line by line would fall to pieces. So does a blank.
+    if start < stop and (stop - start < CAPACITY[0] or text[start:stop].isspace()):
+        if head:
+            head -= 1
+            start -= len(old[head])
+        elif tail < len(old):
+            stop += len(old[tail])
+            tail += 1
+    new = text[start:stop]
+    made = [new] if new.strip() and len(new) <= CAPACITY[1] else chunks(new, name)
+    if len(made) > 1 and len(made[-2]) + len(made[-1]) <= CAPACITY[1]:
+        made[-2:] = [made[-2] + made[-1]]
+    return [*old[:head], *made, *old[tail:]]
+
+
+def _splitter(ending: str) -> Any:
+    try:
+        import semantic_text_splitter as library
+    except ImportError as error:
+        raise MissingExtra("semantic-text-splitter", "documents") from error
+    if ending in MARKDOWN:
+        return library.MarkdownSplitter(CAPACITY, trim=False)
+    if ending in LANGUAGES:
+        try:
+            grammar = importlib.import_module(f"tree_sitter_{LANGUAGES[ending]}")
+        except ImportError:
+            pass
+        else:
+            return library.CodeSplitter(grammar.language(), CAPACITY, trim=False)
+    return library.TextSplitter(CAPACITY, trim=False)

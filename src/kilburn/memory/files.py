@@ -1,0 +1,111 @@
+"""The texts among the files of a folder: which files are texts is told by their content, not by their names.
+
+A file that is no text is passed over, and it is said why. No link inside a folder is followed: it is opened relative to
+its folder's descriptor, so that a link that someone puts there in the meantime is not followed either.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from kilburn.errors import SpecError
+
+__all__ = ["LARGEST", "File", "texts_of"]
+
+LARGEST = 4_000_000
+"""Bytes of a file; a larger one is a table or a log, not a document."""
+
+
+class File(msgspec.Struct, frozen=True):
+    """A file: its path relative to the folder that was asked for (its own name if it was asked for itself), and its text, or
+    why it has none."""
+
+    path: str
+    text: str = ""
+    skipped: str = ""
+
+
+def texts_of(path: str | os.PathLike[str], largest: int = LARGEST) -> Iterator[File]:
+    """The file of a path, or all files of a folder and the folders in it, in the order of their names.
+
+    Args:
+        path: may itself be a link; those inside the folder are passed over, and so is what is hidden.
+        largest: bytes that a file may have.
+
+    Raises:
+        SpecError: there is no such file or folder, or it is neither.
+    """
+    place = Path(path)
+    try:
+        kind = place.stat().st_mode
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise SpecError(f"{str(place)[:200]!r}: {why}", advice="give the path of a file or folder that can be read") from error
+    if stat.S_ISDIR(kind):
+        yield from _folder(place.resolve(), largest)
+    elif stat.S_ISREG(kind):
+        yield _file(place.name, os.fspath(place), None, largest, follow=True)
+    else:
+        raise SpecError(f"{str(place)[:200]!r} is neither a file nor a folder", advice="give one of the two")
+
+
+def _folder(place: Path, largest: int) -> Iterator[File]:
+    unread: list[File] = []
+
+    def note(error: OSError) -> None:
+        unread.append(File(os.path.relpath(str(error.filename), place), skipped=error.strerror or "cannot be read"))
+
+    for folder, inner, names, descriptor in os.fwalk(place, onerror=note):
+        beside = os.path.relpath(folder, place)
+        yield from (File(item.path, skipped=item.skipped) for item in unread)
+        unread.clear()
+        for name in sorted(inner):
+            if name.startswith("."):
+                yield File(os.path.normpath(os.path.join(beside, name)), skipped="hidden")
+            elif stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                yield File(os.path.normpath(os.path.join(beside, name)), skipped="a link")
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        for name in sorted(names):
+            path = os.path.normpath(os.path.join(beside, name))
+            if name.startswith("."):
+                yield File(path, skipped="hidden")
+            else:
+                yield _file(path, name, descriptor, largest, follow=False)
+    yield from unread
+
+
+def _file(path: str, name: str, folder: int | None, largest: int, *, follow: bool) -> File:
+    """Read one file; `name` is relative to the descriptor `folder`."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    try:
+        if not follow and stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            return File(path, skipped="a link")
+        with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return File(path, skipped="no file: a device, a pipe or a socket")
+            data = file.read(largest + 1)
+    except OSError as error:
+        return File(path, skipped=error.strerror or "cannot be read")
+    if len(data) > largest:
+        return File(path, skipped=f"more than {largest:,} bytes")
+    return _text(path, data)
+
+
+def _text(path: str, data: bytes) -> File:
+    """What bytes say if they are a text: UTF-8, or UTF-16 with its mark."""
+    coding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    if coding == "utf-8-sig" and b"\0" in data:
+        return File(path, skipped="binary")
+    try:
+        text = data.decode(coding)
+    except UnicodeDecodeError:
+        return File(path, skipped="no text in UTF-8")
+    if not text.strip():
+        return File(path, skipped="empty")
+    return File(path, text) if "\0" not in text else File(path, skipped="binary")
