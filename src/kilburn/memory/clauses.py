@@ -26,7 +26,9 @@ _LINES = re.compile(r"^(?:>|\t| {4}|\s*[|#$%]).*$", re.MULTILINE)
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)])\s+", re.MULTILINE)
 _QUOTED = re.compile(r'"[^"\n]{0,2000}"|`[^`\n]{0,300}`')
 _ODD = re.compile(r"[^\w\s!-~–—…€£°\x1a]+")
-_SENTENCE = re.compile(r"(?<=[.!?…])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St|vs)\.)(?<!\b(?:Mrs|e\.g|i\.e|a\.m|p\.m|etc)\.)[\"')]*\s+|\n+")
+_SENTENCE = re.compile(
+    r"(?<=[.!?…])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St|vs)\.)(?<!\b(?:Mrs|e\.g|i\.e|a\.m|p\.m|etc)\.)[\"')]*\s+|\n+"
+)
 
 _TASK = re.compile(
     r"\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve|polish|summari[sz]e|review|draft"
@@ -34,7 +36,8 @@ _TASK = re.compile(
     re.IGNORECASE,
 )
 _FICTION = re.compile(
-    r"(?:ok(?:ay)?,? |now,? |please,? |let's |can you |could you )*(?:pretend|imagine|role-?play|act as|suppose|assume|hypothetically"
+    r"(?:ok(?:ay)?,? |now,? |please,? |let's |can you |could you )*(?:pretend|imagine|role-?play|act as|suppose|assume"
+    r"|hypothetically"
     r"|you are an?|in this (?:story|scenario|game)|write|draft|compose|once upon a time)\b",
     re.IGNORECASE,
 )
@@ -46,7 +49,8 @@ _ASKED = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _REQUEST = re.compile(
-    r"[,;–—-]?\s*(?:\b(?:and|so|but)\s+)?\b(?:(?:can|could|would|will) you|(?:how|what|where) (?:can|could|should|do|would) (?:i|we|you)"
+    r"[,;–—-]?\s*(?:\b(?:and|so|but)\s+)?\b(?:(?:can|could|would|will) you|(?:how|what|where) (?:can|could|should|do"
+    r"|would) (?:i|we|you)"
     r"|(?:i'm|i was|i am) (?:just )?wondering|i wonder|please (?:help|tell|give|show|explain)|help me)\b.*",
     re.IGNORECASE | re.DOTALL,
 )
@@ -65,7 +69,8 @@ _PREFIX = re.compile(
     r"|honestly|personally|currently|right now|now|nowadays|these days|lately|recently|although|though|while|whereas"
     r"|especially|considering|given|that|first(?:ly)?|second(?:ly)?|anyways?|besides|sure|great|cool|wow|hmm|haha|lol"
     r"|today|please|just|(?P<fix>actually|no|nope|sorry|wait|correction|oops|my mistake|my bad|i was wrong|scratch that"
-    r"|i meant(?: to say)?|i misspoke|let me correct (?:that|myself)))(?=[\s,.:!–—-]|\Z)(?:\s+[A-Z][a-z]+(?=[,!]))?[,.:!–—-]*\s*)+",
+    r"|i meant(?: to say)?|i misspoke|let me correct (?:that|myself)))(?=[\s,.:!–—-]"
+    r"|\Z)(?:\s+[A-Z][a-z]+(?=[,!]))?[,.:!–—-]*\s*)+",
     re.IGNORECASE,
 )
 _UNREAL = re.compile(
@@ -124,10 +129,10 @@ _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "\x1a": 
 
 def _of(sentence: str) -> Iterator[Clause]:
     if sentence.endswith("?"):
-        cut = _ASKED.sub("", sentence)
-        if cut == sentence:
+        told = _ASKED.sub("", sentence)
+        if told == sentence:
             return
-        sentence = cut
+        sentence = told
     sentence = _REQUEST.sub("", sentence)
     before = ""
     fix = False

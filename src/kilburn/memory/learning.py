@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from kilburn.claims import plain_name, topic
+from kilburn.claims import topic
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
-from kilburn.errors import Forgotten, KernelError, KilburnError, SpecError, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, SpecError, StoreStale, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded
@@ -43,7 +43,7 @@ EARLIER = 10
 """Messages before an exchange that a policy sees."""
 
 TRIES = 5
-"""How often it begins anew because others wrote into the memory meanwhile."""
+"""How often it begins anew, without getting on, because others wrote into the memory meanwhile."""
 
 FAILURES = 3
 """Exchanges in a row for which the model failed, after which the rest waits for the next call."""
@@ -76,9 +76,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def learn(
-    store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None
-) -> Learned:
+def learn(store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None) -> Learned:
     """Learn from what was said in a session since the last call.
 
     Args:
@@ -252,12 +250,15 @@ class _Job:
 
     def learn(self) -> Generator[Ask, Answer, Learned]:
         """All exchanges that are new or wait; begins anew if others learn at the same time."""
-        for left in reversed(range(TRIES)):
+        left = TRIES
+        while True:
+            before = self._progress()
             try:
-                yield from self._all()
+                yield from self._all(before)
                 break
             except (StoreStale, Forgotten, UnknownAddress):
                 # Others wrote into the memory, or a person forgot a page, since the view was made.
+                left = left - 1 if self._progress() == before else TRIES
                 if not left:
                     raise
         return Learned(
@@ -270,8 +271,10 @@ class _Job:
             why=self.why,
         )
 
-    def _all(self) -> Generator[Ask, Answer, None]:
-        progress = self.bookmarks.of(self.memory, self.session, self.name)
+    def _progress(self) -> _Progress:
+        return self.bookmarks.of(self.memory, self.session, self.name)
+
+    def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
         written = progress
         failures = 0
@@ -306,9 +309,7 @@ class _Job:
             self.why = f"{course.failure}: {course.why}" if course.why else str(course.failure)
         else:
             self.failed.pop(exchange.span, None)
-        return msgspec.structs.replace(
-            progress, waiting=tuple(sorted(waiting)), upto=max(progress.upto, exchange.upto)
-        )
+        return msgspec.structs.replace(progress, waiting=tuple(sorted(waiting)), upto=max(progress.upto, exchange.upto))
 
     def _write(self, exchange: _Exchange, course: _Course, progress: _Progress, head: int) -> _Course:
         """Write what was planned with the cursor, or that it failed."""
@@ -343,9 +344,7 @@ class _Job:
         outcome = (course.failure if course else None) or Outcome.DONE
         note = {**figures, **msgspec.structs.asdict(progress), "learned": self.session, "outcome": outcome}
         adds = [move for move in moves if isinstance(move, Add)]
-        added = self.memory.apply(
-            *moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note
-        )
+        added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
         rows = [self.memory.read(self.memory.resolve(address)[0]) for address in added]
         waits = {place for place, (_, state) in enumerate(rows) if state.at is Place.PROPOSED}
         for place, address in enumerate(added):
@@ -377,7 +376,9 @@ class _Job:
             for group in groups:
                 new = tuple(self._with_text(heard[at]) for at in group)
                 low = min(said.taint for said in new)
-                before = [said for said in heard[: group[0]] if not said.recalled and (low < Trust.AGENT or said.taint >= Trust.AGENT)]
+                before = [
+                    said for said in heard[: group[0]] if not said.recalled and (low < Trust.AGENT or said.taint >= Trust.AGENT)
+                ]
                 earlier = tuple(self._with_text(said) for said in before[-EARLIER:])
                 last = new[-1].page.id
                 found.append(_Exchange(new, earlier, last if last > progress.upto else 0))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kilburn.claims import contradict, plain_name, same_claim
+from kilburn.claims import plain_name, same_claim
 from kilburn.effect import Answer, Effect, Find, Note
 from kilburn.memory.conflict import Verdict, settle
 from kilburn.memory.statements import USER, Statement, statements
@@ -34,48 +34,37 @@ class Plain:
         """The facts that the user's texts state, and what they supersede."""
         found: list[tuple[Said, Statement]] = []
         for said in view.new:
-            if said.role is not Role.USER:
-                continue
-            for statement in statements(said.text, said.page.time):
-                if not statement.claim.relation:
-                    statement = yield from _corrected(statement, view, found)
-                if statement is not None:
-                    found = [*(pair for pair in found if not _is_undone(pair[1], statement)), (said, statement)]
-        moves: list[Add | Retire] = []
-        retired: set[int] = set()
-        same = 0
+            for statement in statements(said.text, said.page.time) if said.role is Role.USER else ():
+                meant = statement if statement.claim.relation else (yield from _corrected(statement, view, found))
+                if meant is not None:
+                    # What was said later in the same exchange holds.
+                    found = [(by, one) for by, one in found if one.over == meant.over or not same_claim(one.claim, meant.claim)]
+                    found.append((said, meant))
+        new = [(_add(said, one), said.page.trust) for said, one in found if not one.over]
+        about = dict.fromkeys((one.claim.subject, one.claim.relation) for _, one in found)
+        standing = {page.id: (page, state) for slot in about for page, state in view.about(*slot)}
+        settled = settle(new, standing.values(), now=view.now)
+        retired = {page for move in settled.moves if isinstance(move, Retire) for page in move.pages}
+        moves = [*settled.moves]
         for said, statement in found:
-            if statement.over:
-                moves += _ended(said, statement, view, retired)
-                continue
-            claim = statement.claim
-            add = Add(
-                text=statement.text,
-                claim=claim,
-                cites=(said.cite,),
-                since=said.page.time if statement.since is None else statement.since,
-                until=statement.until,
-                importance=statement.importance,
-            )
-            place = sum(isinstance(move, Add) for move in moves)
-            standing = view.about(claim.subject, claim.relation)
-            settled = settle(add, standing, now=said.page.time, trust=said.page.trust, place=place)
-            same += settled.verdict is Verdict.SAME
-            moves += [move for move in settled.moves if not (isinstance(move, Retire) and retired.intersection(move.pages))]
-            retired.update(page for move in settled.moves if isinstance(move, Retire) for page in move.pages)
-            if claim.relation in _OPPOSITE and Add in map(type, settled.moves):
-                opposite = msgspec.structs.replace(statement, claim=msgspec.structs.replace(claim, relation=_OPPOSITE[claim.relation]))
-                moves += _ended(said, opposite, view, retired, place)
-        if same:
-            yield Note(figures={"unchanged": same})
+            ended = _ended(said, statement, view, retired)
+            if ended:
+                retired.update(ended)
+                moves.append(Retire(pages=ended, until=said.page.time, why="no longer true"))
+        if unchanged := settled.verdicts.count(Verdict.SAME):
+            yield Note(figures={"unchanged": unchanged})
         return moves
 
 
-def _is_undone(earlier: Statement, later: Statement) -> bool:
-    """Whether a statement of the same plan takes an earlier one back: it corrects it, or says that it is over."""
-    if later.over:
-        return same_claim(earlier.claim, later.claim)
-    return later.claim.correction and contradict(earlier.claim, later.claim)
+def _add(said: Said, statement: Statement) -> Add:
+    return Add(
+        text=statement.text,
+        claim=statement.claim,
+        cites=(said.cite,),
+        since=said.page.time if statement.since is None else statement.since,
+        until=statement.until,
+        importance=statement.importance,
+    )
 
 
 def _corrected(
@@ -109,15 +98,15 @@ def _has(claim: Claim, thing: str) -> bool:
     return plain_name(claim.object) == thing
 
 
-def _ended(said: Said, statement: Statement, view: MemoryView, retired: set[int], place: int | None = None) -> list[Retire]:
-    """Close what the user says is true no longer, or the opposite of (`place` is the `Add` that says so)."""
+def _ended(said: Said, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
+    """The pages in force of what somebody says is over, or of the opposite of what they say."""
     claim = statement.claim
-    pages = [
+    if not statement.over:
+        if claim.relation not in _OPPOSITE:
+            return ()
+        claim = msgspec.structs.replace(claim, relation=_OPPOSITE[claim.relation])
+    return tuple(
         page.id
         for page, _ in view.about(claim.subject, claim.relation)
         if page.id not in retired and page.trust <= said.page.trust and page.claim is not None and same_claim(page.claim, claim)
-    ]
-    if not pages:
-        return []
-    retired.update(pages)
-    return [Retire(pages=tuple(pages), refers=place, until=said.page.time, why="no longer true")]
+    )

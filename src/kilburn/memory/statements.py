@@ -52,11 +52,50 @@ _KIN = (
     "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
     "|dentist|teacher|professor|advisor|colleague|co-?worker|dog|cat|puppy|kitten|horse|rabbit|parrot|hamster)"
 )
-_ONLY_ONE = frozenset("wife husband partner girlfriend boyfriend mother mom mum father dad boss".split())
+_ONLY_ONE = frozenset(["wife", "husband", "partner", "girlfriend", "boyfriend", "mother", "mom", "mum", "father", "dad", "boss"])
 _NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"
 _NO_NAME = frozenset(
-    "i im ive i'm i've and but so the a an no not yes oh well monday tuesday wednesday thursday friday saturday sunday back "
-    "when if later crazy out here there just was is has will can called named".split()
+    [
+        "i",
+        "im",
+        "ive",
+        "i'm",
+        "i've",
+        "and",
+        "but",
+        "so",
+        "the",
+        "a",
+        "an",
+        "no",
+        "not",
+        "yes",
+        "oh",
+        "well",
+        "monday",
+        "tuesday",
+        "wednesday",
+        "thursday",
+        "friday",
+        "saturday",
+        "sunday",
+        "back",
+        "when",
+        "if",
+        "later",
+        "crazy",
+        "out",
+        "here",
+        "there",
+        "just",
+        "was",
+        "is",
+        "has",
+        "will",
+        "can",
+        "called",
+        "named",
+    ]
 )
 _ADVERB = (
     r"(?:(?:really|also|still|just|currently|now|actually|mostly|mainly|absolutely|definitely|truly|totally|recently|finally"
@@ -79,12 +118,14 @@ _THIRD = re.compile(r"(?:live|work|love|like|enjoy|hate|prefer|play|own|drive|sp
 
 _ANAPHORA = re.compile(
     r"\b(?:it|its|this|that|these|those|them|they|he|she|him|his|her|hers|their|theirs|there|here|you|your|yours|ya|such|same"
-    r"|others?|ones?|things?|stuff|something|everything|anything|nothing|some|someone|everyone|anyone|each|both|way|i|i'm|i've|i'd"
+    r"|others?|ones?|things?|stuff|something|everything|anything|nothing|some|someone|everyone|anyone|each|both|way|i"
+    r"|i'm|i've|i'd"
     r"|we|what|how|why|which|who|else|so|lot|lots|bit)\b",
     re.IGNORECASE,
 )
 _EMPTY = re.compile(
-    r"(?:to|the|a|an|my|and|or|of|all|any|every|more|most|many|no|not|being|having|seeing|hearing|knowing|getting|when|if|about|like"
+    r"(?:to|the|a|an|my|and|or|of|all|any|every|more|most|many|no|not|being|having|seeing|hearing|knowing|getting|when"
+    r"|if|about|like"
     r"|look|idea|sound|thought|feel|feeling|fact|working|doing|making)\b",
     re.IGNORECASE,
 )
@@ -95,14 +136,17 @@ _TAIL = re.compile(
     re.IGNORECASE,
 )
 _OBJECT_ENDS = re.compile(
-    r"\s*(?:[(\x1a]|:(?!\d)|\s(?:(?:in|for|on|with|at|to|of) (?:this|that|it|these|those)\b|because|so that|which|who|whose|where|when|whenever|while|but|if|though|although|since (?:I|i|we|my|it)"
-    r"|as (?:I|i|we|my|it)|and (?:I|i|we|my|it|they|he|she|would|was|am|have|need|want|hope|try|currently|recently|just)|hoping|thinking|wondering"
+    r"\s*(?:[(\x1a]|:(?!\d)|\s(?:(?:in|for|on|with|at|to|of) (?:this|that|it|these|those)\b|because|so that|which|who"
+    r"|whose|where|when|whenever|while|but|if|though|although|since (?:I|i|we|my|it)"
+    r"|as (?:I|i|we|my|it)|and (?:I|i|we|my|it|they|he|she|would|was|am|have|need|want|hope|try|currently|recently"
+    r"|just)|hoping|thinking|wondering"
     r"|considering|especially|including|thanks to|due to|even|like (?:I|i|we|you)|just like|compared|according)\b).*",
     re.DOTALL,
 )
 _COMMA = re.compile(r",(?!\s?\d)(?!\s*[A-Z][\w]+\s*\Z).*", re.DOTALL)
 _ASIDE = re.compile(
-    r",\s*(?:\Z|[A-Z]|especially|particularly|mostly|mainly|like|such|including|even|too|thanks|haha|lol|right|so|also|for|in|at|on|by|to"
+    r",\s*(?:\Z|[A-Z]|especially|particularly|mostly|mainly|like|such|including|even|too|thanks|haha|lol|right|so|also"
+    r"|for|in|at|on|by|to"
     r"|from|every|usually|actually|you know|please|not|\w+ing\b|\w+ly\b)"
 )
 _NOT = re.compile(r",\s+(?:and )?not (?:in |at |on |a |an |the )?(?P<wrong>[^,]{1,60})\Z")
@@ -115,7 +159,8 @@ _VALUE = (
 )
 _WHEN = rf"(?:(?:on|at|by|in|for|next|this)\s+)?(?:(?:\w+day|tomorrow|tonight|{_MONTH}\.? \d|\d|next|this|the \d).*)"
 _EVENT = (
-    r"(?:[\w'’&-]+ ){0,4}?(?:appointment|meeting|interview|exam|test|flight|call|reservation|booking|deadline|presentation|surgery"
+    r"(?:[\w'’&-]+ ){0,4}?(?:appointment|meeting|interview|exam|test|flight|call|reservation|booking|deadline"
+    r"|presentation|surgery"
     r"|check-?up|class|wedding|concert|conference|party|game|match|trip|visit|session|due date|launch|demo|recital|ceremony)"
 )
 
@@ -129,8 +174,10 @@ _STATES = (
     r"|moroccan|south african|israeli|iranian|hungarian|romanian|cuban|jamaican)"
 )
 _NO_IDENTITY = re.compile(
-    r"an? (?:bit|little|lot|few|couple|ton|mess|wreck|fool|idiot|sucker|step|week|day|month|while|year|minute|hour|tad|huge believer"
-    r"|firm believer|believer|great|good|bad|happy|sad|busy|part|(?:[\w-]+ )?fan\Z|member of (?:it|this)|loss|beginner at this|kind of)\b",
+    r"an? (?:bit|little|lot|few|couple|ton|mess|wreck|fool|idiot|sucker|step|week|day|month|while|year|minute|hour|tad"
+    r"|huge believer"
+    r"|firm believer|believer|great|good|bad|happy|sad|busy|part|(?:[\w-]+ )?fan\Z|member of (?:it|this)|loss|beginner"
+    r" at this|kind of)\b",
     re.IGNORECASE,
 )
 
@@ -140,7 +187,8 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
     for pattern, relation, many in [
         (r"(?:live|reside|am living|am based|am located) in (?P<o>.+)", "lives in", ONE),
         (
-            r"(?:have )?(?:just |recently )?(?:moved|relocated) (?:back |over )?(?:from (?P<from>[A-Z].{2,40}?) )?to (?P<o>[A-Z].+)",
+            r"(?:have )?(?:just |recently )?(?:moved|relocated) (?:back |over )?(?:from (?P<from>[A-Z].{2,40}?) )?to"
+            r" (?P<o>[A-Z].+)",
             "lives in",
             ONE,
         ),
@@ -151,19 +199,39 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
         (r"was born (?:in|on) (?P<o>.+)", "was born in", ONE),
         (r"(?:am|have been) allergic to (?P<o>.+)", "is allergic to", MANY),
         (rf"am (?P<o>(?i:{_STATES}))(?: (?:for|since|with|to|and) .*)?", "is", MANY),
-        (r"am (?:an? )?(?:(?:huge|big|great|real|total|massive) )?(?:fan of|fond of|passionate about|into) (?P<o>.+)", "likes", MANY),
+        (
+            r"am (?:an? )?(?:(?:huge|big|great|real|total|massive) )?(?:fan of|fond of|passionate about|into) (?P<o>.+)",
+            "likes",
+            MANY,
+        ),
         (r"am (?P<o>\d{1,3})(?: years old| years of age| y/?o)?", "is aged", ONE),
         (r"am (?P<o>an? .+)", "is", MANY),
         (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", ONE),
         (r"(?P<v>love|like|enjoy|adore) (?P<o>.+)", "likes", MANY),
-        (r"(?:hate|dislike|detest|can not stand|do not (?:really )?(?:like|enjoy)|am not a (?:big |huge )?fan of) (?P<o>.+)", "dislikes", MANY),
+        (
+            r"(?:hate|dislike|detest|can not stand|do not (?:really )?(?:like|enjoy)|am not a (?:big |huge )?fan of) (?P<o>.+)",
+            "dislikes",
+            MANY,
+        ),
         (r"prefer (?P<o>.+)", "prefers", MANY),
         (r"(?:do not|can not) (?P<o>(?:eat|drink|smoke|drive|swim|speak|own)\b.*)", "does not", MANY),
         (r"(?:use|am using) (?P<o>[A-Z].+)", "uses", MANY),
         (r"(?P<o>(?:drive|own|speak|collect|play|teach|study|volunteer at|coach) .+)", "", MANY),
-        (r"am (?:currently )?(?P<o>(?:working on|building|developing|learning|studying|training for|preparing for) .+)", "is", MANY),
-        (rf"(?:have got|have|own) (?P<o>(?:an?|{_NUMBERS}|\d+) (?:[\w-]+ ){{0,2}}?{_KIN[_KIN.index(')?') + 2:]}s?\b.*)", "has", MANY),
-        (rf"(?:have got|have) (?P<o>(?:{_NUMBERS}|\d+) (?:[\w-]+ ){{0,1}}?(?:kids|children|siblings|pets|grandchildren)\b.*)", "has", MANY),
+        (
+            r"am (?:currently )?(?P<o>(?:working on|building|developing|learning|studying|training for|preparing for) .+)",
+            "is",
+            MANY,
+        ),
+        (
+            rf"(?:have got|have|own) (?P<o>(?:an?|{_NUMBERS}|\d+) (?:[\w-]+ ){{0,2}}?{_KIN[_KIN.index(')?') + 2 :]}s?\b.*)",
+            "has",
+            MANY,
+        ),
+        (
+            rf"(?:have got|have) (?P<o>(?:{_NUMBERS}|\d+) (?:[\w-]+ ){{0,1}}?(?:kids|children|siblings|pets|grandchildren)\b.*)",
+            "has",
+            MANY,
+        ),
         (r"have never (?P<o>\w.+)", "has never", MANY),
         (r"have been (?P<o>.+ (?:for|since) .+)", "has been", MANY),
         (r"graduated (?P<o>(?:from|with|in) .+)", "graduated", MANY),
@@ -172,7 +240,8 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
         (r"(?:am planning to|plan to|am going to|will be) (?P<o>.+)", "plans to", MANY),
         (
             r"(?P<o>(?:went|visited|attended|started|joined|finished|completed|bought|adopted|got|won|ran|signed up|met|received"
-            r"|submitted|launched|opened|lost|quit|booked|scheduled|enrolled|passed|hosted|organi[sz]ed|painted|published|traveled"
+            r"|submitted|launched|opened|lost|quit|booked|scheduled|enrolled|passed|hosted|organi[sz]ed|painted"
+            r"|published|traveled"
             r"|travelled|flew|hiked|took|began|applied|hired|volunteered|performed|celebrated|had|made|saw|read|watched)\b.+)",
             "event",
             MANY,
@@ -184,22 +253,28 @@ _SAYS |= {"study": "studies", "volunteer": "volunteers", "coach": "coaches"}
 
 _ORDER = re.compile(
     r"(?:(?:i want you to|i'd like you to|you should|you must|make sure (?:to|you)|be sure to|i need you to)\s+)?"
-    r"(?P<how>always|never|do not ever|don't ever|from now on,?(?: please)?(?: always)?|from here on,?|going forward,?(?: please)?(?: always)?"
-    r"|in (?:the )?future,?(?: please)?(?: always)?|for (?:all|any) (?:future|your) (?:answers|responses|replies|questions),?(?: please)?"
+    r"(?P<how>always|never|do not ever|don't ever|from now on,?(?: please)?(?: always)?|from here on,?|going"
+    r" forward,?(?: please)?(?: always)?"
+    r"|in (?:the )?future,?(?: please)?(?: always)?|for (?:all|any) (?:future|your) (?:answers|responses|replies"
+    r"|questions),?(?: please)?"
     r"|(?:whenever|every time|each time|any time) (?:i|you) [^,]{3,120},(?: please)?(?: always| never)?)\s+(?P<what>.+)",
     re.IGNORECASE | re.DOTALL,
 )
 _ORDERED = re.compile(
-    r"(?:do not |don't |never |always )?(?:use|include|format|provide|answer|respond|reply|write|explain|show|give (?!up)|keep (?!going|it up|on\b|your head|smil)|ask|check|confirm|cite|speak"
+    r"(?:do not |don't |never |always )?(?:use|include|format|provide|answer|respond|reply|write|explain|show|give"
+    r" (?!up)|keep (?!going|it up|on\b|your head|smil)|ask|check|confirm|cite|speak"
     r"|call|address|highlight|report|specify|prioriti[sz]e|tailor|maintain|combine|mention|list|add|avoid|put|end|return"
     r"|follow|run|commit|sign|convert|translate|double-check|verify|suggest|recommend|limit|describe|summari[sz]e"
-    r"|display|output|present|refer|quote|skip|send|share|book|schedule|order|treat|assume|begin|start (?:with|by|your|each|every)|note|round|spell"
-    r"|consult|require|structure|link|state|name|point out|offer|break|compare|generate|produce|document|print|be (?:brief|concise"
+    r"|display|output|present|refer|quote|skip|send|share|book|schedule|order|treat|assume|begin|start (?:with|by|your"
+    r"|each|every)|note|round|spell"
+    r"|consult|require|structure|link|state|name|point out|offer|break|compare|generate|produce|document|print|be"
+    r" (?:brief|concise"
     r"|formal|polite|direct|honest|specific))\b",
     re.IGNORECASE,
 )
 _MEMO = re.compile(
-    r"(?:please |also |can you )*(?:remember|note|keep in mind|bear in mind|do not forget|don't forget|make a note)(?: that|:|,)\s*"
+    r"(?:please |also |can you )*(?:remember|note|keep in mind|bear in mind|do not forget|don't forget|make a note)(?:"
+    r" that|:|,)\s*"
     r"(?!time\b|day\b|when\b|you\b|we\b|what\b|how\b|one\b)(?P<what>.+)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -208,15 +283,21 @@ _MY_NAME = re.compile(rf"[Mm]y (?:full |first |real )?name is (?P<o>{_NAME}|[a-z
 _I_AM = re.compile(rf"I am (?P<o>{_NAME})\Z")
 _KIN_NAME = re.compile(rf"[Mm]y (?P<kin>{_KIN})(?:'s name is| is (?:called|named)|, who is called|, named) (?P<o>{_NAME})")
 _APPOSED = re.compile(rf"\b[Mm]y (?P<kin>{_KIN}),? (?P<o>{_NAME})(?!['\w-])")
-_FAVOURITE = re.compile(r"[Mm]y (?:all-time |absolute )?favou?rite (?P<r>[\w' -]{2,40}?) (?:is|are|has always been|have always been) (?P<o>.+)\Z")
-_IS_FAVOURITE = re.compile(r"(?P<o>[\w' -]{2,40}?) (?:is|are) my (?:all-time |absolute )?favou?rite (?P<r>[\w-]+(?: [\w-]+){0,2})\Z")
+_FAVOURITE = re.compile(
+    r"[Mm]y (?:all-time |absolute )?favou?rite (?P<r>[\w' -]{2,40}?) (?:is|are|has always been|have always been) (?P<o>.+)\Z"
+)
+_IS_FAVOURITE = re.compile(
+    r"(?P<o>[\w' -]{2,40}?) (?:is|are) my (?:all-time |absolute )?favou?rite (?P<r>[\w-]+(?: [\w-]+){0,2})\Z"
+)
 _MINE_IS = re.compile(
     rf"(?:[Mm]y|[Oo]ur) (?P<r>[\w'’ -]{{2,50}}?) (?:is|are|was|has|have)(?: now| currently| been| just| recently)*"
-    rf"(?: (?:at|on|by|set (?:for|to|at)|due (?:on|by|in)?|scheduled (?:for|on)|around|about|improved to|reached|increased to|changed to|moved to|up to|down to))?"
+    rf"(?: (?:at|on|by|set (?:for|to|at)|due (?:on|by|in)?|scheduled (?:for|on)|around|about|improved to|reached"
+    rf"|increased to|changed to|moved to|up to|down to))?"
     rf" (?P<o>{_VALUE})\Z"
 )
 _THE_IS = re.compile(
-    rf"(?:[Tt]he|[Mm]y|[Oo]ur) (?P<r>{_EVENT}(?: (?:for|of|with) [\w' -]{{2,40}}?)?) (?:is|has been|was) (?:now )?(?:on|at|by|due|set for|scheduled for|moved to)?"
+    rf"(?:[Tt]he|[Mm]y|[Oo]ur) (?P<r>{_EVENT}(?: (?:for|of|with) [\w' -]{{2,40}}?)?) (?:is|has been|was) (?:now )?(?:on"
+    rf"|at|by|due|set for|scheduled for|moved to)?"
     rf"\s*(?P<o>{_WHEN})\Z"
 )
 _HAVE_EVENT = re.compile(
@@ -230,14 +311,17 @@ _MOVED = re.compile(
 _BIRTHDAY = re.compile(rf"[Mm]y birthday is (?:on )?(?P<o>(?:the )?(?:{_MONTH}|\d).*)\Z")
 _GOAL = re.compile(r"[Mm]y (?:main |ultimate |long-term )?(?P<r>goal|dream|dream job) is (?:to )?(?P<o>.+)\Z")
 _NO_MORE = re.compile(
-    r"(?:I|[Ww]e) (?:(?:no longer|do not|am not|am no longer|have stopped|stopped|quit|gave up) )(?P<rest>.+?)(?P<more>,? (?:any ?more|any longer))?\Z"
+    r"(?:I|[Ww]e) (?:(?:no longer|do not|am not|am no longer|have stopped|stopped|quit|gave up)"
+    r" )(?P<rest>.+?)(?P<more>,? (?:any ?more|any longer))?\Z"
 )
 _IT_IS_NOT = re.compile(
-    r"(?:I meant|it is|it should be|I said)\s+(?:not (?P<w1>[^,]{2,40}?),? but (?P<o1>[^,]{2,40})|(?P<o2>[^,]{2,40}?),? (?:and )?not (?P<w2>[^,]{2,40}))\Z",
+    r"(?:I meant|it is|it should be|I said)\s+(?:not (?P<w1>[^,]{2,40}?),? but (?P<o1>[^,]{2,40})"
+    r"|(?P<o2>[^,]{2,40}?),? (?:and )?not (?P<w2>[^,]{2,40}))\Z",
     re.IGNORECASE,
 )
 _HABIT = re.compile(
-    r"(?:I|[Ww]e) (?P<o>(?:(?:usually|always|often|typically|normally) )?[a-z]+ (?:.{2,60} )?(?:(?:every|each|once a|twice a|three times a) "
+    r"(?:I|[Ww]e) (?P<o>(?:(?:usually|always|often|typically|normally) )?[a-z]+ (?:.{2,60} )?(?:(?:every|each|once a"
+    r"|twice a|three times a) "
     r"(?:day|morning|evening|night|week|month|year|weekend|weekday|\w+day)|on \w+days)\b[^,]{0,40})\Z"
 )
 
@@ -314,11 +398,13 @@ def _one(text: str, said: float) -> Iterator[Statement]:
         first, _, more = who["rest"].partition(" ")
         base = _BASE.get(first) or (first[:-1] if _THIRD.match(first) else first)
         if first != base or first == "was":
-            yield from _ruled(f"{USER}'s {who['kin'].lower()}" + (f" {who['called']}" if who["called"] else ""), f"{base} {more}", said)
+            yield from _ruled(
+                f"{USER}'s {who['kin'].lower()}" + (f" {who['called']}" if who["called"] else ""), f"{base} {more}", said
+            )
 
 
 def _present(rest: str) -> str:
-    """"living in Porto" as "live in Porto"."""
+    """ "living in Porto" as "live in Porto"."""
     forms = {"living": "live", "working": "work", "using": "use", "playing": "play", "liking": "like", "studying": "study"}
     first, _, more = rest.partition(" ")
     return f"{forms.get(first, first)} {more}"
@@ -422,14 +508,26 @@ def _is_object(text: str, words: int = 14) -> bool:
         and text.count("(") == text.count(")")
         and not _ANAPHORA.search(text)
         and not re.fullmatch(rf"(?:{_EMPTY.pattern} ?)+", text, re.IGNORECASE)
-        and not re.match(r"(?:the|being|seeing|hearing|knowing|when|look|idea|sound|to (?:be|hear|see|know|think|say|ask|get|make|have))\b", text, re.I)
-        and not re.search(r"\b(?:and|or|to|of|with|for|the|an?|my|in|on|at|from|by|as|than|is|are|was|be|very|more|about)\Z", text, re.I)
+        and not re.match(
+            r"(?:the|being|seeing|hearing|knowing|when|look|idea|sound|to (?:be|hear|see|know|think|say|ask|get|make|have))\b",
+            text,
+            re.I,
+        )
+        and not re.search(
+            r"\b(?:and|or|to|of|with|for|the|an?|my|in|on|at|from|by|as|than|is|are|was|be|very|more|about)\Z", text, re.I
+        )
     )
 
 
 def _for_others(text: str) -> str:
     """First person as third: "my parents" is "their parents"."""
-    for own, other in ((r"\bmy\b", "their"), (r"\bour\b", "their"), (r"\bme\b", "them"), (r"\bus\b", "them"), (r"\bmyself\b", "themself")):
+    for own, other in (
+        (r"\bmy\b", "their"),
+        (r"\bour\b", "their"),
+        (r"\bme\b", "them"),
+        (r"\bus\b", "them"),
+        (r"\bmyself\b", "themself"),
+    ):
         text = re.sub(own, other, text, flags=re.IGNORECASE if own != r"\bus\b" else 0)
     return text
 
@@ -448,9 +546,9 @@ def _event(subject: str, raw: str, said: float) -> Iterator[Statement]:
     if made is None or not found or raw.startswith(("had to ", "got to ", "saw that ")):
         return
     verb, _, thing = made[0].partition(" ")
-    rest = raw.partition(" ")[2]
-    bare = [word for word in (rest[: found[0].span[0] - len(raw) + len(rest)] if len(found) == 1 else rest).split()]
-    if len(re.sub(r"\b(?:back|in|on|at|there|up|it|with|to|the|a)\b", "", " ".join(bare)).split()) > 0:
+    start, end = found[0].span
+    said_of = f"{raw[:start]} {raw[end:]}".partition(" ")[2]
+    if re.sub(r"\b(?:back|in|on|at|up|with|to|the|a)\b", "", said_of).split():
         yield _statement(subject, verb, thing, many=True, since=found[0].start)
 
 
@@ -472,7 +570,13 @@ def _memo(what: str, said: float) -> Iterator[Statement]:
     inner = [statement for clause in clauses(what) for statement in _one(_plain(clause.text), said)]
     for statement in inner:
         yield msgspec.structs.replace(statement, importance=0.8)
-    if not inner and 2 < len(what.split()) and len(what) <= 300 and HOLE not in what and not re.search(r"\byou(?:'re|r)?\b", what):
+    if (
+        not inner
+        and len(what.split()) > 2
+        and len(what) <= 300
+        and HOLE not in what
+        and not re.search(r"\byou(?:'re|r)?\b", what)
+    ):
         text = _for_others(re.sub(r"\b[Ii] am\b", "they are", grounded(what, said)[0]))
         text = re.sub(r"\b[Ii]\b", "they", text)
         claim = Claim(subject=USER, relation="wants remembered", object=text, confidence=1.0, many=True)
@@ -515,10 +619,15 @@ def _favourite(match: re.Match[str], said: float) -> Statement | None:
 
 
 def _valued(match: re.Match[str], said: float) -> Statement | None:
-    """"My deadline is March 15", "my library has 45 sources"."""
+    """ "My deadline is March 15", "my library has 45 sources"."""
     made = _object(match["o"], said, words=8)
     what = match["r"].strip()
-    if made is None or _ANAPHORA.search(what) or len(what.split()) > 6 or re.search(r"\b(?:question|guess|point|concern|problem|heart)\b", what):
+    if (
+        made is None
+        or _ANAPHORA.search(what)
+        or len(what.split()) > 6
+        or re.search(r"\b(?:question|guess|point|concern|problem|heart)\b", what)
+    ):
         return None
     whole = match[0]
     verb = "has" if re.search(rf"{re.escape(what)} (?:has|have)\b", whole) else "is"
@@ -549,12 +658,18 @@ def _born(match: re.Match[str], said: float) -> Statement | None:
 
 def _aimed(match: re.Match[str], said: float) -> Statement | None:
     made = _object(match["o"], said)
-    return None if made is None else _statement(USER, match["r"], made[0], many=False, text=f"The user's {match['r']} is to {made[0]}.")
+    return (
+        None
+        if made is None
+        else _statement(USER, match["r"], made[0], many=False, text=f"The user's {match['r']} is to {made[0]}.")
+    )
 
 
 def _habit(match: re.Match[str], said: float) -> Statement | None:
     made = _object(match["o"], said)
-    if made is None or re.match(r"(?:was|were|am|had|have|did|went|know|think|see|feel|will|can|met|look|need|want|hope)\b", made[0]):
+    if made is None or re.match(
+        r"(?:was|were|am|had|have|did|went|know|think|see|feel|will|can|met|look|need|want|hope)\b", made[0]
+    ):
         return None
     return _statement(USER, "habit", made[0], many=True, text=f"The user's habit: {made[0]}.")
 
