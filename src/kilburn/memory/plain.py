@@ -43,7 +43,8 @@ class Plain:
         new = [(_add(said, one), said.page.trust) for said, one in found if not one.over]
         about = dict.fromkeys((one.claim.subject, one.claim.relation) for _, one in found)
         standing = {page.id: (page, state) for slot in about for page, state in view.about(*slot)}
-        settled = settle(new, standing.values(), now=view.now)
+        spoken = [said.page.time for said, one in found if not one.over]
+        settled = settle(new, standing.values(), now=view.now, said=spoken)
         retired = {page for move in settled.moves if isinstance(move, Retire) for page in move.pages}
         moves = [*settled.moves]
         for said, statement in found:

@@ -52,51 +52,14 @@ _KIN = (
     "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
     "|dentist|teacher|professor|advisor|colleague|co-?worker|dog|cat|puppy|kitten|horse|rabbit|parrot|hamster)"
 )
-_ONLY_ONE = frozenset(["wife", "husband", "partner", "girlfriend", "boyfriend", "mother", "mom", "mum", "father", "dad", "boss"])
+_ONLY_ONE_WORDS = "wife husband partner girlfriend boyfriend mother mom mum father dad boss"
+_ONLY_ONE = frozenset(_ONLY_ONE_WORDS.split())
 _NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"
-_NO_NAME = frozenset(
-    [
-        "i",
-        "im",
-        "ive",
-        "i'm",
-        "i've",
-        "and",
-        "but",
-        "so",
-        "the",
-        "a",
-        "an",
-        "no",
-        "not",
-        "yes",
-        "oh",
-        "well",
-        "monday",
-        "tuesday",
-        "wednesday",
-        "thursday",
-        "friday",
-        "saturday",
-        "sunday",
-        "back",
-        "when",
-        "if",
-        "later",
-        "crazy",
-        "out",
-        "here",
-        "there",
-        "just",
-        "was",
-        "is",
-        "has",
-        "will",
-        "can",
-        "called",
-        "named",
-    ]
+_NO_NAME_WORDS = (
+    "i im ive i'm i've and but so the a an no not yes oh well monday tuesday wednesday thursday friday saturday "
+    "sunday back when if later crazy out here there just was is has will can called named"
 )
+_NO_NAME = frozenset(_NO_NAME_WORDS.split())
 _ADVERB = (
     r"(?:(?:really|also|still|just|currently|now|actually|mostly|mainly|absolutely|definitely|truly|totally|recently|finally"
     r"|particularly|especially|generally|originally|officially|personally|both|all|simply|so|fully|pretty much|always|never"
