@@ -100,14 +100,17 @@ def _has(claim: Claim, thing: str) -> bool:
 
 
 def _ended(said: Said, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
-    """The pages in force of what somebody says is over, or of the opposite of what they say."""
+    """The pages in force of what somebody says is over, of the opposite of what they say, or of what was moved."""
     claim = statement.claim
-    if not statement.over:
+    if not (statement.over or statement.replaces):
         if claim.relation not in _OPPOSITE:
             return ()
         claim = msgspec.structs.replace(claim, relation=_OPPOSITE[claim.relation])
     return tuple(
         page.id
         for page, _ in view.about(claim.subject, claim.relation)
-        if page.id not in retired and page.trust <= said.page.trust and page.claim is not None and same_claim(page.claim, claim)
+        if page.id not in retired
+        and page.trust <= said.page.trust
+        and page.claim is not None
+        and same_claim(page.claim, claim) is not statement.replaces
     )
