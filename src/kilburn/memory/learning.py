@@ -520,10 +520,12 @@ class _Job:
 
 def _heard(session: int, pages: Iterable[Page], gone: set[int]) -> Iterable[Said]:
     """The texts of user and assistant, without their words, each with what was read before it."""
-    taint, recalled = Trust.USER, False
+    lowest, recalled = Trust.USER, False
     for page in pages:
         speaks = page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER and not page.is_blank
-        taint = page.trust if speaks else min(taint, page.trust)
+        # What a user says is theirs, but an assistant may repeat a planted text long after it was read.
+        lowest = min(lowest, page.trust)
+        taint = page.trust if speaks else lowest
         recalled = bool(page.sources) or (recalled and not speaks)
         told = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
         if told and not page.is_blank and page.id not in gone:

@@ -33,7 +33,7 @@ class Said:
         text: exact.
         recalled: whether it shows something recalled, or is an assistant's text after such in the same exchange: nothing is
             learned from it again.
-        taint: the lowest trust of all that was read since the user's last message, itself included.
+        taint: of an assistant's text, the lowest trust of all that was read in the session up to it; of a user's, its own.
     """
 
     process: int
