@@ -153,6 +153,13 @@ def test_what_is_learned_late_is_closed_at_birth() -> None:
     assert (added.since, added.until) == (0.0, DAY)
 
 
+def test_what_has_been_so_for_long_and_is_said_now_is_no_old_news() -> None:
+    braga = (put(claim("Braga"), since=0.0), Trust.USER)
+    settled = settle([braga], [page(-1, claim("Porto"), DAY)], now=9 * DAY, said=[8 * DAY])
+    assert settled.verdicts == (Verdict.SUPERSEDES,)
+    assert settled.moves[-1] == Retire((-1,), refers=0, until=0.0, why="superseded")
+
+
 def test_a_statement_for_a_time_only_retires_nothing_lasting() -> None:
     settled = one(claim("Berlin"), [page(-1, claim("Porto"), 0.0)], DAY, until=8 * DAY)
     assert settled.verdicts == (Verdict.CONTESTED,)

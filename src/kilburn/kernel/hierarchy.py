@@ -128,10 +128,10 @@ class Hierarchy:
         if user:
             check_name(user, "user")
         with self._lock:
-            if name not in self._collections:
-                self._collections[name] = self._collect(self._info(check_name(name, str(kind)), kind, user))
-            known = self._collections[name]
-            _check_user(known.info, user)
+            info = self._info(check_name(name, str(kind)), kind, user)
+            known = self._collections.get(name)
+            if known is None or known.number != info.number:
+                known = self._collections[name] = self._collect(info)
             return known
 
     def collections(self) -> list[Collection]:
