@@ -211,6 +211,8 @@ class Collection:
                 if not left:
                     raise
             else:
+                self._originals += sum(page > 0 for page in made.added)
+                self._counted += len(made.added)
                 return made
         raise StoreStale(f"{self.name!r} was changed after event {seen}", advice="read it again, then decide again")
 
@@ -483,9 +485,10 @@ class Collection:
             return
         with self.lock:
             self._observed.append(self._event(act, pages, policy=policy, cause=cause, why=why, data=data))
-            if len(self._observed) >= GATHERED:
-                self.flush()
-                del self._observed[: -GATHERED // 2]
+            if len(self._observed) >= GATHERED and not self.flush():
+                old, self._observed = self._observed[: GATHERED // 2], self._observed[GATHERED // 2 :]
+                lost = sum(int(event.data.get("lost", 1)) for event in old)
+                self._observed.insert(0, self._event(Act.NOTE, (), policy="kernel", data={"lost": lost}))
 
     def flush(self) -> bool:
         """Write the observations that wait, if that is possible at once."""
