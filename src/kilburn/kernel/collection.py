@@ -7,6 +7,7 @@ meantime, the change is checked again against what is there now, and tried again
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -388,11 +389,11 @@ class Collection:
             self._refresh()
             time = max(self.clock(), self.info.used) if at is None else at
             originals, derived = self._last
-        numbers = [*range(max(0, after) + 1, originals + 1)] if after >= 0 else []
-        ids = iter((*numbers, *range(min(after, 0) - 1, derived - 1, -1)))
+        numbers = range(after + 1, originals + 1) if after >= 0 else range(0)
+        ids = itertools.chain(numbers, range(min(after, 0) - 1, derived - 1, -1))
         left = limit
         while left is None or left > 0:
-            some = [page for page, _ in zip(ids, range(READ), strict=False)]
+            some = list(itertools.islice(ids, READ))
             if not some:
                 return
             rows = self.store.read((self.number, page) for page in some)
