@@ -8,7 +8,9 @@ counts as "nothing to learn". Each policy has its own cursor in each session.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import threading
 import time
 import weakref
@@ -19,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.claims import topic
+from kilburn.claims import is_speaker, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
 from kilburn.errors import Forgotten, KernelError, SecretFound, SpecError, StoreStale, UnknownAddress
 from kilburn.event import Act
@@ -35,7 +37,7 @@ from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Said
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place, address_of, span_of
-from kilburn.store import State
+from kilburn.store import ProcessInfo, State
 
 __all__ = ["Learned", "Learning", "alearn", "learn"]
 
@@ -49,6 +51,12 @@ TRIES = 5
 
 FAILURES = 3
 """Exchanges in a row for which the model failed, after which the rest waits for the next call."""
+
+BLOCK = 1_000
+"""Events of a memory's ledger that are looked through backwards at first for a cursor; doubled each time."""
+
+SKEW = 86_400.0
+"""Seconds by which clocks may differ: a cursor in a session is no older than the session, less this."""
 
 ABOUT = 64
 """Passages that are looked through for what is in force about a subject."""
@@ -230,21 +238,44 @@ class _Course(msgspec.Struct):
 
 
 class _Bookmarks:
-    """How far each policy has learned from each session, read from the ledger of a memory as it grows."""
+    """How far each policy has learned from each session, read from the ledger of a memory: what is new in it, and
+    backwards as far as it is needed."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], _Progress] = {}
-        self._head = 0
+        # The ledger is known between these events, the second included.
+        self._low = self._high = 0
         self._lock = threading.Lock()
 
-    def of(self, memory: Collection, session: int, policy: str) -> _Progress:
+    def of(self, memory: Collection, session: ProcessInfo, policy: str) -> _Progress:
+        """How far a policy has learned from a session; from nothing, if the ledger does not say."""
+        key, block = (session.number, policy), BLOCK
         with self._lock:
-            for event in memory.store.events(memory.number, self._head):
-                self._head = event.number
-                if event.act is Act.NOTE and "learned" in event.data:
-                    fields = {name: event.data.get(name) for name in _Progress.__struct_fields__}
-                    self._known[event.data["learned"], event.policy] = msgspec.convert(fields, _Progress)
-            return self._known.get((session, policy), _Progress())
+            head = memory.head
+            if not self._high:
+                self._low = self._high = head
+            self._known |= _noted(memory, self._high, head)[0]
+            self._high = max(self._high, head)
+            while self._low and key not in self._known:
+                low = max(0, self._low - block)
+                noted, since = _noted(memory, low, self._low)
+                self._known = noted | self._known
+                self._low, block = low, 2 * block
+                if since < session.created - SKEW:
+                    break  # the session did not exist then
+            return self._known.get(key, _Progress())
+
+
+def _noted(memory: Collection, after: int, upto: int) -> tuple[dict[tuple[int, str], _Progress], float]:
+    """What a stretch of the ledger says last of each policy and session, and the time of its first event."""
+    known: dict[tuple[int, str], _Progress] = {}
+    since = math.inf
+    for event in itertools.takewhile(lambda event: event.number <= upto, memory.store.events(memory.number, after)):
+        since = min(since, event.time)
+        if event.act is Act.NOTE and "learned" in event.data:
+            fields = {name: event.data.get(name) for name in _Progress.__struct_fields__}
+            known[event.data["learned"], event.policy] = msgspec.convert(fields, _Progress)
+    return known, since
 
 
 _bookmarks: weakref.WeakKeyDictionary[Collection, _Bookmarks] = weakref.WeakKeyDictionary()
@@ -307,7 +338,7 @@ class _Job:
         )
 
     def _progress(self) -> _Progress:
-        return self.bookmarks.of(self.memory, self.session, self.name)
+        return self.bookmarks.of(self.memory, self.process.kernel.info, self.name)
 
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
@@ -452,13 +483,15 @@ class _Job:
             summary_page=summary,
         )
 
-    def _about(self, subject: str, relation: str = "") -> list[tuple[Page, State]]:
+    def _about(self, subject: str, relation: str, thing: str = "") -> list[tuple[Page, State]]:
         """What is in force about a subject; see `MemoryView.about`."""
         wanted = topic(Claim(subject=subject, relation=relation))
-        rows = self._found(f"{subject} {relation}", ABOUT)
+        # Half of a memory may be about its user: that word finds nothing.
+        words = [relation, thing] if is_speaker(subject) and (relation or thing) else [subject, relation, thing]
         found = []
-        for page, state in rows:
-            if page.claim is not None and (topic(page.claim) == wanted or (not relation and topic(page.claim)[:2] == wanted[:2])):
+        for page, state in self._found(" ".join(words), ABOUT):
+            known = topic(page.claim) if page.claim is not None else None
+            if known is not None and (known == wanted or (not relation and known[:2] == wanted[:2])):
                 found.append((page, state))
         return sorted(found, key=lambda row: (-row[0].time, row[0].id))
 
