@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,20 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.budget import Budget
 from kilburn.effect import Ask, Find, Note, Outcome
-from kilburn.errors import SpecError, StoreFull, Unavailable
+from kilburn.errors import SpecError, StoreError, StoreFull, Unavailable
 from kilburn.event import Act
+from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.learning import Learned, Learning, alearn, learn
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
+from kilburn.stores.sqlite import Sqlite
 from kilburn.testing import Scripted
+from kilburn.testing.faults import FaultVFS
 
 
 def opened(path: Any = ":memory:", **options: Any) -> Hierarchy:
@@ -313,6 +318,48 @@ def test_a_full_disk_writes_neither_facts_nor_cursor(tmp_path: Path) -> None:
         memory._write = commit  # type: ignore[method-assign]
         assert texts(store) == []
         assert learn(store, "a").stored == ("f1",)
+
+
+def test_on_a_disk_that_fails_each_message_is_learned_from_once(tmp_path: Path) -> None:
+    failures = 0
+    for seed in range(40):
+        path = str(tmp_path / f"{seed}.db")
+        with Hierarchy(Sqlite(path), Budget(4000), "fifo", tokenizer="chars/4") as store:
+            for n in range(4):
+                store.process("a").append(user(f"question {n}"), assistant(f"answer {n}"))
+        vfs = FaultVFS(f"learning-{seed}", seed=seed)
+        broken = Hierarchy(Sqlite(path, vfs=vfs.name), Budget(4000), "fifo", tokenizer="chars/4")
+        try:
+            broken.process("a")
+            vfs.arm(1 + seed)
+            learn(broken, "a", Verbatim())
+        except StoreError:
+            failures += 1
+        finally:
+            vfs.break_down()
+            with suppress(StoreError):
+                broken.close()
+            vfs.lose_power()
+            vfs.unregister()
+        with Hierarchy(Sqlite(path), Budget(4000), "fifo", tokenizer="chars/4") as store:
+            learn(store, "a", Verbatim())
+            assert texts(store) == [text for n in range(4) for text in (f"question {n}", f"answer {n}")], seed
+    assert failures > 20
+
+
+def test_what_the_recall_tool_showed_is_not_learned_again() -> None:
+    policy = Verbatim()
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("I live in Porto."), assistant("ok"), user("where do I live?"))
+        session.append(assistant("let me see", call("recall", "c1")))
+        session.append(memory_tools.call(session, "recall", '{"address": "p1"}', "c1").message("c1"), assistant("In Porto."))
+        session.append(user("I work at Galp."), assistant("Good."))
+        learned = learn(store, "a", policy)
+    assert [said.text for view in policy.views for said in view.new] == [
+        *("I live in Porto.", "ok", "where do I live?", "let me see", "I work at Galp.", "Good.")
+    ]
+    assert not learned.failed
 
 
 def test_forgetting_a_message_forgets_what_was_learned_from_it() -> None:

@@ -33,6 +33,10 @@ class VectorTable:
     def _seal(self, name: str, entry: int, data: bytes) -> bytes:
         return seal_of("vector", self._tenant, name, entry, data)
 
+    def names(self) -> list[str]:
+        """The embedders, in the order in which they first came."""
+        return [name for (name,) in rows(self._db, "SELECT name FROM embedder WHERE tenant = ? ORDER BY id", self._tenant)]
+
     def waiting(self, name: str, limit: int) -> list[tuple[int, int, int, int]]:
         """At most so many passages without a vector of this embedder, of the newest processes first: entry, page, start,
         stop."""
