@@ -23,7 +23,7 @@ import msgspec
 
 from kilburn.claims import is_speaker, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
-from kilburn.errors import Forgotten, KernelError, SpecError, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, SecretFound, SpecError, StoreStale, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded
@@ -31,6 +31,8 @@ from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.memory.retention import Quota, within
+from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Said
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
@@ -73,6 +75,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
         proposed: addresses of new pages that wait until a person accepts them, because untrusted text was read before.
         failed: addresses, in the session, of texts that nothing could be learned from yet; the next call tries again.
         why: what failed last, or "".
+        refused: addresses, in the session, of texts that were left out because they hold a secret.
     """
 
     memory: str
@@ -82,9 +85,19 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
     proposed: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     why: str = ""
+    refused: tuple[str, ...] = ()
 
 
-def learn(store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None) -> Learned:
+def learn(
+    store: Hierarchy,
+    session: str | Process,
+    policy: Any = "plain",
+    model: Any = None,
+    user: str | None = None,
+    *,
+    secrets: Secrets = None,
+    quota: Quota | None = None,
+) -> Learned:
     """Learn from what was said in a session since the last call.
 
     Args:
@@ -92,21 +105,31 @@ def learn(store: Hierarchy, session: str | Process, policy: Any = "plain", model
         policy: a spec such as "plain" or "facts", or an object with `plan`.
         model: answers what the policy asks: a spec or a model; None for that of the store.
         user: whose memory it goes into; None for the user of the session.
+        secrets: what to do with a text that holds a secret, before any policy or model sees it: "redact" puts a mark in its
+            place; "refuse" leaves the text out, as if it had not been said; None does not look.
+        quota: what the memory may hold. What follows an untrusted text never evicts anything.
 
     Raises:
-        SpecError: no such policy or model, or the policy asks a model and there is none. StoreError: nothing of the
-            exchange in hand was written; what came before stays.
+        SpecError: no such policy or model, or the policy asks a model and there is none. QuotaExceeded, StoreError: nothing
+            of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without the extra.
     """
-    job = _Job(store, session, policy, user)
+    job = _Job(store, session, policy, user, secrets, quota)
     return run(job.learn(), _answering(store, model))
 
 
 async def alearn(
-    store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None
+    store: Hierarchy,
+    session: str | Process,
+    policy: Any = "plain",
+    model: Any = None,
+    user: str | None = None,
+    *,
+    secrets: Secrets = None,
+    quota: Quota | None = None,
 ) -> Learned:
     """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
     written."""
-    job = _Job(store, session, policy, user)
+    job = _Job(store, session, policy, user, secrets, quota)
     return await arun(job.learn(), _answering(store, model))
 
 
@@ -117,12 +140,20 @@ class Learning:
     """
 
     def __init__(
-        self, store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None
+        self,
+        store: Hierarchy,
+        session: str | Process,
+        policy: Any = "plain",
+        model: Any = None,
+        user: str | None = None,
+        *,
+        secrets: Secrets = None,
+        quota: Quota | None = None,
     ) -> None:
         self._stop = threading.Event()
         self._learned: Learned | None = None
         self._error: BaseException | None = None
-        job = _Job(store, session, policy, user, stopped=self._stop.is_set)
+        job = _Job(store, session, policy, user, secrets, quota, stopped=self._stop.is_set)
         answer = _answering(store, model)
         self._thread = threading.Thread(target=self._work, args=(job, answer), name="kilburn-learn", daemon=True)
         self._thread.start()
@@ -259,6 +290,8 @@ class _Job:
         session: str | Process,
         policy: Any,
         user: str | None,
+        secrets: Secrets = None,
+        quota: Quota | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.process = session if isinstance(session, Process) else store.process(session)
@@ -270,6 +303,7 @@ class _Job:
         self.session = self.process.kernel.info.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
         self.clock = store.clock
+        self.secrets, self.quota = secrets, quota
         self.stopped = stopped
         self.stored: list[str] = []
         self.retired: list[str] = []
@@ -277,6 +311,7 @@ class _Job:
         self.unchanged = 0
         self.failed: dict[tuple[int, int], str] = {}
         self.why = ""
+        self.refused: dict[str, None] = {}
 
     def learn(self) -> Generator[Ask, Answer, Learned]:
         """All exchanges that are new or wait; begins anew if others learn at the same time."""
@@ -299,6 +334,7 @@ class _Job:
             proposed=tuple(self.proposed),
             failed=tuple(self.failed.values()),
             why=self.why,
+            refused=tuple(self.refused),
         )
 
     def _progress(self) -> _Progress:
@@ -351,6 +387,10 @@ class _Job:
             self.unchanged += course.figures.get("unchanged", 0)
             return msgspec.structs.replace(course, moves=moves)
         taint = min(said.taint for said in exchange.new)
+        quota = self.quota
+        if quota is not None and taint < Trust.AGENT:
+            quota = msgspec.structs.replace(quota, evict=False)
+        moves = within(quota, self.memory, moves, self.clock())
         try:
             self._commit(moves, self._after(exchange, course, progress), figures, taint, head, course)
         except (StoreStale, Forgotten, UnknownAddress):
@@ -405,17 +445,27 @@ class _Job:
             found = []
             for group in groups:
                 new = tuple(self._with_text(heard[at]) for at in group)
+                last = new[-1].page.id
+                new = tuple(said for said in new if said.text)
+                if not new:
+                    continue
                 low = min(said.taint for said in new)
                 before = [
                     said for said in heard[: group[0]] if not said.recalled and (low < Trust.AGENT or said.taint >= Trust.AGENT)
                 ]
-                earlier = tuple(self._with_text(said) for said in before[-EARLIER:])
-                last = new[-1].page.id
+                earlier = tuple(said for said in map(self._with_text, before[-EARLIER:]) if said.text)
                 found.append(_Exchange(new, earlier, last if last > progress.upto else 0))
         return found, pages[-1].id if pages else 0
 
     def _with_text(self, said: Said) -> Said:
-        return Said(said.process, said.page, self.process.text(said.page.id), said.recalled, said.taint)
+        """With its text, without its secrets; with none if it holds one and is to be refused."""
+        try:
+            text, _ = screen(self.process.text(said.page.id), self.secrets)
+        except SecretFound as error:
+            log.info("%s of session %s is not learned from: %s", said.address, self.process.name, error.what)
+            text = ""
+            self.refused[said.address] = None
+        return Said(said.process, said.page, text, said.recalled, said.taint)
 
     def _view(self, exchange: _Exchange) -> MemoryView:
         memory = self.memory
