@@ -24,7 +24,7 @@ import msgspec
 
 from kilburn.claims import is_speaker, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
-from kilburn.errors import Forgotten, KernelError, SpecError, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, SecretFound, SpecError, StoreStale, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded
@@ -32,6 +32,8 @@ from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.memory.retention import Quota, within
+from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Said
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
@@ -74,6 +76,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
         proposed: addresses of new pages that wait until a person accepts them, because untrusted text was read before.
         failed: addresses, in the session, of texts that nothing could be learned from yet; the next call tries again.
         why: what failed last, or "".
+        refused: addresses, in the session, of texts that were left out because they hold a secret.
     """
 
     memory: str
@@ -83,9 +86,19 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
     proposed: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     why: str = ""
+    refused: tuple[str, ...] = ()
 
 
-def learn(store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None) -> Learned:
+def learn(
+    store: Hierarchy,
+    session: str | Process,
+    policy: Any = "plain",
+    model: Any = None,
+    user: str | None = None,
+    *,
+    secrets: Secrets = None,
+    quota: Quota | None = None,
+) -> Learned:
     """Learn from what was said in a session since the last call.
 
     Args:
@@ -93,21 +106,31 @@ def learn(store: Hierarchy, session: str | Process, policy: Any = "plain", model
         policy: a spec such as "plain" or "facts", or an object with `plan`.
         model: answers what the policy asks: a spec or a model; None for that of the store.
         user: whose memory it goes into; None for the user of the session.
+        secrets: what to do with a text that holds a secret, before any policy or model sees it: "redact" puts a mark in its
+            place; "refuse" leaves the text out, as if it had not been said; None does not look.
+        quota: what the memory may hold. What follows an untrusted text never evicts anything.
 
     Raises:
-        SpecError: no such policy or model, or the policy asks a model and there is none. StoreError: nothing of the
-            exchange in hand was written; what came before stays.
+        SpecError: no such policy or model, or the policy asks a model and there is none. QuotaExceeded, StoreError: nothing
+            of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without the extra.
     """
-    job = _Job(store, session, policy, user)
+    job = _Job(store, session, policy, user, secrets, quota)
     return run(job.learn(), _answering(store, model))
 
 
 async def alearn(
-    store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None
+    store: Hierarchy,
+    session: str | Process,
+    policy: Any = "plain",
+    model: Any = None,
+    user: str | None = None,
+    *,
+    secrets: Secrets = None,
+    quota: Quota | None = None,
 ) -> Learned:
     """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
     written."""
-    job = _Job(store, session, policy, user)
+    job = _Job(store, session, policy, user, secrets, quota)
     return await arun(job.learn(), _answering(store, model))
 
 
@@ -118,12 +141,20 @@ class Learning:
     """
 
     def __init__(
-        self, store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None
+        self,
+        store: Hierarchy,
+        session: str | Process,
+        policy: Any = "plain",
+        model: Any = None,
+        user: str | None = None,
+        *,
+        secrets: Secrets = None,
+        quota: Quota | None = None,
     ) -> None:
         self._stop = threading.Event()
         self._learned: Learned | None = None
         self._error: BaseException | None = None
-        job = _Job(store, session, policy, user, stopped=self._stop.is_set)
+        job = _Job(store, session, policy, user, secrets, quota, stopped=self._stop.is_set)
         answer = _answering(store, model)
         self._thread = threading.Thread(target=self._work, args=(job, answer), name="kilburn-learn", daemon=True)
         self._thread.start()
@@ -261,6 +292,8 @@ class _Job:
         session: str | Process,
         policy: Any,
         user: str | None,
+        secrets: Secrets = None,
+        quota: Quota | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.process = session if isinstance(session, Process) else store.process(session)
@@ -272,6 +305,7 @@ class _Job:
         self.session = self.process.kernel.info.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
         self.clock = store.clock
+        self.secrets, self.quota = secrets, quota
         self.stopped = stopped
         self.stored: list[str] = []
         self.retired: list[str] = []
@@ -279,6 +313,7 @@ class _Job:
         self.unchanged = 0
         self.failed: dict[tuple[int, int], str] = {}
         self.why = ""
+        self.refused: dict[str, None] = {}
 
     def learn(self) -> Generator[Ask, Answer, Learned]:
         """All exchanges that are new or wait; begins anew if others learn at the same time."""
@@ -301,6 +336,7 @@ class _Job:
             proposed=tuple(self.proposed),
             failed=tuple(self.failed.values()),
             why=self.why,
+            refused=tuple(self.refused),
         )
 
     def _progress(self) -> _Progress:
@@ -314,7 +350,8 @@ class _Job:
             if self.stopped():
                 break
             head = self.memory.head
-            course = yield from self._plan(self._view(exchange))
+            view = self._view(exchange)
+            course = (yield from self._plan(view)) if view.new else _Course()
             if self.stopped():
                 return
             if course.lacks_model and not course.moves:
@@ -353,6 +390,10 @@ class _Job:
             self.unchanged += course.figures.get("unchanged", 0)
             return msgspec.structs.replace(course, moves=moves)
         taint = min(said.taint for said in exchange.new)
+        quota = self.quota
+        if quota is not None and taint < Trust.AGENT:
+            quota = msgspec.structs.replace(quota, evict=False)
+        moves = within(quota, self.memory, moves, self.clock())
         try:
             self._commit(moves, self._after(exchange, course, progress), figures, taint, head, course)
         except (StoreStale, Forgotten, UnknownAddress):
@@ -414,8 +455,17 @@ class _Job:
         return found, pages[-1].id if pages else 0
 
     def _with_texts(self, heard: Sequence[Said]) -> tuple[Said, ...]:
+        """With their texts, without the secrets in them; without those that hold one and are to be refused."""
         self.process.fetch(said.page for said in heard)
-        return tuple(dataclasses.replace(said, text=self.process.text(said.page.id)) for said in heard)
+        found = []
+        for said in heard:
+            try:
+                text, _ = screen(self.process.text(said.page.id), self.secrets)
+                found.append(dataclasses.replace(said, text=text))
+            except SecretFound as error:
+                log.info("%s of session %s is not learned from: %s", said.address, self.process.name, error.what)
+                self.refused[said.address] = None
+        return tuple(found)
 
     def _view(self, exchange: _Exchange) -> MemoryView:
         memory = self.memory
