@@ -270,6 +270,8 @@ def test_duplicates_are_only_proposed(store: Hierarchy) -> None:
             np = pytest.importorskip("numpy")
             return np.array([[1.0, 0.0] if text.startswith("R") else [0.0, 1.0] for text in texts], dtype="float32")
 
+    told(store, "Ana lives in Porto.", *PORTO)
+    assert duplicates(store.memory()) == []
     found = duplicates(store.memory(), ["Coca-Cola", "Coca Cola", "CocaCola", "Pepsi"])
     assert {frozenset(pair[:2]) for pair in found} == {
         frozenset(pair) for pair in (("Coca-Cola", "Coca Cola"), ("Coca-Cola", "CocaCola"), ("Coca Cola", "CocaCola"))

@@ -207,11 +207,17 @@ def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]
 
 
 def duplicates(
-    memory: Collection, names: Sequence[str], embedder: Embedder | None = None, least: float = 0.9
+    memory: Collection, names: Sequence[str] | None = None, embedder: Embedder | None = None, least: float = 0.9
 ) -> list[tuple[str, str, float]]:
     """Pairs of names that may be one entity, the likeliest first: names that differ only in punctuation or case, and with
-    an embedder those whose vectors have a cosine of `least` or more. It merges nothing: similar names are often two."""
+    an embedder those whose vectors have a cosine of `least` or more. It merges nothing: similar names are often two.
+
+    Args:
+        names: None for those of all entities in force. Each is compared with each.
+    """
     pairs: dict[tuple[str, str], float] = {}
+    if names is None:
+        names = [page.claim.subject for page, _ in memory.pages() if page.kind is Kind.ENTITY and page.claim is not None]
     listed = list(dict.fromkeys(names))
     vectors = embedder.embed(listed) if embedder is not None and listed else None
     for at, one in enumerate(listed):
