@@ -148,7 +148,8 @@ class VectorTable:
             for (process,) in rows(self._db, done, embedder):
                 self._advance(embedder, process)
         # Such a name may be a damaged one.
-        self._db.execute("DELETE FROM embedder WHERE id NOT IN (SELECT embedder FROM vector NOT INDEXED)")
+        unused = "DELETE FROM embedder WHERE tenant = ? AND id NOT IN (SELECT embedder FROM vector NOT INDEXED)"
+        self._db.execute(unused, (self._tenant,))
 
     def damaged(self) -> Iterator[tuple[int, int]]:
         """Number and entry of the vectors that are not what was written, or whose passage does not exist."""
