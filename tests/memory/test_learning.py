@@ -417,6 +417,36 @@ def test_closing_gives_up_and_writes_nothing() -> None:
         assert learn(store, "a", Asking(), Scripted(["a fact"])).stored == ("f1",)
 
 
+def test_a_store_that_is_closed_while_learning_ends_it_with_an_error(tmp_path: Path) -> None:
+    store = opened(tmp_path / "s.db")
+    store.process("a").append(user("one"))
+    model = Held()
+    learning = Learning(store, "a", Asking(), model)
+    assert model.asked.wait(30)
+    store.close()
+    model.go_on.set()
+    with pytest.raises(StoreError):
+        learning.result(30)
+    with opened(tmp_path / "s.db") as again:
+        assert texts(again) == []
+        assert learn(again, "a", Asking(), Scripted(["a fact"])).stored == ("f1",)
+
+
+def test_a_page_that_is_forgotten_while_the_model_is_asked_is_not_learned_from() -> None:
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("my secret"), assistant("ok"), user("one"))
+        model = Held()
+        learning = Learning(store, "a", Asking(), model)
+        assert model.asked.wait(30)
+        session.forget("p1")
+        model.go_on.set()
+        learning.result(30)
+        assert len(texts(store)) == 2
+        memory = store.memory()
+        assert all((1, 1) not in page.cites for page, _ in memory.pages(history=True, proposed=True))
+
+
 async def test_the_async_form_learns_the_same_and_can_be_cancelled() -> None:
     with opened() as store:
         store.process("a").append(user("one"))

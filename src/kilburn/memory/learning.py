@@ -8,6 +8,7 @@ counts as "nothing to learn". Each policy has its own cursor in each session.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import math
@@ -202,7 +203,8 @@ def _answering(store: Hierarchy, model: Any) -> Callable[[Ask], Answer]:
 
 
 class _Exchange(msgspec.Struct, frozen=True):
-    """Texts to plan for together, those before them, and where the cursor stands afterwards (0: it stays)."""
+    """Texts to plan for together and those before them, without their words, and where the cursor stands afterwards (0: it
+    stays)."""
 
     new: tuple[Said, ...]
     earlier: tuple[Said, ...]
@@ -348,7 +350,8 @@ class _Job:
             if self.stopped():
                 break
             head = self.memory.head
-            course = yield from self._plan(self._view(exchange))
+            view = self._view(exchange)
+            course = (yield from self._plan(view)) if view.new else _Course()
             if self.stopped():
                 return
             if course.lacks_model and not course.moves:
@@ -435,44 +438,41 @@ class _Job:
             gone = {page.id for page in pages if process.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
             heard = list(_heard(self.session, pages, gone))
             wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
-            process.fetch(said.page for said, wants in zip(heard, wanted, strict=True) if wants)
-            groups: list[list[int]] = []
-            for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
-                if wants and (not groups or not _belongs(said, [heard[n] for n in groups[-1]], progress)):
-                    groups.append([])
-                if wants:
-                    groups[-1].append(at)
-            found = []
-            for group in groups:
-                new = tuple(self._with_text(heard[at]) for at in group)
-                last = new[-1].page.id
-                new = tuple(said for said in new if said.text)
-                if not new:
-                    continue
-                low = min(said.taint for said in new)
-                before = [
-                    said for said in heard[: group[0]] if not said.recalled and (low < Trust.AGENT or said.taint >= Trust.AGENT)
-                ]
-                earlier = tuple(said for said in map(self._with_text, before[-EARLIER:]) if said.text)
-                found.append(_Exchange(new, earlier, last if last > progress.upto else 0))
+        groups: list[list[int]] = []
+        for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
+            if wants and (not groups or not _belongs(said, [heard[n] for n in groups[-1]], progress)):
+                groups.append([])
+            if wants:
+                groups[-1].append(at)
+        found = []
+        for group in groups:
+            new = tuple(heard[at] for at in group)
+            tainted = min(said.taint for said in new) < Trust.AGENT
+            before = (heard[at] for at in range(group[0] - 1, -1, -1))
+            fit = (said for said in before if not said.recalled and (tainted or said.taint >= Trust.AGENT))
+            last = new[-1].page.id
+            found.append(_Exchange(new, tuple(itertools.islice(fit, EARLIER))[::-1], last if last > progress.upto else 0))
         return found, pages[-1].id if pages else 0
 
-    def _with_text(self, said: Said) -> Said:
-        """With its text, without its secrets; with none if it holds one and is to be refused."""
-        try:
-            text, _ = screen(self.process.text(said.page.id), self.secrets)
-        except SecretFound as error:
-            log.info("%s of session %s is not learned from: %s", said.address, self.process.name, error.what)
-            text = ""
-            self.refused[said.address] = None
-        return Said(said.process, said.page, text, said.recalled, said.taint)
+    def _with_texts(self, heard: Sequence[Said]) -> tuple[Said, ...]:
+        """With their texts, without the secrets in them; without those that hold one and are to be refused."""
+        self.process.fetch(said.page for said in heard)
+        found = []
+        for said in heard:
+            try:
+                text, _ = screen(self.process.text(said.page.id), self.secrets)
+                found.append(dataclasses.replace(said, text=text))
+            except SecretFound as error:
+                log.info("%s of session %s is not learned from: %s", said.address, self.process.name, error.what)
+                self.refused[said.address] = None
+        return tuple(found)
 
     def _view(self, exchange: _Exchange) -> MemoryView:
         memory = self.memory
         summary = next((page.id for page, _ in self._about(f"session {self.process.name}", SUMMARY)), 0)
         return MemoryView(
-            new=exchange.new,
-            earlier=exchange.earlier,
+            new=self._with_texts(exchange.new),
+            earlier=self._with_texts(exchange.earlier),
             summary=memory.text(summary) if summary else "",
             now=self.clock(),
             session=self.process.name,
