@@ -50,6 +50,8 @@ class ProcessKind(StrEnum):
     """A user's facts. It is a collection: nobody speaks in it, and it has no window."""
     DOCUMENT = "document"
     """A text that was handed over, in passages; a collection too."""
+    FORGOTTEN = "forgotten"
+    """It was forgotten as a whole; only its number is left, and nobody gets it again."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -257,6 +259,15 @@ class Store(Protocol):
     def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
         """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`.
         A damaged one is never returned."""
+        ...
+
+    def erase(self, process: int) -> None:
+        """Erase what is left of a process of which every page is forgotten: its name, its user and its ledger. Its number is
+        not given again, and nothing can be written to it any more.
+
+        Raises:
+            StoreError: no such process, or it has pages that are not forgotten. StoreBusy, StoreFull, StoreReadOnly.
+        """
         ...
 
     def drop_vectors(self, embedder: str) -> None:

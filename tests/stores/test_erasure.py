@@ -153,3 +153,23 @@ def test_an_erasure_is_tried_again_by_any_writer_and_waits_for_nobody(tmp_path: 
             reader.close()
             other.commit(info.number, batch_of(2, {3: "and another"}))
             assert b"canarytext" not in everything(tmp_path)
+
+
+def test_of_an_erased_process_neither_name_nor_user_nor_ledger_is_left(tmp_path: Path) -> None:
+    with Sqlite(tmp_path / "k.db") as store:
+        for number in range(30):
+            info = store.process(f"canaryname {number}", time=1.0, user=f"canaryuser {number}")
+            assert info is not None
+            note = Event(number=2, act=Act.NOTE, time=1.0, why="canarywhy", data={"canarykey": ["canarydata"]})
+            store.commit(info.number, batch_of(0, {1: f"canarytext {number}"}))
+            store.commit(info.number, Batch(head=1, events=[note]))
+            store.commit(info.number, Batch(head=2, erase=[1]))
+        kept = store.process("kept", time=1.0, user="keeper")
+        assert kept is not None
+        for info in store.processes():
+            if info.name != "kept":
+                store.erase(info.number)
+        assert b"canary" not in everything(tmp_path)
+        assert store.findings() == []
+        assert store.processes()[-1] == kept
+    assert b"canary" not in everything(tmp_path)

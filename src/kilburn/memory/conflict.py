@@ -3,7 +3,7 @@
 The order is: an explicit correction, then confidence times recency. A statement of lower trust never retires one of
 higher trust. What cannot be resolved stays on both sides, and a search returns both, marked (`kilburn.claims`).
 
-    moves = settle([(Add(text="Ana lives in Braga", claim=claim), Trust.USER)], standing, now=now).moves
+    moves = settle(Add(text="Ana lives in Braga", claim=claim), standing, now=now).moves
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.store import State
 
-__all__ = ["HALF_LIFE", "Settled", "Verdict", "settle", "weight"]
+__all__ = ["HALF_LIFE", "Settled", "Verdict", "settle", "settle_all", "weight"]
 
 HALF_LIFE = 30 * 86_400.0
 """Seconds after which a statement weighs half as much against a newer one."""
@@ -52,6 +52,11 @@ class Settled(msgspec.Struct, frozen=True):
     moves: tuple[Add | Retire, ...]
     rivals: tuple[tuple[int, ...], ...]
 
+    @property
+    def verdict(self) -> Verdict:
+        """That of the first statement."""
+        return self.verdicts[0]
+
 
 class _Known(msgspec.Struct, eq=False):
     """A statement that is in force, or will be with this plan: then it has an `Add`, and the id 0."""
@@ -70,6 +75,24 @@ def weight(confidence: float, age: float, half_life: float = HALF_LIFE) -> float
 
 
 def settle(
+    new: Add,
+    standing: Iterable[tuple[Page, State]],
+    *,
+    now: float,
+    trust: Trust = Trust.USER,
+    place: int = 0,
+    half_life: float = HALF_LIFE,
+) -> Settled:
+    """The moves that write one new statement into what is in force (see `settle_all`).
+
+    Args:
+        trust: that the statement's page will have.
+        place: of its `Add` among those of the same plan, counted from 0.
+    """
+    return settle_all([(new, trust)], standing, now=now, before=place, half_life=half_life)
+
+
+def settle_all(
     new: Sequence[tuple[Add, Trust]],
     standing: Iterable[tuple[Page, State]],
     *,

@@ -13,7 +13,7 @@ import msgspec
 
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError
 from kilburn.event import STATE, Act, Event
-from kilburn.page import Page, address_of
+from kilburn.page import Page, Place, address_of
 from kilburn.store import ProcessKind, State
 from kilburn.stores.codec import digest_of_stored, unpack
 from kilburn.stores.connection import row, rows, rows_of_each
@@ -389,6 +389,32 @@ def erase_session(db: apsw.Connection, process: int) -> None:
     ):
         db.execute(statement, (process,))
     db.executemany(f"DELETE FROM content WHERE id = ? AND {OF_NO_PAGE}", [(number,) for number in contents])
+
+
+def erase_process(db: apsw.Connection, session: Session, tenant: int) -> None:
+    """Delete what is left of a process of which every page is forgotten. An empty row keeps its number, which is in
+    the ledgers of others.
+
+    Raises:
+        StoreError: it has pages that are not forgotten.
+    """
+    process = session.number
+    left = row(db, "SELECT count(*) FROM page WHERE process = ? AND at != ?", process, Place.DROPPED)
+    if left is None or left[0]:
+        raise StoreError(f"process {process} has pages that are not forgotten", advice="forget them first")
+    for statement in (
+        "DELETE FROM page WHERE process = ?",
+        "DELETE FROM event WHERE process = ?",
+        "DELETE FROM embedded WHERE process = ?",
+        "DELETE FROM quarantine WHERE process = ?",
+    ):
+        db.execute(statement, (process,))
+    name, kind = f"@forgotten/{process}", ProcessKind.FORGOTTEN.value
+    seal = seal_of_process(process, tenant, name.encode(), 0.0, 0, kind.encode(), b"")
+    db.execute(
+        "UPDATE process SET name = ?, created = 0.0, kind = ?, user = '', seal = ? WHERE id = ?", (name, kind, seal, process)
+    )
+    set_tally(db, process, (0.0, 0, 0, 0, 0, 0))
 
 
 def quarantine_session(db: apsw.Connection, tenant: int, process: int) -> str:

@@ -80,6 +80,8 @@ class Memory:
         with self._lock:
             self._check_open()
             known = self._process_of(process)
+            if known.info.kind is ProcessKind.FORGOTTEN:
+                raise StoreStale(f"process {process} was forgotten", advice="open it again, as a new one")
             texts = self._check(known, batch)
             # Nothing below raises.
             self._texts.update(texts)
@@ -170,6 +172,20 @@ class Memory:
             }
             self._texts = {digest: text for digest, text in self._texts.items() if digest in kept}
             known.events = [event if erased.isdisjoint(event.pages) else scrub(event, words) for event in known.events]
+
+    def erase(self, process: int) -> None:
+        """Erase what is left of a process of which every page is forgotten.
+
+        Raises:
+            StoreError: no such process, or it has pages that are not forgotten.
+        """
+        with self._lock:
+            self._check_open()
+            known = self._process_of(process)
+            if any(state.at is not Place.DROPPED for state in known.states.values()):
+                raise StoreError(f"process {process} has pages that are not forgotten", advice="forget them first")
+            info = ProcessInfo(number=process, name=f"@forgotten/{process}", created=0.0, kind=ProcessKind.FORGOTTEN)
+            self._processes[process] = _Process(info)
 
     def pages(self, process: int) -> Iterator[tuple[Page, State]]:
         """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""

@@ -26,7 +26,7 @@ from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vecto
 from kilburn.stores import citations
 from kilburn.stores.codec import key_of, unpack
 from kilburn.stores.connection import row, rows, transaction_scope, translate_errors, write_transaction
-from kilburn.stores.inspection import Finding, erase_session, inspect, quarantine_session, rebuild
+from kilburn.stores.inspection import Finding, erase_process, erase_session, inspect, quarantine_session, rebuild
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import SEALED, admit, as_current, check_identity, check_library, migrate
 from kilburn.stores.sealed import Sealed, Session, seal_of_process
@@ -533,18 +533,23 @@ class Sqlite:
             return quarantine_session(self._db, self._number, process)
 
     def erase(self, process: int) -> None:
-        """Erase a quarantined session: its rows, the texts that no other session has, its index entries and its
-        quarantined bytes. No byte is left, as when `commit` erases pages. The index is built again.
+        """Erase what is left of a process of which every page is forgotten: its name, its user and its ledger.
+
+        Of a session that was quarantined, everything: its rows, the texts that no other session has, its index entries and
+        its quarantined bytes; the index is built again. No byte is left, as when `commit` erases pages.
 
         Raises:
-            StoreError: it was not quarantined.
+            StoreError: no such process, or it has pages that are not forgotten.
         """
         with self._writing("erasing"):
             found = self._sealed.session(self._number, process)
-            if found is None or not found.quarantined:
-                raise StoreError(f"process {process} was not quarantined", advice="forget its pages by their addresses")
-            erase_session(self._db, process)
-            rebuild(self._db, self._sealed, self._index, self._number)
+            if found is None:
+                raise StoreError(f"no process {process} here", advice="open it by name with `process`")
+            if found.quarantined:
+                erase_session(self._db, process)
+                rebuild(self._db, self._sealed, self._index, self._number)
+            else:
+                erase_process(self._db, found.whole(), self._number)
             self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")
         with self._lock:
             self._log_uncut = True

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 import apsw
 import msgspec
 
-from kilburn.errors import StoreCorrupt, StoreError
+from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, Place, tombstone_of
-from kilburn.store import Batch, State
+from kilburn.store import Batch, ProcessKind, State
 from kilburn.stores import citations
 from kilburn.stores.codec import encode_text, key_of, pack, unpack
 from kilburn.stores.connection import row, rows
@@ -46,7 +46,8 @@ class Transaction:
         known = self._sealed.session(self._tenant, self._process)
         if known is None:
             raise StoreError(f"no process {self._process} here", advice="open it by name with `process`")
-        known.whole()
+        if known.whole().kind is ProcessKind.FORGOTTEN:
+            raise StoreStale(f"process {self._process} was forgotten", advice="open it again, as a new one")
         batch.check_continues(self._process, known.head)
         citations.check_cited(self._db, self._tenant, batch.pages)
         citations.check_uncited(self._db, self._process, batch.erase)

@@ -329,6 +329,28 @@ def check_erase(store: Store) -> None:
     store.commit(process, Batch(head=1, erase=[1]))
 
 
+def check_erase_process(store: Store) -> None:
+    """A process of which every page is forgotten can be erased: nothing is left but its number, which stays taken."""
+    known = store.process("canary name", time=1.0, user="canary user")
+    assert known is not None
+    event = Event(number=1, act=Act.NOTE, time=1.0, why="canary why", data={"canary": "canary"})
+    texts = {digest_of("canary one"): "canary one"}
+    store.commit(known.number, Batch(head=0, events=[event], pages=[page_of(1, "canary one")], texts=texts, index=[1]))
+    raises(StoreError, lambda: store.erase(known.number))
+    raises(StoreError, lambda: store.erase(known.number + 1))
+    store.commit(known.number, Batch(head=1, erase=[1]))
+    store.erase(known.number)
+    assert "canary" not in repr([store.processes(), list(store.events(known.number)), list(store.pages(known.number))])
+    assert [info.kind for info in store.processes()] == [ProcessKind.FORGOTTEN]
+    assert store.process("canary name", time=1.0, create=False) is None
+    raises(StoreStale, lambda: store.commit(known.number, batch_of(0, {1: "written to nothing"})))
+    store.erase(known.number)
+    again = store.process("canary name", time=2.0)
+    assert again is not None
+    assert again.number != known.number
+    assert store.read([(known.number, 1)]) == {}
+
+
 def check_separate_processes(store: Store) -> None:
     """Processes share content and nothing else."""
     one, two = start(store, "one"), start(store, "two")
@@ -531,6 +553,7 @@ CHECKS: tuple[Callable[[Store], None], ...] = (
     check_query_is_data,
     check_unindex,
     check_erase,
+    check_erase_process,
     check_separate_processes,
     check_kinds,
     check_read,
