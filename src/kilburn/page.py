@@ -147,7 +147,18 @@ def tombstone_of(page: Page) -> Page:
     """What stays of a forgotten page: its number, place and cost, and whether it was blank; no word of it."""
     label = BLANK if page.is_blank else ""
     return msgspec.structs.replace(
-        page, digest="", extra="", call=None, name=None, label=label, spans=(), parts=(), cites=(), claim=None
+        page,
+        digest="",
+        extra="",
+        call=None,
+        name=None,
+        label=label,
+        spans=(),
+        parts=(),
+        cites=(),
+        since=None,
+        until=None,
+        claim=None,
     )
 
 

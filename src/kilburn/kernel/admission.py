@@ -18,7 +18,7 @@ from kilburn.tokens.images import cost_of_image
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, text_beside
 
-__all__ = ["cost_of", "extra_text", "pages_of", "pins_on_arrival"]
+__all__ = ["cost_of", "extra_text", "line_of", "pages_of", "pins_on_arrival"]
 
 LABEL = 60
 
@@ -169,15 +169,16 @@ def extra_text(part: str | None, message: str | None) -> str:
 def _label(part: Part) -> str:
     """One line on what the part is, for its handle."""
     if part.kind is Kind.CALL:
-        return _line(f"{part.name}({part.text.strip().strip('{}')})")
+        return line_of(f"{part.name}({part.text.strip().strip('{}')})")
     if part.kind is Kind.RESULT:
         return ""  # the call's label is used, and disappears when the call is forgotten
     if part.kind in (Kind.TEXT, Kind.REASONING):
-        return _line(part.text)
+        return line_of(part.text)
     return str(part.kind)
 
 
-def _line(text: str) -> str:
+def line_of(text: str) -> str:
+    """A text as one line of at most `LABEL` characters."""
     line = " ".join(text.lstrip()[: 4 * LABEL].split())
     return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
 

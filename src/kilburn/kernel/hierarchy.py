@@ -14,17 +14,25 @@ from typing import Any
 
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.kernel.collection import Collection
 from kilburn.kernel.drive import answerer
+from kilburn.kernel.forgetting import Holder
 from kilburn.kernel.found import DamageWarning, Found, found
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.policy import Policy
-from kilburn.store import ProcessInfo, Store, check_name
+from kilburn.store import ProcessInfo, ProcessKind, Store, check_name
 from kilburn.tokens.choice import counter_for
 
-__all__ = ["Hierarchy"]
+__all__ = ["DOCUMENT", "MEMORY", "Hierarchy"]
+
+MEMORY = "@memory"
+"""The memory of all users of the tenant; that of one of them has a name below it."""
+
+DOCUMENT = "@document"
+"""Documents have names below this."""
 
 
 class Hierarchy:
@@ -66,6 +74,7 @@ class Hierarchy:
         # What a model's chat template adds to every prompt, besides its messages.
         self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
         self._processes: dict[str, Process] = {}
+        self._collections: dict[str, Collection] = {}
         self._lock = threading.RLock()
         self._closed = False
 
@@ -74,11 +83,14 @@ class Hierarchy:
         """The tenant that this store serves."""
         return self.store.tenant
 
-    def process(self, name: str) -> Process:
-        """The process of that name: created, or reopened where it was left.
+    def process(self, name: str, user: str = "") -> Process:
+        """The session of that name: created for this user of the tenant, or reopened where it was left.
+
+        Args:
+            user: whose it is; "" for nobody in particular, and where it exists already.
 
         Raises:
-            SpecError: not a valid name: see `kilburn.store.check_name`.
+            SpecError: not a valid name: see `kilburn.store.check_name`; or that of a collection, or another user's.
             StoreReadOnly: it does not exist, and the store was opened for reading.
         """
         with self._lock:
@@ -88,27 +100,91 @@ class Hierarchy:
                 # Older versions allowed more names; sessions with such names stay readable.
                 if name not in [info.name for info in self.store.processes()]:
                     raise
-            if name not in self._processes or self._processes[name].kernel.stale:
-                info = self.store.process(name, time=self.clock(), create=not self.store.readonly)
-                if info is None:
-                    raise StoreReadOnly(
-                        f"no session {name!r} here, and this store was opened for reading", advice="see kilburn ps"
-                    )
-                self._processes[name] = self._open(info)
-            return self._processes[name]
+            known = self._processes.get(name)
+            if known is None or known.kernel.stale:
+                known = self._processes[name] = self._open(self._info(name, ProcessKind.SESSION, user))
+            _check_user(known.kernel.info, user)
+            return known
+
+    def memory(self, user: str = "") -> Collection:
+        """What is known of a user of the tenant: a collection of facts, created where there is none; "" for all users.
+
+        Raises:
+            SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
+        """
+        return self._collection(f"{MEMORY}/{user}" if user else MEMORY, ProcessKind.MEMORY, user)
+
+    def document(self, name: str, user: str = "") -> Collection:
+        """The document of that name: a collection of its passages, created where there is none.
+
+        Raises:
+            SpecError: no name of a document, or another user's. StoreReadOnly: it does not exist, and the store was opened
+                for reading.
+        """
+        return self._collection(f"{DOCUMENT}/{check_name(name, 'document')}", ProcessKind.DOCUMENT, user)
+
+    def _collection(self, name: str, kind: ProcessKind, user: str) -> Collection:
+        if user:
+            check_name(user, "user")
+        with self._lock:
+            if name not in self._collections:
+                self._collections[name] = self._collect(self._info(check_name(name, str(kind)), kind, user))
+            known = self._collections[name]
+            _check_user(known.info, user)
+            return known
+
+    def collections(self) -> list[Collection]:
+        """All memories and documents of this tenant, oldest first; none of their pages is read. Damaged ones are left out,
+        with a warning."""
+        found = []
+        for info in self.store.processes():
+            if info.kind is not ProcessKind.SESSION and not info.damaged:
+                with self._lock:
+                    found.append(self._collections.setdefault(info.name, self._collect(info)))
+            elif info.damaged and info.kind is not ProcessKind.SESSION:
+                warnings.warn(f"left out: {info.name} is damaged: {info.damaged}", DamageWarning, stacklevel=2)
+        return found
+
+    def _info(self, name: str, kind: ProcessKind, user: str) -> ProcessInfo:
+        """The process of that name and kind, created where there is none."""
+        info = self.store.process(name, time=0.0, create=False)
+        if info is None and self.store.readonly:
+            raise StoreReadOnly(f"no {kind} {name!r} here, and this store was opened for reading", advice="see kilburn ps")
+        if info is None:
+            if kind is ProcessKind.SESSION and name.partition("/")[0] in (MEMORY, DOCUMENT):
+                raise SpecError(f"{name!r} is the name of a collection", advice="give the session another name")
+            info = self.store.process(name, time=self.clock(), kind=kind, user=user)
+        if info is None or info.kind is not kind:
+            raise SpecError(f"{name!r} is no {kind}", advice="give another name")
+        _check_user(info, user)
+        return info
+
+    def _collect(self, info: ProcessInfo) -> Collection:
+        return Collection(self.store, info, self.counter, self.clock, self._holder)
+
+    def _holder(self, number: int) -> Holder:
+        """The process of that number, whatever its kind."""
+        for info in self.store.processes():
+            if info.number == number:
+                if info.kind is ProcessKind.SESSION:
+                    return self.process(info.name)
+                return self._collection(info.name, info.kind, info.user)
+        raise StoreCorrupt(f"there is no process {number}", advice="run `kilburn fsck`")
 
     def _open(self, info: ProcessInfo) -> Process:
         kernel = Kernel(self.store, info, self.counter, self.budget, self.clock)
         answer = answerer(self.model)
         planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
         made = Process(kernel, planner, answer)
+        made.opener = self._holder
         if not self.store.readonly:
             planner.reopen()
         return made
 
     def processes(self) -> list[ProcessInfo]:
-        """All sessions of this tenant, oldest first; `damaged` says so if one is known to be damaged."""
-        return list(self.store.processes())
+        """All sessions of this tenant, oldest first; `damaged` says so if one is known to be damaged. Collections are not
+        sessions: see `collections`."""
+        return [info for info in self.store.processes() if info.kind is ProcessKind.SESSION]
 
     def search(self, query: str, tokens: int = 1000, limit: int = 20) -> list[Found]:
         """Passages of all sessions of this tenant that match, best first, within a token budget.
@@ -137,6 +213,9 @@ class Hierarchy:
             for process in self._processes.values():
                 if not self.store.readonly:
                     self._flush(process)
+            for collection in self._collections.values():
+                if not collection.flush():
+                    warnings.warn(f"observations of {collection.name!r} are not in its ledger", stacklevel=2)
         finally:
             self.store.close()
 
@@ -163,3 +242,8 @@ class Hierarchy:
             # An earlier error says more than the one that it caused here.
             if error is None:
                 raise
+
+
+def _check_user(info: ProcessInfo, user: str) -> None:
+    if user and info.user != user:
+        raise SpecError(f"{info.name!r} does not belong to user {user!r}", advice="give another name, or leave the user out")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +20,16 @@ import msgspec
 
 from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask
-from kilburn.errors import KernelError, KilburnError, StoreCorrupt
+from kilburn.errors import KernelError, KilburnError, StoreCorrupt, StoreReadOnly
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.drive import answerer, arun, run
+from kilburn.kernel.forgetting import Holder, forget, named_closure
 from kilburn.kernel.found import Found, found
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.prompts import Prompts
+from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
 from kilburn.kernel.window import Window
@@ -52,22 +54,6 @@ class HitRateWarning(UserWarning):
     """The window misses too much of what the agent asks for (see `Stats`)."""
 
 
-class Recalled(str):
-    """Recalled text, exact: the concatenation of its pages' texts.
-
-    `parts` holds the pages' texts one by one, `pages` the pages.
-    """
-
-    pages: tuple[Page, ...]
-    parts: tuple[str, ...]
-
-    def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...]) -> Recalled:
-        """Join the parts into the text."""
-        made = super().__new__(cls, "".join(parts))
-        made.pages, made.parts = pages, parts
-        return made
-
-
 class Process:
     """One session of one agent, made by `Hierarchy.process`.
 
@@ -80,6 +66,8 @@ class Process:
         self._answer = answer
         self._prompts = Prompts(kernel)
         self._warned = False
+        # Opens any process of the tenant by its number, for what is forgotten with pages of this one.
+        self.opener: Callable[[int], Holder] = lambda _: self
         # Places outside the store with data made from pages, by name: each is called with the pages that are forgotten.
         self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
 
@@ -360,13 +348,22 @@ class Process:
             return self.kernel.resolve(address)
 
     def closure(self, address: str) -> list[Page]:
-        """All pages that forgetting this address would forget: these, and what was derived or recalled from them.
+        """All pages of this process that forgetting this address would forget: these, and what was derived or recalled from
+        them; `reach` also has those of other processes.
 
         Raises:
             UnknownAddress, Forgotten.
         """
         with self.lock:
             return [self.window.pages[page] for page in self.kernel.closure(self.kernel.resolve(address))]
+
+    def reach(self, address: str) -> list[tuple[str, Page]]:
+        """All pages that forgetting this address would forget in any process of the tenant, with the names of the processes.
+
+        Raises:
+            UnknownAddress, Forgotten.
+        """
+        return named_closure(self.kernel.store, self.opener, self.kernel.info.number, self.resolve(address))
 
     def fetch(self, pages: Iterable[Page]) -> None:
         """Cache the texts of pages in one read of the store; forgotten pages have none."""
@@ -460,20 +457,49 @@ class Process:
         return [address_of(page) for page in made if page is not None]
 
     def forget(self, address: str, why: str = "") -> list[str]:
-        """Forget pages and everything derived from them, in every place; returns the forgotten addresses.
+        """Forget pages and everything that was made from them, in every place and in every process of the tenant.
 
         All places that registered in `erasers` (a folder of spilled keys and values) are called, even if one fails.
         Its error is raised afterwards, and the pages are forgotten here all the same.
 
         Not reached are providers' caches, file-system snapshots, and exports.
+
+        Returns:
+            What was forgotten: addresses here, and those of other processes after the name of the process.
+
+        Raises:
+            UnknownAddress, Forgotten. StoreStale: others kept adding to it. StoreError.
         """
-        with self.kernel.batch():
-            pages = self.kernel.resolve(address)
-            gone = self.kernel.closure(pages)
-            self.kernel.carry(Drop(pages=tuple(pages), why=why))
-            self._planner.enforce()
-        self.kernel.forget_texts(gone)
-        self._prompts.forget(gone)
+        with self._current() as kernel:
+            if kernel.store.readonly:
+                raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
+            pages = kernel.resolve(address)
+        return forget(kernel.store, self.opener, kernel.info.number, pages, why)
+
+    def made_from(self, pages: Iterable[int]) -> list[int]:
+        """These pages and all that were derived or recalled from them here, without those that are forgotten."""
+        with self._current() as kernel:
+            there = [page for page in pages if kernel.window.at(page) != Place.DROPPED]
+            return kernel.closure(there) if there else []
+
+    def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
+        """Forget pages of this process alone; `forget` reaches what other processes made from them first.
+
+        Returns:
+            The pages that are gone by this.
+
+        Raises:
+            StoreStale: a page of another process still cites one of them.
+        """
+        with self.lock:
+            gone = self.made_from(pages)
+            if not gone:
+                return []
+            with self.kernel.batch():
+                self.kernel.carry(Drop(pages=tuple(gone), why=why))
+                self._planner.enforce()
+            self.kernel.forget_texts(gone)
+            self._prompts.forget(gone)
         failures = []
         for erase in list(self.erasers.values()):
             try:
@@ -482,7 +508,7 @@ class Process:
                 failures.append(error)
         if failures:
             raise failures[0]
-        return [address_of(page) for page in gone]
+        return gone
 
     def stats(self) -> Stats:
         """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once.

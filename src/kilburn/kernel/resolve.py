@@ -28,6 +28,9 @@ VERBS: dict[str, dict[str, int]] = {
     "models": {"stream": 1},
     "stores": {"process": 1, "processes": 0, "commit": 2, "pages": 1, "events": 1, "texts": 1, "search": 1, "close": 0},
     "kv.presses": {"keep": 2},
+    "memory": {"plan": 1},
+    "memory.rankings": {"rank": 2},
+    "memory.embedders": {"embed": 1},
 }
 """The verbs of each kind, and the arguments of each verb in order, without the object itself."""
 

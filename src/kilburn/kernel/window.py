@@ -193,8 +193,13 @@ class Window:
         """
         match event.act:
             case Act.ADMIT:
+                state = State(at=Place(event.data["at"])) if "at" in event.data else IN
                 for number in event.pages:
-                    self.add(_page_of(event, number, pages), IN)
+                    self.add(_page_of(event, number, pages), state)
+            case Act.RETIRE | Act.RESTORE | Act.DROP if "at" in event.data:
+                # In a collection nothing else moves.
+                for number in event.pages:
+                    self._set(number, _after(event, self.states[number]))
             case Act.LOAD | Act.EVICT | Act.FOLD | Act.RETIRE | Act.DROP:
                 self._enact_move(event, pages)
             case Act.PIN | Act.UNPIN:
@@ -360,6 +365,14 @@ class Window:
                 del self.calls[call]
             self.pages[page] = tombstone_of(self.pages[page])
         self._resident = self._use = None
+
+
+def _after(event: Event, before: State) -> State:
+    """The state of a collection's page after an event."""
+    at = Place(event.data["at"])
+    if at is Place.DROPPED:
+        return State(at=at)
+    return msgspec.structs.replace(before, at=at, until=event.data.get("until"))
 
 
 def _page_of(event: Event, number: int, pages: Mapping[int, Page]) -> Page:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kilburn.budget import text_cost
 from kilburn.event import Act
+from kilburn.kernel.collection import Collection
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
@@ -21,7 +22,7 @@ from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, span_of
 from kilburn.wire.validity import validate_chat, validate_messages
 
-__all__ = ["check_laws", "counted"]
+__all__ = ["check_collection", "check_laws", "counted"]
 
 
 def counted(prompt: Prompt, process: Process) -> int:
@@ -62,6 +63,41 @@ def check_laws(process: Process, appended: Sequence[dict[str, Any]] | None = Non
         validate_chat(prompt)
         validate_messages(list(process.render("messages")))
     _check_replay(process)
+
+
+def check_collection(collection: Collection) -> None:
+    """Assert the laws of a collection: its ledger rebuilds the stored states, and each page follows from its sources."""
+    collection.flush()
+    store, number = collection.store, collection.number
+    rows = {page.id: (page, state) for page, state in store.pages(number)}
+    assert set(rows) == {*range(1, 1 + sum(page > 0 for page in rows)), *range(-sum(page < 0 for page in rows), 0)}, (
+        "pages are not numbered without holes"
+    )
+    events = list(store.events(number))
+    assert [event.number for event in events] == [*range(1, len(events) + 1)], "law 8: an event is missing"
+    window = Window(collection.counter)
+    for event in events:
+        window.enact(event, {page: row[0] for page, row in rows.items()})
+    assert window.states == {page: state for page, (_, state) in rows.items()}, "law 8: the stored states differ"
+    indexed = {page for (_, page), found in store.entries((number, page) for page in rows).items() if found}
+    for page, state in rows.values():
+        if state.at is Place.DROPPED:
+            assert (page.digest, page.cites, page.claim, page.label) == ("", (), None, ""), (
+                f"law 1: {page.address} is not forgotten whole"
+            )
+            assert page.id not in indexed, f"law 1: {page.address} is forgotten and in the index"
+            continue
+        assert store.texts([page.digest])[page.digest], f"law 1: the text of {page.address} is not there"
+        assert state.at in (Place.OUT, Place.RETIRED, Place.PROPOSED), f"{page.address} is {state.at}"
+        assert state.at is not Place.PROPOSED or page.id not in indexed, f"law 9: {page.address} waits, and is in the index"
+        assert state.at is not Place.OUT or page.id in indexed, f"{page.address} is in force, and not in the index"
+        made_from = store.read([*page.cites, *((number, source) for source in page.sources)])
+        assert len(made_from) == len(page.cites) + len(page.sources), f"law 4: a source of {page.address} does not exist"
+        for source, where in made_from.values():
+            assert where.at is not Place.DROPPED, f"law 1: {page.address} is left of {source.address}, which is forgotten"
+            if source.kind is not Kind.ENTITY and page.kind is not Kind.ENTITY:
+                assert page.trust <= source.trust, f"law 7: {page.address} is trusted more than its sources"
+            assert page.depth > source.depth, f"law 4: wrong depth of {page.address}"
 
 
 def _holds(message: dict[str, Any], text: str) -> bool:

@@ -1,0 +1,521 @@
+"""A collection: a process that nobody speaks in, such as the facts of a user or the passages of a document.
+
+It has no window. Its pages are read from the store by number, never all at once, so one of a million pages is opened as
+fast as an empty one. Each change is one transaction, checked and made by `collecting`. If another writer went on in the
+meantime, the change is checked again against what is there now, and tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.budget import Counter
+from kilburn.errors import Forgotten, KernelError, KilburnError, StoreReadOnly, StoreStale, UnknownAddress
+from kilburn.event import STATE, Act, Event, writable
+from kilburn.kernel.collecting import Change, Collecting, as_changes, held_of, is_true, keys_of
+from kilburn.kernel.forgetting import Holder, forget, named_closure
+from kilburn.kernel.recalled import Recalled
+from kilburn.kernel.versions import Version, Versions
+from kilburn.move import Add, Drop, Restore, Retire
+from kilburn.page import Page, Place, address_of, parse_address
+from kilburn.store import Batch, ProcessInfo, ProcessKind, State, Store
+
+__all__ = ["Collection"]
+
+READ = 500
+"""Pages that are read at a time."""
+
+TRIES = 50
+"""How often a change is tried again because another writer was faster; each of them has then written something."""
+
+GATHERED = 256
+"""Observations that wait for a commit at most."""
+
+MOST = 10_000
+"""Pages that one address may name here."""
+
+
+class Collection:
+    """A user's facts or a document, made by `Hierarchy.memory` and `Hierarchy.document`.
+
+    Safe to use from several threads; calls are serialised.
+
+    Args:
+        opener: opens any process of the tenant by its number, for what is forgotten with pages of this one.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        info: ProcessInfo,
+        counter: Counter,
+        clock: Callable[[], float],
+        opener: Callable[[int], Holder],
+    ) -> None:
+        self.store, self.info, self.counter, self.clock = store, info, counter, clock
+        self.lock = threading.RLock()
+        self._opener = opener
+        # Its originals, of so many pages in all, as last counted.
+        self._originals = self._counted = 0
+        self._observed: list[Event] = []
+
+    @property
+    def name(self) -> str:
+        """The name of the process."""
+        return self.info.name
+
+    @property
+    def number(self) -> int:
+        """The number of the process in the store."""
+        return self.info.number
+
+    @property
+    def kind(self) -> ProcessKind:
+        """What it holds: facts, or a document."""
+        return self.info.kind
+
+    @property
+    def user(self) -> str:
+        """The user of the tenant whose it is; "" for all users."""
+        return self.info.user
+
+    @property
+    def readonly(self) -> bool:
+        """Whether the store was opened for reading: then nothing is written, not even that something was read."""
+        return self.store.readonly
+
+    @property
+    def head(self) -> int:
+        """Number of the last event in its ledger now; see `apply(seen=...)`."""
+        with self.lock:
+            self._refresh()
+            return self.info.head
+
+    def _refresh(self) -> None:
+        """Read what other writers have done to the counters; no page is read."""
+        found = self.store.process(self.name, time=0.0, create=False)
+        if found is None or found.number != self.number:
+            raise StoreStale(f"collection {self.name!r} is not what it was", advice="open it again")
+        self.info = found
+        if found.pages != self._counted:
+            self._originals = self._count(found.pages)
+            self._counted = found.pages
+
+    def _count(self, pages: int) -> int:
+        """How many of so many pages are originals. Both kinds are numbered without holes and never removed, so a few
+        pages tell; which are the last ones follows."""
+        low, high = self._originals, self._originals + pages - self._counted
+        while low < high:
+            probes = range(low + max(1, (high - low) // 16), high + 1, max(1, (high - low) // 16))
+            there = self.store.read((self.number, page) for page in probes)
+            for page in probes:
+                if (self.number, page) not in there:
+                    high = page - 1
+                    break
+                low = page
+        return low
+
+    @property
+    def _last(self) -> tuple[int, int]:
+        return self._originals, self._originals - self._counted
+
+    # What changes it
+
+    def add(self, text: str, **fields: Any) -> str:
+        """Add one page, as a person; returns its address. `fields` are those of `Add`.
+
+        Raises:
+            KernelError: see `apply`.
+        """
+        return self.apply(Add(text=text, **fields))[0]
+
+    def apply(
+        self,
+        *changes: Add | Retire | Restore | Drop,
+        policy: str = "user",
+        cause: str = "user",
+        tainted: bool = False,
+        seen: int | None = None,
+    ) -> list[str]:
+        """Carry out changes in one transaction, all or none; returns the addresses of the added pages.
+
+        An `Add` without sources, refers and cites is an original (`p1`): somebody told it. Any other is derived (`f1`);
+        the kernel works out its trust and its depth. What a policy adds is proposed, and no search finds it until a person
+        accepts it, if `tainted` is set or if something that it was made from is trusted no more than a tool, or is itself
+        proposed. What such a page would supersede stays in force until then.
+
+        Args:
+            policy: the name of the policy that wants it; "user" for a person.
+            tainted: whether the policy had read untrusted text before.
+            seen: the last event (`head`) that the caller knew when it decided; None if the changes are right whatever
+                others have written since. A `Drop` stands alone.
+
+        Raises:
+            LawBroken, KernelError: one of them is not allowed. UnknownAddress, Forgotten: it names a page that is not
+                there. StoreStale: the collection was changed after event `seen`. StoreError. Nothing was changed.
+        """
+        if any(isinstance(change, Drop) for change in changes):
+            return self._drop_all(changes, policy)
+        wanted = as_changes(changes)
+        if not wanted:
+            return []
+        with self.lock:
+            made = self._commit(lambda: self._carried(wanted, policy, cause, tainted=tainted), seen)
+        return [address_of(page) for page in made.added]
+
+    def _drop_all(self, changes: tuple[object, ...], policy: str) -> list[str]:
+        if policy != "user":
+            raise KernelError("a policy may not forget", advice="retire; only a person forgets")
+        if len(changes) != 1 or not isinstance(changes[0], Drop):
+            raise KernelError("a Drop beside other changes", advice="forget on its own: it may reach other processes")
+        self._check_writable()
+        known = [page for page in changes[0].pages if self.read(page)]
+        forget(self.store, self._opener, self.number, known, changes[0].why)
+        return []
+
+    def _carried(
+        self, wanted: Sequence[Change], policy: str = "user", cause: str = "user", *, tainted: bool = False
+    ) -> Collecting:
+        """The transaction of these changes, checked against what is there now."""
+        rows = self.store.read(keys_of(wanted, self.number))
+        made = Collecting(self.info, self._last, rows, self.counter, self.clock(), policy=policy, cause=cause, tainted=tainted)
+        made.carry(wanted)
+        return made
+
+    def _commit(self, collect: Callable[[], Collecting], seen: int | None = None) -> Collecting:
+        """Write what `collect` makes of what is there now, with the observations that wait."""
+        self._check_writable()
+        for left in reversed(range(TRIES)):
+            self._refresh()
+            if seen is not None and any(event.act in STATE for event in self.store.events(self.number, seen)):
+                break
+            made = collect()
+            try:
+                if made.events:
+                    self._write(made.batch(self.info.head, self._observed))
+            except StoreStale:
+                if not left:
+                    raise
+            else:
+                return made
+        raise StoreStale(f"{self.name!r} was changed after event {seen}", advice="read it again, then decide again")
+
+    def _write(self, batch: Batch) -> None:
+        self.store.commit(self.number, batch)
+        self._observed.clear()
+
+    def _check_writable(self) -> None:
+        if self.readonly:
+            raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
+
+    def accept(self, address: str, why: str = "") -> list[str]:
+        """Put proposed pages in force, as a person: with what they are to supersede, and with the entities that they need.
+        To reject them, retire them.
+
+        Returns:
+            The addresses that are in force by this.
+
+        Raises:
+            UnknownAddress, Forgotten. KernelError: one of them is not proposed.
+        """
+
+        def accepted() -> Collecting:
+            numbers = self.resolve(address)
+            rows = self.store.read((self.number, page) for page in numbers)
+            if strange := [page for (_, page), (_, state) in rows.items() if state.at is not Place.PROPOSED]:
+                raise KernelError(f"{address_of(strange[0])} is not proposed", advice="see `pages(proposed=True)`")
+            sources = self.store.read({(self.number, source) for page, _ in rows.values() for source in page.sources})
+            numbers += [page.id for page, state in sources.values() if state.at is Place.PROPOSED]
+            held = [move for event in self.store.events(self.number) for move in held_of(event) if move.by in numbers]
+            there = self.store.read((self.number, page) for move in held for page in move.pages)
+            changes: list[Change] = [Restore(tuple(dict.fromkeys(numbers)), why)]
+            for move in held:
+                left = tuple(page for page in move.pages if there[self.number, page][1].at is Place.OUT)
+                changes += [msgspec.structs.replace(move, pages=left)] if left else []
+            return self._carried(changes, cause="accept")
+
+        return self._restored(accepted)
+
+    def undo(self, address: str, why: str = "") -> list[str]:
+        """Undo what last happened to pages, as a person. What was retired is in force again, and what superseded it is
+        retired as if it had never been true. What is in force is retired in this way, and what it had superseded is in
+        force again. Undoing it once more leads back.
+
+        Returns:
+            The addresses that are in force by this.
+
+        Raises:
+            UnknownAddress, Forgotten. KernelError: it is proposed. LawBroken: what would be retired is pinned.
+        """
+
+        def undone() -> Collecting:
+            versions = Versions(self.store.events(self.number))
+            numbers = self.resolve(address)
+            kept = self.store.read((self.number, page) for number in numbers for page in versions.of(number))
+            rows = {page: row for (_, page), row in kept.items() if row[1].at is not Place.DROPPED}
+            return self._carried(versions.undo(numbers, rows, why), cause="undo")
+
+        return self._restored(undone)
+
+    def _restored(self, collect: Callable[[], Collecting]) -> list[str]:
+        with self.lock:
+            made = self._commit(collect)
+        return [address_of(page) for event in made.events if event.act is Act.RESTORE for page in event.pages]
+
+    def history(self, address: str) -> list[Version]:
+        """The versions of what an address names, oldest first: what it superseded, and what superseded it, each with what
+        happened to it. The whole ledger is read.
+
+        Raises:
+            UnknownAddress, Forgotten.
+        """
+        numbers = self.resolve(address)
+        versions = Versions(self.store.events(self.number))
+        chain = {page for number in numbers for page in versions.of(number)}
+        rows = self.store.read((self.number, page) for page in chain)
+        told: dict[int, list[Event]] = {page: [] for page in chain}
+        for event in self.store.events(self.number):
+            if event.act in STATE:
+                for page in chain.intersection(event.pages):
+                    told[page].append(event)
+        found = [Version(page=page, state=state, events=tuple(told[page.id])) for page, state in rows.values()]
+        return sorted(found, key=lambda one: one.events[0].number if one.events else 0)
+
+    def remember(self, address: str, importance: float = 1.0) -> None:
+        """Set the importance of pages, 0 to 1."""
+        if not 0.0 <= importance <= 1.0:
+            raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what matters most")
+        self._set(Act.REMEMBER, address, mark=float(importance))
+
+    def pin(self, address: str) -> None:
+        """Pin pages: no policy retires them until they are unpinned (law 3)."""
+        self._set(Act.PIN, address)
+
+    def unpin(self, address: str) -> None:
+        """Let pages be retired again."""
+        self._set(Act.UNPIN, address)
+
+    def _set(self, act: Act, address: str, **data: float) -> None:
+        def made() -> Collecting:
+            pages = self.resolve(address)
+            rows = self.store.read((self.number, page) for page in pages)
+            collecting = Collecting(self.info, self._last, rows, self.counter, self.clock())
+            collecting.mark(act, pages, **data)
+            return collecting
+
+        with self.lock:
+            self._commit(made)
+
+    def made_from(self, pages: Iterable[int]) -> list[int]:
+        """These pages, without those that are forgotten. What was made from them here is found by the store's index."""
+        rows = self.store.read((self.number, page) for page in pages)
+        return [page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED]
+
+    def drop(self, pages: Iterable[int], why: str = "") -> list[int]:
+        """Forget pages of this collection alone; `forget` reaches what other processes made from them first.
+
+        Returns:
+            The pages that are gone by this.
+
+        Raises:
+            StoreStale: a page of another process still cites one of them.
+        """
+        with self.lock:
+            self._check_writable()
+            self._refresh()
+            gone = self.made_from(pages)
+            if gone:
+                event = self._event(Act.DROP, gone, why=why, data={"at": Place.DROPPED})
+                events = [
+                    msgspec.structs.replace(one, number=self.info.head + at) for at, one in enumerate([*self._observed, event], 1)
+                ]
+                self._write(
+                    Batch(head=self.info.head, events=events, states=dict.fromkeys(gone, State(Place.DROPPED)), erase=gone)
+                )
+            return gone
+
+    def forget(self, address: str, why: str = "") -> list[str]:
+        """Forget pages and everything that was made from them, in every process of the tenant.
+
+        Returns:
+            What was forgotten: addresses here, and those of other processes after the name of the process.
+
+        Raises:
+            UnknownAddress, Forgotten. StoreStale: others kept adding to it. StoreError.
+        """
+        self._check_writable()
+        return forget(self.store, self._opener, self.number, self.resolve(address), why)
+
+    def closure(self, address: str) -> list[tuple[str, Page]]:
+        """All pages that forgetting this address would forget, with the names of their processes.
+
+        Raises:
+            UnknownAddress, Forgotten.
+        """
+        return named_closure(self.store, self._opener, self.number, self.resolve(address))
+
+    # What is in it
+
+    def pages(
+        self, at: float | None = None, *, proposed: bool = False, history: bool = False, after: int = 0, limit: int | None = None
+    ) -> Iterator[tuple[Page, State]]:
+        """Its pages with their states: p1, p2, ..., then f1, f2, ..., read as they are asked for. Forgotten ones are left out.
+
+        Args:
+            at: a time, in seconds since the epoch: what was true then, by all that is known now; None for what is true now.
+            proposed: also what waits to be accepted.
+            history: also what is not true any more, or not yet.
+            after: the id of the page after which to begin.
+            limit: how many at most.
+        """
+        with self.lock:
+            self._refresh()
+            time = max(self.clock(), self.info.used) if at is None else at
+            originals, derived = self._last
+        numbers = [*range(max(0, after) + 1, originals + 1)] if after >= 0 else []
+        ids = iter((*numbers, *range(min(after, 0) - 1, derived - 1, -1)))
+        left = limit
+        while left is None or left > 0:
+            some = [page for page, _ in zip(ids, range(READ), strict=False)]
+            if not some:
+                return
+            rows = self.store.read((self.number, page) for page in some)
+            for number in some:
+                if (self.number, number) not in rows:
+                    continue
+                page, state = rows[self.number, number]
+                waits = state.at is Place.PROPOSED
+                if state.at is not Place.DROPPED and (proposed if waits else history or is_true(page, state, time)):
+                    yield page, state
+                    left = None if left is None else left - 1
+                    if left == 0:
+                        return
+
+    def read(self, page: int) -> tuple[Page, State]:
+        """A page with its state, by its id.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        key = (self.number, page)
+        rows = self.store.read([key]) if 0 < abs(page) < 1 << 62 else {}
+        if key not in rows:
+            raise UnknownAddress(f"{address_of(page)} does not exist in {self.name!r}", advice="see its pages")
+        if rows[key][1].at is Place.DROPPED:
+            raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
+        return rows[key]
+
+    def text(self, page: int) -> str:
+        """The exact text of a page, by its id. Unlike `recall` it records nothing.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        digest = self.read(page)[0].digest
+        return self.store.texts([digest])[digest]
+
+    def resolve(self, address: str) -> list[int]:
+        """The ids of the pages that an address names, those that are not in force included.
+
+        Raises:
+            UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
+        """
+        first, last = parse_address(address)
+        with self.lock:
+            self._refresh()
+            originals, derived = self._last
+        if not derived <= first <= originals or last > originals:
+            known = f"it has p1-p{originals}" if originals else "it has none"
+            known = f"{known} and f1-f{-derived}" if derived else known
+            raise UnknownAddress(f"{address} does not exist in {self.name!r}", advice=known)
+        if last - first >= MOST:
+            raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
+        rows = self.store.read((self.number, page) for page in range(first, last + 1))
+        found = [page for page in range(first, last + 1) if rows[self.number, page][1].at is not Place.DROPPED]
+        if not found:
+            raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
+        return found
+
+    def recall(self, address: str) -> Recalled:
+        """The exact text at an address, of pages that are not in force too.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        numbers = self.resolve(address)
+        pages = tuple(self.read(page)[0] for page in numbers)
+        texts = self.store.texts({page.digest for page in pages})
+        self.observe(Act.FAULT, numbers, cause="fault", missed=numbers)
+        return Recalled(pages, tuple(texts[page.digest] for page in pages))
+
+    # The ledger
+
+    def note(self, outcome: str, why: str = "", *, policy: str = "user", **figures: Any) -> None:
+        """Write an outcome and figures into the ledger; it is written with the next change, or when there are many."""
+        self.observe(Act.NOTE, policy=policy, why=why, outcome=outcome, **figures)
+
+    def observe(
+        self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Any
+    ) -> None:
+        """Record an observation, such as that a search found pages; it is written with the next change, or when there are
+        many. A reader neither waits nor fails if it cannot be written. If the store was opened for reading, nothing happens.
+
+        Raises:
+            KernelError: an act that changes state.
+        """
+        if act in STATE:
+            raise KernelError(f"{act} changes the state of pages", advice="give a change to `apply`")
+        if self.readonly:
+            return
+        with self.lock:
+            self._observed.append(self._event(act, pages, policy=policy, cause=cause, why=why, data=data))
+            if len(self._observed) >= GATHERED:
+                self.flush()
+                del self._observed[: -GATHERED // 2]
+
+    def flush(self) -> bool:
+        """Write the observations that wait, if that is possible at once."""
+        with self.lock:
+            for _ in range(TRIES if self._observed else 0):
+                try:
+                    self._refresh()
+                    head = self.info.head
+                    events = [msgspec.structs.replace(event, number=head + at) for at, event in enumerate(self._observed, 1)]
+                    self._write(Batch(head=head, events=events, wait=False))
+                except StoreStale:
+                    continue
+                except KilburnError:
+                    return False
+                break
+            return not self._observed
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """The ledger after event `after`, oldest first; at its end, observations that are not written yet."""
+        with self.lock:
+            self._refresh()
+            head = self.info.head
+            waiting = [msgspec.structs.replace(event, number=head + at) for at, event in enumerate(self._observed, 1)]
+        written = self.store.events(self.number, after)
+        return (event for events in (written, waiting) for event in events)
+
+    def _event(
+        self, act: Act, pages: Iterable[int], *, policy: str = "user", cause: str = "user", why: str = "", data: Any
+    ) -> Event:
+        return writable(
+            Event(
+                number=0,
+                act=act,
+                time=self.clock(),
+                pages=tuple(pages),
+                boundary="database",
+                policy=policy,
+                cause=cause,
+                why=why,
+                data=data,
+            )
+        )

@@ -1,0 +1,125 @@
+"""Forgetting across processes: what was made from pages goes with them, wherever it is.
+
+A page may cite pages of other processes, and no citation may dangle at any moment. So what cites goes first, each process
+in its own transaction; the store refuses one that would leave a citation behind. If somebody adds to it in the meantime,
+everything is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from kilburn.errors import KernelError, StoreStale
+from kilburn.message import Kind
+from kilburn.page import Page, Place, address_of
+from kilburn.store import Store
+
+__all__ = ["Holder", "Key", "closure", "forget", "named_closure"]
+
+Key = tuple[int, int]
+"""A page of the tenant: (number of the process, page id)."""
+
+TRIES = 20
+"""How often it is looked at again what is to be forgotten."""
+
+
+class Holder(Protocol):
+    """A process that can forget its own pages."""
+
+    @property
+    def name(self) -> str:
+        """The name of the process."""
+        ...
+
+    def made_from(self, pages: Iterable[int]) -> list[int]:
+        """These pages, and those of this process that were made from them, without those that are forgotten."""
+        ...
+
+    def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
+        """Forget pages of this process, with all that it made from them; returns those that are gone by this."""
+        ...
+
+
+Opener = Callable[[int], Holder]
+
+
+def forget(store: Store, opener: Opener, process: int, pages: Iterable[int], why: str) -> list[str]:
+    """Forget pages of a process and everything that was made from them; returns what went: addresses of that process, and
+    then those of others, each after the name of its process.
+
+    Args:
+        opener: opens a process by its number.
+
+    Raises:
+        StoreStale: others kept adding to it. StoreError. What had gone by then is gone, and trying again goes on.
+    """
+    roots, gone = list(pages), dict[int, list[int]]()
+    for left in reversed(range(TRIES)):
+        try:
+            for number, some in _steps(store, closure(store, opener, process, roots)):
+                gone.setdefault(number, []).extend(opener(number).drop(some, why))
+        except StoreStale:
+            if not left:
+                raise
+        else:
+            break
+    shown = [address_of(page) for page in sorted(gone.pop(process, []), key=lambda page: (abs(page), page))]
+    for number, others in sorted(gone.items()):
+        shown += [f"{opener(number).name} {address_of(page)}" for page in sorted(others, key=lambda page: (abs(page), page))]
+    return shown
+
+
+def closure(store: Store, opener: Opener, process: int, pages: Iterable[int]) -> list[Key]:
+    """All pages that forgetting these would forget, in any process.
+
+    An entity is only a name, and is held by what was made from it: it goes with the last of these.
+    """
+    found: set[Key] = set()
+    fresh: dict[int, set[int]] = {process: set(pages)}
+    while fresh:
+        number, some = fresh.popitem()
+        more = set(opener(number).made_from(some)) - {page for other, page in found if other == number}
+        found.update((number, page) for page in more)
+        for other, page in store.citing(number, more) if more else ():
+            if (other, page) not in found:
+                fresh.setdefault(other, set()).add(page)
+    sources = {(number, source) for (number, _), (page, _) in store.read(found).items() for source in page.sources} - found
+    names = [key for key, (page, state) in store.read(sources).items() if _is_entity(page) and state.at is not Place.DROPPED]
+    found.update(key for key in names if found.issuperset(store.citing(key[0], [key[1]])))
+    return sorted(found, key=lambda key: (key[0], abs(key[1])))
+
+
+def named_closure(store: Store, opener: Opener, process: int, pages: Iterable[int]) -> list[tuple[str, Page]]:
+    """The pages of `closure`, each with the name of its process."""
+    found = closure(store, opener, process, pages)
+    names = {number: opener(number).name for number in {number for number, _ in found}}
+    rows = store.read(found)
+    return [(names[key[0]], rows[key][0]) for key in found]
+
+
+def _is_entity(page: Page) -> bool:
+    return page.kind is Kind.ENTITY
+
+
+def _steps(store: Store, keys: Sequence[Key]) -> Iterator[tuple[int, list[int]]]:
+    """The transactions in which pages can go, what cites first: (number of the process, pages)."""
+    left = set(keys)
+    made_from = {
+        key: {*page.cites, *((key[0], source) for source in page.sources)} & left for key, (page, _) in store.read(left).items()
+    }
+    while left:
+        # What a page of another process cites stays for now, and so does what this was made from here.
+        waits = {source for key in left for source in made_from[key] if source[0] != key[0]}
+        grown = list(waits)
+        while grown:
+            key = grown.pop()
+            further = {source for source in made_from[key] if source in left} - waits
+            waits |= further
+            grown += further
+        ready = left - waits
+        if not ready:
+            raise KernelError("pages that were made from each other", advice="run `kilburn fsck`")
+        for number in sorted({number for number, _ in ready}):
+            yield number, [page for other, page in sorted(ready) if other == number]
+        left = waits

@@ -1,0 +1,106 @@
+"""The versions of what a collection says: what superseded what, from its ledger, and how that is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from kilburn.errors import KernelError
+from kilburn.event import Act, Event
+from kilburn.kernel.collecting import Change, since_of
+from kilburn.move import Restore, Retire
+from kilburn.page import Page, Place, address_of
+from kilburn.store import State
+
+__all__ = ["Version", "Versions"]
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the pages that superseded each other, with its state now and the events that made it so, oldest first."""
+
+    page: Page
+    state: State
+    events: tuple[Event, ...]
+
+
+class Versions:
+    """Which page superseded which.
+
+    Args:
+        events: the ledger of the collection.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        # The page that superseded a page last, and the pages that a page superseded.
+        self._heir: dict[int, int] = {}
+        self._olds: dict[int, list[int]] = {}
+        for event in events:
+            if event.act is Act.RETIRE:
+                self._take_in(event.pages, event.data.get("by", 0), undone=event.cause == "undo")
+
+    def _take_in(self, pages: Sequence[int], by: int, *, undone: bool) -> None:
+        for page in () if undone and not by else pages:
+            before = self._heir.pop(page, 0)
+            if before:
+                self._olds[before].remove(page)
+            if by:
+                self._heir[page] = by
+                self._olds.setdefault(by, []).append(page)
+
+    def of(self, page: int) -> set[int]:
+        """All versions of what a page says, itself included."""
+        found, fresh = {page}, [page]
+        while fresh:
+            one = fresh.pop()
+            near = {*self._olds.get(one, ()), self._heir.get(one, one)} - found
+            found |= near
+            fresh += near
+        return found
+
+    def _line(self, page: int) -> list[int]:
+        """A page, what superseded it, what superseded that, and so on."""
+        line = [page]
+        while (heir := self._heir.get(line[-1], 0)) and heir not in line:
+            line.append(heir)
+        return line
+
+    def undo(self, pages: Sequence[int], rows: Mapping[int, tuple[Page, State]], why: str) -> list[Change]:
+        """The changes that undo what last happened to these pages.
+
+        Args:
+            rows: all versions of them that are not forgotten.
+
+        Raises:
+            KernelError: one of them is proposed.
+        """
+        restored: dict[int, None] = {}
+        retired: dict[int, int] = {}
+        at = {page: state.at for page, (_, state) in rows.items()}
+        for page in pages:
+            if at[page] is Place.PROPOSED:
+                raise KernelError(f"{address_of(page)} is proposed", advice="accept it, or retire it")
+            olds, line = self._olds.get(page, []), self._line(page)
+            if at[page] is Place.OUT and len(line) > 1:
+                # It was superseded, and an undo brought it back.
+                retired[page] = line[1]
+                restored.update((heir, None) for heir in line[-1:] if at.get(heir) is Place.RETIRED)
+            elif at[page] is Place.OUT:
+                retired[page] = 0
+                restored.update((old, None) for old in olds if at.get(old) is Place.RETIRED)
+            else:
+                restored[page] = None
+                # What an undo brought back in its place goes again.
+                earlier = [old for old in rows if old != page and page in self._line(old)]
+                retired.update((old, self._heir[old]) for old in earlier if at[old] is Place.OUT)
+                for heir in line[1:]:
+                    if at.get(heir) is Place.OUT:
+                        retired[heir] = 0
+                        others = [old for old in self._olds[heir] if old not in line]
+                        restored.update((old, None) for old in others if at.get(old) is Place.RETIRED)
+        changes: list[Change] = [Restore(tuple(restored), why)] if restored else []
+        for page, by in retired.items():
+            # It counts as never true, unless it was superseded again: then it ended where that begins.
+            until = None if by else since_of(rows[page][0])
+            changes.append(Retire((page,), by=by, until=until, why=why))
+        return changes
