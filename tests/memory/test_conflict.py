@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kilburn.claims import contested, contradict, is_speaker, plain_name, same_claim, topic
-from kilburn.memory.conflict import HALF_LIFE, Settled, Verdict, settle, settle_all, weight
+from kilburn.memory.conflict import HALF_LIFE, Settled, Verdict, settle, weight
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
@@ -41,7 +41,7 @@ def put(said: Claim, since: float | None = None, until: float | None = None) -> 
 
 
 def one(said: Claim, standing: Standing, since: float, trust: Trust = Trust.USER, until: float | None = None) -> Settled:
-    return settle(put(said, since, until), standing, now=since, trust=trust)
+    return settle([(put(said, since, until), trust)], standing, now=since)
 
 
 def test_an_update_closes_what_it_supersedes_where_it_begins() -> None:
@@ -116,15 +116,15 @@ def test_two_statements_at_one_time_are_both_kept() -> None:
 
 
 def test_two_statements_in_one_message() -> None:
-    both = settle_all([(put(claim("Porto")), Trust.USER), (put(claim("Braga")), Trust.USER)], [], now=5.0)
+    both = settle([(put(claim("Porto")), Trust.USER), (put(claim("Braga")), Trust.USER)], [], now=5.0)
     assert both.verdicts == (Verdict.NEW, Verdict.CONTESTED)
-    corrected = settle_all([(put(claim("Porto")), Trust.USER), (put(claim("Braga", correction=True)), Trust.USER)], [], now=5.0)
+    corrected = settle([(put(claim("Porto")), Trust.USER), (put(claim("Braga", correction=True)), Trust.USER)], [], now=5.0)
     first, second = corrected.moves
     assert isinstance(first, Add)
     assert isinstance(second, Add)
     assert (first.since, first.until) == (5.0, 5.0), "it is history, and true at no time"
     assert second.until is None
-    twice = settle_all([(put(claim("Porto")), Trust.USER), (put(claim("porto")), Trust.USER)], [], now=5.0)
+    twice = settle([(put(claim("Porto")), Trust.USER), (put(claim("porto")), Trust.USER)], [], now=5.0)
     assert len(twice.moves) == 1
 
 
@@ -132,7 +132,7 @@ def test_the_place_in_the_plan_counts_only_what_is_written() -> None:
     new = [(put(claim("Porto")), Trust.USER), (put(claim("Ana", subject="Bea", relation="knows")), Trust.USER)]
     new.append((put(claim("Lyon", subject="Bea")), Trust.USER))
     standing = [page(-1, claim("Porto"), 0.0), page(-2, claim("Nice", subject="Bea"), 0.0)]
-    settled = settle_all(new, standing, now=DAY, before=3)
+    settled = settle(new, standing, now=DAY, before=3)
     assert settled.verdicts == (Verdict.SAME, Verdict.NEW, Verdict.SUPERSEDES)
     assert settled.moves[-1] == Retire((-2,), refers=4, until=DAY, why="superseded")
 
@@ -151,6 +151,13 @@ def test_what_is_learned_late_is_closed_at_birth() -> None:
     assert settled.verdicts == (Verdict.EARLIER,)
     assert isinstance(added, Add)
     assert (added.since, added.until) == (0.0, DAY)
+
+
+def test_what_has_been_so_for_long_and_is_said_now_is_no_old_news() -> None:
+    braga = (put(claim("Braga"), since=0.0), Trust.USER)
+    settled = settle([braga], [page(-1, claim("Porto"), DAY)], now=9 * DAY, said=[8 * DAY])
+    assert settled.verdicts == (Verdict.SUPERSEDES,)
+    assert settled.moves[-1] == Retire((-1,), refers=0, until=0.0, why="superseded")
 
 
 def test_a_statement_for_a_time_only_retires_nothing_lasting() -> None:
@@ -174,7 +181,7 @@ def test_what_is_not_in_force_does_not_count(place: Place) -> None:
 
 
 def test_a_note_without_a_claim_is_new() -> None:
-    assert settle_all([(Add(text="x"), Trust.USER)], [page(-1, claim("Porto"), 0.0)], now=1.0).moves == (Add(text="x"),)
+    assert settle([(Add(text="x"), Trust.USER)], [page(-1, claim("Porto"), 0.0)], now=1.0).moves == (Add(text="x"),)
 
 
 @pytest.mark.parametrize(

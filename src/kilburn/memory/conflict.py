@@ -3,7 +3,7 @@
 The order is: an explicit correction, then confidence times recency. A statement of lower trust never retires one of
 higher trust. What cannot be resolved stays on both sides, and a search returns both, marked (`kilburn.claims`).
 
-    moves = settle(Add(text="Ana lives in Braga", claim=claim), standing, now=now).moves
+    moves = settle([(Add(text="Ana lives in Braga", claim=claim), Trust.USER)], standing, now=now).moves
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.store import State
 
-__all__ = ["HALF_LIFE", "Settled", "Verdict", "settle", "settle_all", "weight"]
+__all__ = ["HALF_LIFE", "Settled", "Verdict", "settle", "weight"]
 
 HALF_LIFE = 30 * 86_400.0
 """Seconds after which a statement weighs half as much against a newer one."""
@@ -52,11 +52,6 @@ class Settled(msgspec.Struct, frozen=True):
     moves: tuple[Add | Retire, ...]
     rivals: tuple[tuple[int, ...], ...]
 
-    @property
-    def verdict(self) -> Verdict:
-        """That of the first statement."""
-        return self.verdicts[0]
-
 
 class _Known(msgspec.Struct, eq=False):
     """A statement that is in force, or will be with this plan: then it has an `Add`, and the id 0."""
@@ -66,6 +61,7 @@ class _Known(msgspec.Struct, eq=False):
     trust: Trust
     since: float
     until: float | None
+    said: float
     add: Add | None = None
 
 
@@ -75,28 +71,11 @@ def weight(confidence: float, age: float, half_life: float = HALF_LIFE) -> float
 
 
 def settle(
-    new: Add,
-    standing: Iterable[tuple[Page, State]],
-    *,
-    now: float,
-    trust: Trust = Trust.USER,
-    place: int = 0,
-    half_life: float = HALF_LIFE,
-) -> Settled:
-    """The moves that write one new statement into what is in force (see `settle_all`).
-
-    Args:
-        trust: that the statement's page will have.
-        place: of its `Add` among those of the same plan, counted from 0.
-    """
-    return settle_all([(new, trust)], standing, now=now, before=place, half_life=half_life)
-
-
-def settle_all(
     new: Sequence[tuple[Add, Trust]],
     standing: Iterable[tuple[Page, State]],
     *,
     now: float,
+    said: Sequence[float] = (),
     before: int = 0,
     half_life: float = HALF_LIFE,
 ) -> Settled:
@@ -104,7 +83,7 @@ def settle_all(
 
     - An update closes what it supersedes at the time at which its own validity begins.
     - A correction says that the other was never true: it takes over the other's beginning, at which the other is closed.
-    - What began before something that is in force already is closed at birth, when that one begins.
+    - What was said before something that is in force already began is closed at birth, when that one begins.
     - A statement for a time only (`Add.until`) retires none that is for ever: once it is over, the other holds again.
     - A statement that was made already is not written again, unless its trust is higher now.
 
@@ -113,6 +92,7 @@ def settle_all(
         standing: pages of the same memory with their states. Those that are not in force, or speak of something else,
             do not count.
         now: seconds since the epoch: when a statement becomes true if it does not say.
+        said: when each was said, where that is not when it became true ("I have lived in Braga since 2019").
         before: how many `Add`s of the same plan come before these.
     """
     known = [fact for page, state in standing if (fact := _in_force(page, state)) is not None]
@@ -120,13 +100,14 @@ def settle_all(
     closed: list[tuple[tuple[int, ...], _Known, Retire]] = []
     verdicts: list[Verdict] = []
     rivals: list[tuple[int, ...]] = []
-    for add, trust in new:
+    for at, (add, trust) in enumerate(new):
         if add.claim is None:
             written.append(add)
             verdicts.append(Verdict.NEW)
             rivals.append(())
             continue
-        fact = _Known(0, add.claim, trust, now if add.since is None else add.since, add.until, add)
+        since = now if add.since is None else add.since
+        fact = _Known(0, add.claim, trust, since, add.until, said[at] if said else since, add)
         against = [other for other in known if _overlap(fact, other) and contradict(fact.claim, other.claim)]
         alike = [other for other in known if _overlap(fact, other) and same_claim(fact.claim, other.claim)]
         beaten = [other for other in against if _beats(fact, other, half_life)]
@@ -169,7 +150,7 @@ def _in_force(page: Page, state: State) -> _Known | None:
         return None
     ends = [end for end in (page.until, state.until) if end is not None]
     since = page.time if page.since is None else page.since
-    return _Known(page.id, page.claim, page.trust, since, min(ends, default=None))
+    return _Known(page.id, page.claim, page.trust, since, min(ends, default=None), since)
 
 
 def _overlap(one: _Known, other: _Known) -> bool:
@@ -181,18 +162,18 @@ def _beats(new: _Known, old: _Known, half_life: float) -> bool:
     if new.trust < old.trust or (new.until is not None and old.until is None):
         return False
     if new.claim.correction:
-        return not old.claim.correction or new.since >= old.since
-    return new.since > old.since and new.claim.confidence >= weight(old.claim.confidence, new.since - old.since, half_life)
+        return not old.claim.correction or new.said >= old.said
+    return new.said > old.said and new.claim.confidence >= weight(old.claim.confidence, new.said - old.said, half_life)
 
 
 def _verdict(new: _Known, alike: Sequence[_Known], against: Sequence[_Known], beaten: Sequence[_Known]) -> Verdict:
     said = [other for other in alike if other.trust >= new.trust]
     if against and len(beaten) == len(against):
         return Verdict.SUPERSEDES
-    if any(other.since <= new.since for other in said):
+    if any(other.since <= new.said for other in said):
         # Also one side of an open contradiction, said again: that decides nothing.
         return Verdict.SAME
     others = [*against, *alike]
-    if others and not new.claim.correction and all(other.since > new.since and other.trust >= new.trust for other in others):
+    if others and not new.claim.correction and all(other.since > new.said and other.trust >= new.trust for other in others):
         return Verdict.EARLIER
     return Verdict.CONTESTED if against else Verdict.NEW
