@@ -96,7 +96,7 @@ def test_a_derived_page_knows_its_sources(store: kilburn.Hierarchy, session: kil
 def test_an_update_retires_what_it_supersedes(store: kilburn.Hierarchy) -> None:
     memory = store.memory()
     memory.add("Ana lives in Porto.", since=100.0)
-    memory.apply(Add(text="Ana lives in Rome.", since=200.0), Retire((1,), by=-1))
+    memory.apply(Add(text="Ana lives in Rome.", since=200.0), Retire((1,), refers=0))
     assert texts(memory) == ["Ana lives in Rome."]
     assert texts(memory, at=150.0) == ["Ana lives in Porto."]
     assert texts(memory, at=99.0) == []
@@ -117,7 +117,7 @@ def test_a_fact_may_end_by_itself(store: kilburn.Hierarchy) -> None:
 def test_undo_leads_back_and_forth(store: kilburn.Hierarchy, session: kilburn.Process, steps: tuple[str, ...]) -> None:
     memory = store.memory()
     memory.apply(Add(text="Porto", since=100.0, cites=((number(session), 1),)), policy="facts")
-    memory.apply(Add(text="Rome", since=200.0, cites=((number(session), 1),)), Retire((-1,), by=-1), policy="facts")
+    memory.apply(Add(text="Rome", since=200.0, cites=((number(session), 1),)), Retire((-1,), refers=0), policy="facts")
     expected = "Rome"
     for address in steps:
         memory.undo(address)
@@ -133,8 +133,8 @@ def test_undo_leads_back_and_forth(store: kilburn.Hierarchy, session: kilburn.Pr
 def test_undo_goes_back_over_several_versions(store: kilburn.Hierarchy) -> None:
     memory = store.memory()
     memory.add("one")
-    memory.apply(Add(text="two"), Retire((1,), by=-1))
-    memory.apply(Add(text="three"), Retire((2,), by=-1))
+    memory.apply(Add(text="two"), Retire((1,), refers=0))
+    memory.apply(Add(text="three"), Retire((2,), refers=0))
     assert memory.undo("p1") == ["p1"]
     assert texts(memory) == ["one"]
     assert memory.undo("p3") == ["p3"]
@@ -161,7 +161,7 @@ def test_what_follows_an_untrusted_text_waits(store: kilburn.Hierarchy, session:
     made = memory.apply(
         Add(text="Ana", kind=Kind.ENTITY),
         Add(text="Ana lives in Rome.", refers=(0,), cites=((number(session), 4),)),
-        Retire((1,), by=-2),
+        Retire((1,), refers=1),
         policy="facts",
     )
     assert made == ["p2", "f1"]
@@ -235,7 +235,7 @@ BAD = [
     Retire((1, 1)),
     Retire((1,), by=1),
     Retire((1,), by=9),
-    Retire((1,), by=-1),
+    Retire((1,), refers=0),
     Retire((1,), until=math.nan),
     Retire("p1"),  # type: ignore[arg-type]
     Restore((1,)),
@@ -400,7 +400,7 @@ def test_reopened_it_is_the_same(tmp_path: Path) -> None:
     with kilburn.open(path) as store:
         memory = store.memory("ana")
         memory.add("one")
-        memory.apply(Add(text="two", sources=(1,)), Retire((1,), by=-1))
+        memory.apply(Add(text="two", sources=(1,)), Retire((1,), refers=0))
         memory.recall("p1")
         kept = list(memory.pages(history=True))
     with kilburn.open(path) as store:

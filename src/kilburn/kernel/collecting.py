@@ -115,14 +115,13 @@ def keys_of(changes: Sequence[Change], number: int) -> list[Key]:
     """All pages that changes of this collection name, those of the same call left out."""
     own: list[int] = []
     keys: list[Key] = []
-    adding = any(isinstance(change, Add) for change in changes)
     for change in changes:
         if isinstance(change, Add):
             own += change.sources
             keys += change.cites
         else:
             own += change.pages
-            if isinstance(change, Retire) and (change.by > 0 or not adding):
+            if isinstance(change, Retire) and change.by:
                 own.append(change.by)
     named = dict.fromkeys([*((number, page) for page in own), *keys])
     return [key for key in named if 0 < key[0] < LARGEST and 0 < abs(key[1]) < LARGEST]
@@ -296,12 +295,12 @@ class Collecting:
             self._record(Act.REMEMBER, pages, mark=importance)
 
     def _resolved(self, move: Retire | Restore) -> Retire | Restore:
-        """The move with the page that its `by` means."""
-        if isinstance(move, Restore) or move.by >= 0 or not self.added:
+        """The move with the page that its `refers` means."""
+        if isinstance(move, Restore) or move.refers is None:
             return move
-        if -move.by > len(self.added):
-            raise KernelError(f"by={move.by} of {len(self.added)} Adds", advice="-1 is the first Add of the plan")
-        return msgspec.structs.replace(move, by=self.added[-move.by - 1])
+        if not 0 <= move.refers < len(self.added):
+            raise KernelError(f"it refers to Add {move.refers} of {len(self.added)}", advice="count Adds from 0")
+        return msgspec.structs.replace(move, by=self.added[move.refers], refers=None)
 
     def _is_held(self, move: Retire) -> bool:
         if self.policy == "user":

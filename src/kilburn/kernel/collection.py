@@ -8,7 +8,7 @@ meantime, the change is checked again against what is there now, and tried again
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -141,6 +141,7 @@ class Collection:
         cause: str = "user",
         tainted: bool = False,
         seen: int | None = None,
+        note: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Carry out changes in one transaction, all or none; returns the addresses of the added pages.
 
@@ -154,6 +155,7 @@ class Collection:
             tainted: whether the policy had read untrusted text before.
             seen: the last event (`head`) that the caller knew when it decided; None if the changes are right whatever
                 others have written since. A `Drop` stands alone.
+            note: figures for the ledger, written with the changes or not at all; also where there is no change.
 
         Raises:
             LawBroken, KernelError: one of them is not allowed. UnknownAddress, Forgotten: it names a page that is not
@@ -162,10 +164,17 @@ class Collection:
         if any(isinstance(change, Drop) for change in changes):
             return self._drop_all(changes, policy)
         wanted = as_changes(changes)
-        if not wanted:
+        if not wanted and note is None:
             return []
+
+        def collect() -> Collecting:
+            made = self._carried(wanted, policy, cause, tainted=tainted)
+            if note is not None:
+                made.events.append(self._event(Act.NOTE, (), policy=policy, cause=cause, data=dict(note)))
+            return made
+
         with self.lock:
-            made = self._commit(lambda: self._carried(wanted, policy, cause, tainted=tainted), seen)
+            made = self._commit(collect, seen)
         return [address_of(page) for page in made.added]
 
     def _drop_all(self, changes: tuple[object, ...], policy: str) -> list[str]:

@@ -25,7 +25,7 @@ from kilburn.move import Move
 from kilburn.page import Place
 from kilburn.policy import Cause, Policy, View
 
-__all__ = ["Consultation"]
+__all__ = ["EFFECTS", "MOVES", "SECONDS", "Consultation", "checked", "guarded"]
 
 log = logging.getLogger("kilburn")
 
@@ -98,7 +98,7 @@ class Consultation:
     def _moves(self, policy: Policy, view: View, course: _Course) -> Generator[Ask, Answer, Sequence[Move]]:
         """The moves that a policy wants; none if it fails, whatever it raises or returns."""
         try:
-            plan = _guarded(lambda: policy.plan(view))
+            plan = guarded(lambda: policy.plan(view))
             moves = (yield from self._answers(plan, course)) if isinstance(plan, Generator) else plan
             if not isinstance(moves, list | tuple) or len(moves) > MOVES:
                 raise SpecError(f"a plan gave {_named(moves)}", advice=f"return a list of at most {MOVES} moves")
@@ -151,7 +151,7 @@ class Consultation:
     ) -> Generator[Ask, Answer, Sequence[Move]]:
         began = time.monotonic()
         try:
-            effect = _checked(_guarded(lambda: next(plan)))
+            effect = checked(guarded(lambda: next(plan)))
             for _ in range(EFFECTS):
                 if isinstance(effect, Ask):
                     answer = yield from self._ask(effect, course)
@@ -161,7 +161,7 @@ class Consultation:
                     answer = self._at_once(effect, course)
                 if time.monotonic() - began - course.waited > SECONDS:
                     raise SpecError(f"a plan took more than {SECONDS:g} seconds", advice="plan less at a time")
-                effect = _checked(_guarded(partial(plan.send, answer)))
+                effect = checked(guarded(partial(plan.send, answer)))
             raise SpecError(f"a plan yielded more than {EFFECTS} effects", advice="return its moves")
         except StopIteration as stop:
             moves: Sequence[Move] = stop.value if stop.value is not None else ()
@@ -246,7 +246,7 @@ class Consultation:
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=hits)
 
 
-def _guarded(step: Callable[[], Any]) -> Any:
+def guarded(step: Callable[[], Any]) -> Any:
     """Guard one step of a policy: it may not end the program, or look like a cancelled wait.
 
     Raises:
@@ -260,7 +260,7 @@ def _guarded(step: Callable[[], Any]) -> Any:
         raise SpecError(f"a plan raised {type(error).__name__}", advice="return moves, or raise an Exception") from error
 
 
-def _checked(effect: object) -> Effect:
+def checked(effect: object) -> Effect:
     """The effect, with the types of its fields checked.
 
     Raises:

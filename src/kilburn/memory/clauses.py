@@ -1,0 +1,152 @@
+"""The plain statements of a message: clauses in which somebody says something in their own name.
+
+Left out are questions, hypotheses, quotations, code, reported speech, and what was pasted to be worked on. It is cut by
+patterns for English; of a text in another language at most a few clauses are left, in which no statement is found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["HOLE", "Clause", "clauses"]
+
+LONGEST = 20_000
+"""Characters; of a longer text only the first and last `ENDS` are read, because most of it was pasted."""
+ENDS = 2_000
+
+HOLE = "\x1a"
+"""Stands where something quoted was taken out."""
+
+_BLOCKS = re.compile(
+    r"```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|<([A-Za-z][\w-]{0,40})\b[^>]{0,200}>.*?(?:</\1>|\Z)|\[[^\]\n]{0,300}\]", re.DOTALL
+)
+_LINES = re.compile(r"^(?:>|\t| {4}|\s*[|#$%]).*$", re.MULTILINE)
+_BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)])\s+", re.MULTILINE)
+_QUOTED = re.compile(r'"[^"\n]{0,2000}"|`[^`\n]{0,300}`')
+_ODD = re.compile(r"[^\w\s!-~–—…€£°\x1a]+")
+_SENTENCE = re.compile(
+    r"(?<=[.!?…])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St|vs)\.)(?<!\b(?:Mrs|e\.g|i\.e|a\.m|p\.m|etc)\.)[\"')]*\s+|\n+"
+)
+
+_TASK = re.compile(
+    r"\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve|polish|summari[sz]e|review|draft"
+    r"|compose|continue|complete|check|analy[sz]e|classify|say|repeat|quote|print|output|type)\b[^:]{0,200}:(?!//|\d)",
+    re.IGNORECASE,
+)
+_FICTION = re.compile(
+    r"(?:ok(?:ay)?,? |now,? |please,? |let's |can you |could you )*(?:pretend|imagine|role-?play|act as|suppose|assume"
+    r"|hypothetically"
+    r"|you are an?|in this (?:story|scenario|game)|write|draft|compose|once upon a time)\b",
+    re.IGNORECASE,
+)
+_ABOUT_ME = re.compile(r"\b(?:about me|myself|remember|note|mind|know|rules?|instructions?|preferences?|facts)\b", re.IGNORECASE)
+_ASKED = re.compile(
+    r"(?:^|[,;:–—-]\s*|\s(?=(?:and|so|but|then|or)\s))(?:(?:and|so|but|then|or|well|hmm|also|now|just|i'm|i was)\s+)*"
+    r"(?:can|could|would|will|should|shall|do|does|did|is|are|am|was|were|have|has|may|any|what(?:'s)?|how|which|who|whom"
+    r"|where|when|why|wonder(?:ing)?|right|ok|okay|isn't|don't|aren't|doesn't|didn't|won't|haven't|remember)\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
+_REQUEST = re.compile(
+    r"[,;–—-]?\s*(?:\b(?:and|so|but)\s+)?\b(?:(?:can|could|would|will) you|(?:how|what|where) (?:can|could|should|do"
+    r"|would) (?:i|we|you)"
+    r"|(?:i'm|i was|i am) (?:just )?wondering|i wonder|please (?:help|tell|give|show|explain)|help me)\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
+_CUT = re.compile(
+    r"\s*;\s*|\s+[–—]\s*|\s+-+\s+"
+    r"|,\s+(?=(?:and|but|so|because|since|which|who|whose|where|although|though|while|whereas|as|then|or|if|unless|when"
+    r"|considering|given|especially|with|thanks|plus|in case|can|could)\b)"
+    r"|\s+(?=(?:and|but|so|because|although|though|while|whereas|if|unless|when|where|since|until|till|before|after)"
+    r"\s+(?:i|i'm|i've|i'll|i'd|my|we|we're|we've|our|you|he|she|they|it|it's|the|this|that|there|now)\b)"
+    r"|,\s+(?=(?:i|i'm|i've|i'd|i'll|my|we|it|it's|you|you're|he|she|they|that's|this|the)\b)",
+    re.IGNORECASE,
+)
+_PREFIX = re.compile(
+    r"(?:(?:and|but|so|because|cause|since|as|plus|also|well|yes|yeah|yep|yup|ok(?:ay)?|oh|ah|hi|hello|hey|thanks|thank you"
+    r"|btw|by the way|fyi|for (?:context|the record|reference|future reference|your information)|just so you know|in fact"
+    r"|honestly|personally|currently|right now|now|nowadays|these days|lately|recently|although|though|while|whereas"
+    r"|especially|considering|given|that|first(?:ly)?|second(?:ly)?|anyways?|besides|sure|great|cool|wow|hmm|haha|lol"
+    r"|today|please|just|(?P<fix>actually|no|nope|sorry|wait|correction|oops|my mistake|my bad|i was wrong|scratch that"
+    r"|i meant(?: to say)?|i misspoke|let me correct (?:that|myself)))(?=[\s,.:!–—-]"
+    r"|\Z)(?:\s+[A-Z][a-z]+(?=[,!]))?[,.:!–—-]*\s*)+",
+    re.IGNORECASE,
+)
+_UNREAL = re.compile(
+    r"\b(?:if|would|could|might|wish|maybe|perhaps|probably|hypothetically|pretend|imagine|suppose|kidding|joking|unless|whether"
+    r"|used to|as though|should have|not sure|don't know|don't think|doubt|instead of saying|for example|e\.g)\b|\x1a",
+    re.IGNORECASE,
+)
+_OPENS_UNREAL = re.compile(
+    r"(?:(?:and|but|so|or|even|only|well|then)\s+)*(?:if|suppose|supposing|imagine|pretend|assume|assuming|say|let's say|unless"
+    r"|what if|in case|had i|were i|once|until|till|whether)\b",
+    re.IGNORECASE,
+)
+_REPORTS = re.compile(
+    r"\b(?:said|says?|saying|told|tells?|asked|asks|wrote|writes|thinks?|thought|believes?|claims?|claimed|replied|answered|goes"
+    r"|was like|is like|heard|quoted?|quoth|texted|mentioned|insists?|reads?)(?:\s+(?:me|us|him|her|them|that))*\s*[,:]?\s*\Z",
+    re.IGNORECASE,
+)
+_SUBORDINATE = re.compile(r"(?:when|where|before|after|until|till|which|who|whose|with)\b", re.IGNORECASE)
+_MARKS = " ,.:!-–—"
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One clause without what introduces it ("and", "by the way").
+
+    Args:
+        fix: whether it is introduced as a correction ("no,").
+        rest: from here to the end of the sentence, but for what is asked there.
+    """
+
+    text: str
+    fix: bool
+    rest: str
+
+
+def clauses(text: str) -> Iterator[Clause]:
+    """The clauses that somebody says in their own name, in order."""
+    if len(text) > LONGEST:
+        text = f"{text[:ENDS]}\n\n{text[-ENDS:]}"
+    text = text.translate(_PLAIN)
+    text = _BULLET.sub("", _LINES.sub("", _BLOCKS.sub("\n", text)))
+    text = _ODD.sub(" ", _QUOTED.sub(lambda match: HOLE if match[0].count(" ") > 1 else match[0], text))
+    for sentence in _SENTENCE.split(text):
+        sentence = " ".join((sentence or "").split())
+        if not sentence:
+            continue
+        if _FICTION.match(sentence) or _TASK.search(sentence):
+            return  # the rest is what it is about
+        yield from _of(sentence)
+        if sentence.endswith(":") and not _ABOUT_ME.search(sentence):
+            return
+
+
+_PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "\x1a": " ", "\N{NO-BREAK SPACE}": " "})
+
+
+def _of(sentence: str) -> Iterator[Clause]:
+    if sentence.endswith("?"):
+        told = _ASKED.sub("", sentence)
+        if told == sentence:
+            return
+        sentence = told
+    sentence = _REQUEST.sub("", sentence)
+    before = ""
+    fix = False
+    at = 0
+    for cut in [*_CUT.finditer(sentence), None]:
+        start, piece = at, sentence[at : cut.start() if cut else None]
+        at = cut.end() if cut else at
+        if _OPENS_UNREAL.match(piece) or _REPORTS.search(before):
+            return
+        before = piece
+        match = _PREFIX.match(piece)
+        body = piece[match.end() :] if match else piece
+        fix = fix or bool(match and match["fix"])
+        if body.strip(_MARKS) and not _UNREAL.search(body) and not _SUBORDINATE.match(body):
+            rest = sentence[start + len(piece) - len(body) :]
+            yield Clause(body.strip(_MARKS), fix, rest.strip(_MARKS))
+        fix = fix and not body.strip(_MARKS)

@@ -1,0 +1,550 @@
+"""Learning: what was said in a session becomes facts in a memory.
+
+A memory policy plans for one exchange between user and assistant at a time. What it wants is written in one transaction
+with the cursor, so no message is learned from twice or skipped, whatever crashes and whoever else learns at the same time.
+A model's failure is an outcome in the memory's ledger: the exchange waits and is tried again at the next call. It never
+counts as "nothing to learn". Each policy has its own cursor in each session.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from kilburn.claims import topic
+from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
+from kilburn.errors import Forgotten, KernelError, SpecError, StoreStale, UnknownAddress
+from kilburn.event import Act
+from kilburn.kernel.collection import Collection
+from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded
+from kilburn.kernel.drive import answerer, arun, run
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.kernel.resolve import resolve
+from kilburn.memory.view import MemoryPolicy, MemoryView, Said
+from kilburn.message import Kind, Role, Trust
+from kilburn.move import Add, Retire
+from kilburn.page import Claim, Page, Place, address_of, span_of
+from kilburn.store import State
+
+__all__ = ["Learned", "Learning", "alearn", "learn"]
+
+log = logging.getLogger("kilburn")
+
+EARLIER = 10
+"""Messages before an exchange that a policy sees."""
+
+TRIES = 5
+"""How often it begins anew, without getting on, because others wrote into the memory meanwhile."""
+
+FAILURES = 3
+"""Exchanges in a row for which the model failed, after which the rest waits for the next call."""
+
+ABOUT = 64
+"""Passages that are looked through for what is in force about a subject."""
+
+_BAD = (Outcome.FAILED, Outcome.EMPTY, Outcome.REFUSED, Outcome.REJECTED, Outcome.TRUNCATED)
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call learned; all of it can be read at once (`store.memory(user).recall("f1")`).
+
+    Args:
+        memory: the name of the memory.
+        stored: addresses of new facts that are in force.
+        retired: addresses of what they superseded, or what is no longer true.
+        unchanged: statements that were known already.
+        proposed: addresses of new pages that wait until a person accepts them, because untrusted text was read before.
+        failed: addresses, in the session, of texts that nothing could be learned from yet; the next call tries again.
+        why: what failed last, or "".
+    """
+
+    memory: str
+    stored: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
+    unchanged: int = 0
+    proposed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    why: str = ""
+
+
+def learn(store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None) -> Learned:
+    """Learn from what was said in a session since the last call.
+
+    Args:
+        session: its name, or the open process.
+        policy: a spec such as "plain" or "facts", or an object with `plan`.
+        model: answers what the policy asks: a spec or a model; None for that of the store.
+        user: whose memory it goes into; None for the user of the session.
+
+    Raises:
+        SpecError: no such policy or model, or the policy asks a model and there is none. StoreError: nothing of the
+            exchange in hand was written; what came before stays.
+    """
+    job = _Job(store, session, policy, user)
+    return run(job.learn(), _answering(store, model))
+
+
+async def alearn(
+    store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None
+) -> Learned:
+    """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
+    written."""
+    job = _Job(store, session, policy, user)
+    return await arun(job.learn(), _answering(store, model))
+
+
+class Learning:
+    """`learn` in a thread of its own, so that the agent goes on. Use it as a context manager, or close it.
+
+    Closing gives up the exchange in hand and writes nothing more; the next call begins there.
+    """
+
+    def __init__(
+        self, store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None
+    ) -> None:
+        self._stop = threading.Event()
+        self._learned: Learned | None = None
+        self._error: BaseException | None = None
+        job = _Job(store, session, policy, user, stopped=self._stop.is_set)
+        answer = _answering(store, model)
+        self._thread = threading.Thread(target=self._work, args=(job, answer), name="kilburn-learn", daemon=True)
+        self._thread.start()
+
+    def _work(self, job: _Job, answer: Callable[[Ask], Answer]) -> None:
+        try:
+            self._learned = run(job.learn(), answer)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            self._error = error
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def result(self, timeout: float | None = None) -> Learned:
+        """What was learned; waits for it.
+
+        Raises:
+            TimeoutError: it has not ended within so many seconds. Whatever `learn` raises.
+        """
+        self._thread.join(timeout)
+        if not self.done:
+            raise TimeoutError(f"still learning after {timeout} s")
+        if self._error is not None:
+            raise self._error
+        assert self._learned is not None
+        return self._learned
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Stop, and wait so many seconds for the thread; returns whether it has ended. A model that is being asked is left
+        behind: its answer is thrown away."""
+        self._stop.set()
+        self._thread.join(timeout)
+        return self.done
+
+    def __enter__(self) -> Learning:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _answering(store: Hierarchy, model: Any) -> Callable[[Ask], Answer]:
+    return answerer(store.model if model is None else resolve("models", model))
+
+
+class _Exchange(msgspec.Struct, frozen=True):
+    """Texts to plan for together, those before them, and where the cursor stands afterwards (0: it stays)."""
+
+    new: tuple[Said, ...]
+    earlier: tuple[Said, ...]
+    upto: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.new[0].page.id, self.new[-1].page.id
+
+
+class _Progress(msgspec.Struct):
+    """How far a policy has learned from a session: up to which page, which exchanges before wait to be tried again (first
+    and last page), and which page of the memory holds the running summary (0: none)."""
+
+    upto: int = 0
+    waiting: tuple[tuple[int, int], ...] = ()
+    summary: int = 0
+
+
+class _Course(msgspec.Struct):
+    """What happened while a policy was at work."""
+
+    moves: Sequence[Add | Retire] = ()
+    asked: list[Outcome] = []
+    figures: dict[str, int] = {}
+    noted: Outcome | None = None
+    why: str = ""
+    lacks_model: bool = False
+
+    @property
+    def failure(self) -> Outcome | None:
+        """How it failed; None if it did not."""
+        return self.noted if self.noted in _BAD or self.noted is Outcome.ILLEGAL else None
+
+
+class _Bookmarks:
+    """How far each policy has learned from each session, read from the ledger of a memory as it grows."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], _Progress] = {}
+        self._head = 0
+        self._lock = threading.Lock()
+
+    def of(self, memory: Collection, session: int, policy: str) -> _Progress:
+        with self._lock:
+            for event in memory.store.events(memory.number, self._head):
+                self._head = event.number
+                if event.act is Act.NOTE and "learned" in event.data:
+                    fields = {name: event.data.get(name) for name in _Progress.__struct_fields__}
+                    self._known[event.data["learned"], event.policy] = msgspec.convert(fields, _Progress)
+            return self._known.get((session, policy), _Progress())
+
+
+_bookmarks: weakref.WeakKeyDictionary[Collection, _Bookmarks] = weakref.WeakKeyDictionary()
+
+
+class _Job:
+    """One call of `learn`."""
+
+    def __init__(
+        self,
+        store: Hierarchy,
+        session: str | Process,
+        policy: Any,
+        user: str | None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.process = session if isinstance(session, Process) else store.process(session)
+        self.policy: MemoryPolicy = resolve("memory", policy)
+        self.name = policy.partition("(")[0].strip() if isinstance(policy, str) else type(policy).__name__.lower()
+        if self.name in ("kernel", "user"):
+            raise SpecError(f"a policy named {self.name!r}", advice="the ledger has this name for a person's changes; rename it")
+        self.memory = store.memory(self.process.kernel.info.user if user is None else user)
+        self.session = self.process.kernel.info.number
+        self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
+        self.clock = store.clock
+        self.stopped = stopped
+        self.stored: list[str] = []
+        self.retired: list[str] = []
+        self.proposed: list[str] = []
+        self.unchanged = 0
+        self.failed: dict[tuple[int, int], str] = {}
+        self.why = ""
+
+    def learn(self) -> Generator[Ask, Answer, Learned]:
+        """All exchanges that are new or wait; begins anew if others learn at the same time."""
+        left = TRIES
+        while True:
+            before = self._progress()
+            try:
+                yield from self._all(before)
+                break
+            except (StoreStale, Forgotten, UnknownAddress):
+                # Others wrote into the memory, or a person forgot a page, since the view was made.
+                left = left - 1 if self._progress() == before else TRIES
+                if not left:
+                    raise
+        return Learned(
+            memory=self.memory.name,
+            stored=tuple(self.stored),
+            retired=tuple(self.retired),
+            unchanged=self.unchanged,
+            proposed=tuple(self.proposed),
+            failed=tuple(self.failed.values()),
+            why=self.why,
+        )
+
+    def _progress(self) -> _Progress:
+        return self.bookmarks.of(self.memory, self.session, self.name)
+
+    def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
+        exchanges, end = self._exchanges(progress)
+        written = progress
+        failures = 0
+        for place, exchange in enumerate(exchanges):
+            if self.stopped():
+                break
+            head = self.memory.head
+            course = yield from self._plan(self._view(exchange, progress))
+            if self.stopped():
+                return
+            if course.lacks_model and not course.moves:
+                raise SpecError(f"the policy {self.name!r} asks a model, and there is none", advice="give model=, or use plain")
+            course = self._write(exchange, course, progress, head)
+            progress = self._after(exchange, course, progress)
+            if course.moves or course.asked or course.failure:
+                written = progress
+            failures = failures + 1 if course.failure is Outcome.FAILED and course.asked else 0
+            if failures >= FAILURES:
+                rest = exchanges[place + 1 :]
+                self.failed.update({each.span: span_of(*each.span) for each in rest})
+                break
+        else:
+            progress = msgspec.structs.replace(progress, upto=max(end, progress.upto))
+        if progress != written:
+            self._commit((), progress, {}, Trust.USER, None)
+
+    def _after(self, exchange: _Exchange, course: _Course, progress: _Progress) -> _Progress:
+        waiting = {span for span in progress.waiting if span != exchange.span}
+        if course.failure:
+            waiting.add(exchange.span)
+            self.failed[exchange.span] = span_of(*exchange.span)
+            self.why = f"{course.failure}: {course.why}" if course.why else str(course.failure)
+        else:
+            self.failed.pop(exchange.span, None)
+        return msgspec.structs.replace(progress, waiting=tuple(sorted(waiting)), upto=max(progress.upto, exchange.upto))
+
+    def _write(self, exchange: _Exchange, course: _Course, progress: _Progress, head: int) -> _Course:
+        """Write what was planned with the cursor, or that it failed."""
+        figures: dict[str, Any] = dict(course.figures)
+        if course.asked:
+            figures["asked"] = [str(outcome) for outcome in course.asked]
+        moves = self._allowed(course.moves, exchange, figures)
+        if not (moves or course.asked or course.failure):
+            self.unchanged += course.figures.get("unchanged", 0)
+            return msgspec.structs.replace(course, moves=moves)
+        taint = min(said.taint for said in exchange.new)
+        try:
+            self._commit(moves, self._after(exchange, course, progress), figures, taint, head, course)
+        except (StoreStale, Forgotten, UnknownAddress):
+            raise
+        except KernelError as error:
+            log.info("the plan of %s was refused: %s", self.name, error)
+            course = msgspec.structs.replace(course, moves=(), noted=Outcome.ILLEGAL, why=type(error).__name__)
+            self._commit((), self._after(exchange, course, progress), figures, taint, head, course)
+        self.unchanged += course.figures.get("unchanged", 0)
+        return course
+
+    def _commit(
+        self,
+        moves: Sequence[Add | Retire],
+        progress: _Progress,
+        figures: Mapping[str, Any],
+        taint: Trust,
+        head: int | None,
+        course: _Course | None = None,
+    ) -> None:
+        outcome = (course.failure if course else None) or Outcome.DONE
+        note = {**figures, **msgspec.structs.asdict(progress), "learned": self.session, "outcome": outcome}
+        adds = [move for move in moves if isinstance(move, Add)]
+        added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
+        rows = [self.memory.read(self.memory.resolve(address)[0]) for address in added]
+        waits = {place for place, (_, state) in enumerate(rows) if state.at is Place.PROPOSED}
+        for place, address in enumerate(added):
+            (self.proposed if place in waits else self.stored).append(address)
+        for move in moves:
+            if isinstance(move, Retire) and taint >= Trust.AGENT and move.refers not in waits:
+                self.retired += [address_of(page) for page in move.pages]
+        assert len(added) == len(adds)
+
+    # What a policy sees
+
+    def _exchanges(self, progress: _Progress) -> tuple[list[_Exchange], int]:
+        """The exchanges to learn from, in order, and the last page of the session."""
+        process = self.process
+        with process.lock:
+            process.refresh()
+            pages = [page for number, page in sorted(process.window.pages.items()) if number > 0]
+            gone = {page.id for page in pages if process.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
+            heard = list(_heard(self.session, pages, gone))
+            wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
+            process.fetch(said.page for said, wants in zip(heard, wanted, strict=True) if wants)
+            groups: list[list[int]] = []
+            for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
+                if wants and (not groups or not _belongs(said, [heard[n] for n in groups[-1]], progress)):
+                    groups.append([])
+                if wants:
+                    groups[-1].append(at)
+            found = []
+            for group in groups:
+                new = tuple(self._with_text(heard[at]) for at in group)
+                low = min(said.taint for said in new)
+                before = [
+                    said for said in heard[: group[0]] if not said.recalled and (low < Trust.AGENT or said.taint >= Trust.AGENT)
+                ]
+                earlier = tuple(self._with_text(said) for said in before[-EARLIER:])
+                last = new[-1].page.id
+                found.append(_Exchange(new, earlier, last if last > progress.upto else 0))
+        return found, pages[-1].id if pages else 0
+
+    def _with_text(self, said: Said) -> Said:
+        return Said(said.process, said.page, self.process.text(said.page.id), said.recalled, said.taint)
+
+    def _view(self, exchange: _Exchange, progress: _Progress) -> MemoryView:
+        memory = self.memory
+        summary = ""
+        if progress.summary:
+            rows = memory.store.read([(memory.number, progress.summary)])
+            if any(state.at is Place.OUT for _, state in rows.values()):
+                summary = memory.text(progress.summary)
+        return MemoryView(
+            new=exchange.new,
+            earlier=exchange.earlier,
+            summary=summary,
+            now=self.clock(),
+            session=self.process.name,
+            user=memory.user,
+            page=lambda page: memory.read(page)[0],
+            text=memory.text,
+            about=self._about,
+            summary_page=progress.summary if summary else 0,
+        )
+
+    def _about(self, subject: str, relation: str = "") -> list[tuple[Page, State]]:
+        """What is in force about a subject; see `MemoryView.about`."""
+        wanted = topic(Claim(subject=subject, relation=relation))
+        rows = self._found(f"{subject} {relation}", ABOUT)
+        found = []
+        for page, state in rows:
+            if page.claim is not None and (topic(page.claim) == wanted or (not relation and topic(page.claim)[:2] == wanted[:2])):
+                found.append((page, state))
+        return sorted(found, key=lambda row: (-row[0].time, row[0].id))
+
+    def _found(self, query: str, limit: int) -> list[tuple[Page, State]]:
+        """Pages of the memory that match a query and are in force, best first."""
+        memory = self.memory
+        passages = memory.store.search(query, processes=[memory.number], limit=limit)
+        keys = list(dict.fromkeys((passage.process, passage.page) for passage in passages))
+        rows = memory.store.read(keys)
+        return [rows[key] for key in keys if key in rows and rows[key][1].at is Place.OUT]
+
+    # What a policy does
+
+    def _plan(self, view: MemoryView) -> Generator[Ask, Answer, _Course]:
+        """Ask the policy; whatever it raises or returns is an outcome."""
+        course = _Course()
+        try:
+            plan = guarded(lambda: self.policy.plan(view))
+            moves = (yield from self._answers(plan, course)) if isinstance(plan, Generator) else plan
+            if not isinstance(moves, list | tuple) or len(moves) > MOVES:
+                raise SpecError("a plan gave no list of moves", advice=f"return a list of at most {MOVES} Adds and Retires")
+            if not all(isinstance(move, Add | Retire) for move in moves):
+                raise SpecError("a plan gave something else than Add and Retire", advice="only a person forgets or restores")
+            course.moves = tuple(moves)
+        except Exception as error:
+            # A policy is foreign code. Its error may quote a page, which must not get into the ledger.
+            log.exception("policy %s failed", self.name)
+            course.noted, course.why = Outcome.FAILED, f"the policy failed: {type(error).__name__}"
+        if course.moves:
+            course.noted = None
+        return course
+
+    def _answers(self, plan: Generator[Effect, Answer, Any], course: _Course) -> Generator[Ask, Answer, Any]:
+        began, waited = time.monotonic(), 0.0
+        try:
+            effect = checked(guarded(lambda: next(plan)))
+            for _ in range(EFFECTS):
+                if isinstance(effect, Ask):
+                    before = time.monotonic()
+                    answer = yield effect
+                    waited += time.monotonic() - before
+                    self._note_answer(effect, answer, course)
+                elif isinstance(effect, Find):
+                    answer = self._find(effect)
+                elif isinstance(effect, Note):
+                    course.noted = effect.outcome or course.noted
+                    course.why = effect.why[:300] or course.why
+                    for name, count in effect.figures.items():
+                        course.figures[name] = course.figures.get(name, 0) + count
+                    answer = Answer(outcome=Outcome.DONE)
+                else:
+                    raise SpecError("a memory policy yielded Later", advice="learning is in the background already: yield Ask")
+                if time.monotonic() - began - waited > SECONDS:
+                    raise SpecError(f"a plan took more than {SECONDS:g} seconds", advice="plan less at a time")
+                effect = checked(guarded(partial(plan.send, answer)))
+            raise SpecError(f"a plan yielded more than {EFFECTS} effects", advice="return its moves")
+        except StopIteration as stop:
+            return stop.value if stop.value is not None else ()
+        finally:
+            try:
+                plan.close()
+            except Exception:
+                log.exception("a plan of policy %s could not be closed", self.name)
+
+    def _note_answer(self, ask: Ask, answer: Answer, course: _Course) -> None:
+        if answer.outcome is Outcome.NO_MODEL:
+            course.lacks_model = True
+            return
+        course.asked.append(answer.outcome)
+        detail = answer.detail[:300]
+        self.memory.observe(
+            Act.ASK, policy=self.name, cause="learn", why=ask.purpose[:300], outcome=answer.outcome, detail=detail
+        )
+
+    def _find(self, find: Find) -> Answer:
+        memory = self.memory
+        rows = self._found(find.query, 4 * max(1, find.limit))[: max(0, find.limit)]
+        texts = memory.store.texts(page.digest for page, _ in rows)
+        hits = tuple(
+            Hit(page=page.id, span=(0, len(texts[page.digest])), text=texts[page.digest], score=1.0 / (1 + at))
+            for at, (page, _) in enumerate(rows)
+        )
+        return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=hits)
+
+    def _allowed(self, moves: Sequence[Add | Retire], exchange: _Exchange, figures: dict[str, Any]) -> Sequence[Add | Retire]:
+        """The moves without retirements of what is more trusted than who speaks; how many is in the figures."""
+        if not any(isinstance(move, Retire) for move in moves):
+            return moves
+        said = {each.cite: each.page.trust for each in (*exchange.earlier, *exchange.new)}
+        adds = [move for move in moves if isinstance(move, Add)]
+        spoke = max(each.page.trust for each in exchange.new)
+        kept: list[Add | Retire] = []
+        for move in moves:
+            if isinstance(move, Retire):
+                if move.refers is not None and 0 <= move.refers < len(adds):
+                    authority = min((said.get(cite, Trust.TOOL) for cite in adds[move.refers].cites), default=Trust.USER)
+                else:
+                    authority = self.memory.read(move.by)[0].trust if move.by else spoke
+                pages = tuple(page for page in move.pages if self.memory.read(page)[0].trust <= authority)
+                if len(pages) < len(move.pages):
+                    figures["spared"] = figures.get("spared", 0) + len(move.pages) - len(pages)
+                if not pages:
+                    continue
+                kept.append(msgspec.structs.replace(move, pages=pages))
+            else:
+                kept.append(move)
+        return tuple(kept)
+
+
+def _heard(session: int, pages: Iterable[Page], gone: set[int]) -> Iterable[Said]:
+    """The texts of user and assistant, without their words, each with what was read before it."""
+    taint, recalled = Trust.USER, False
+    for page in pages:
+        speaks = page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER and not page.is_blank
+        taint = page.trust if speaks else min(taint, page.trust)
+        recalled = bool(page.sources) or (recalled and not speaks)
+        told = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
+        if told and not page.is_blank and page.id not in gone:
+            yield Said(session, page, "", recalled, min(taint, Trust.USER))
+
+
+def _within(page: int, progress: _Progress) -> bool:
+    return page > progress.upto or any(first <= page <= last for first, last in progress.waiting)
+
+
+def _belongs(said: Said, group: Sequence[Said], progress: _Progress) -> bool:
+    """Whether a text is part of the same exchange: two messages at most, with the same taint."""
+    messages = {each.page.message for each in group}
+    return (
+        (said.page.message in messages or (len(messages) < 2 and (said.role is not Role.USER or group[-1].role is Role.USER)))
+        and (said.taint < Trust.AGENT) == (group[0].taint < Trust.AGENT)
+        and (said.page.id > progress.upto) == (group[0].page.id > progress.upto)
+        and not any(first == said.page.id for first, _ in progress.waiting)
+    )

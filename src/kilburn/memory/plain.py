@@ -1,0 +1,112 @@
+"""Learning without a model: statements that patterns find in what the user says.
+
+Preferences, identities, family, places, work, dates, quantities, habits, standing instructions, what is to be remembered,
+corrections, and what is true no longer. Only texts of the user are read. A statement about the same thing supersedes the
+earlier one (see `kilburn.memory.conflict`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from kilburn.claims import plain_name, same_claim
+from kilburn.effect import Answer, Effect, Find, Note
+from kilburn.memory.conflict import Verdict, settle
+from kilburn.memory.statements import USER, Statement, statements
+from kilburn.memory.view import MemoryView, Said
+from kilburn.message import Role
+from kilburn.move import Add, Retire
+from kilburn.page import Claim
+
+__all__ = ["Plain"]
+
+_OPPOSITE = {"likes": "dislikes", "dislikes": "likes"}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Learn what patterns find, without a model. The same session gives the same facts."""
+
+    def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
+        """The facts that the user's texts state, and what they supersede."""
+        found: list[tuple[Said, Statement]] = []
+        for said in view.new:
+            for statement in statements(said.text, said.page.time) if said.role is Role.USER else ():
+                meant = statement if statement.claim.relation else (yield from _corrected(statement, view, found))
+                if meant is not None:
+                    # What was said later in the same exchange holds.
+                    found = [(by, one) for by, one in found if one.over == meant.over or not same_claim(one.claim, meant.claim)]
+                    found.append((said, meant))
+        new = [(_add(said, one), said.page.trust) for said, one in found if not one.over]
+        about = dict.fromkeys((one.claim.subject, one.claim.relation) for _, one in found)
+        standing = {page.id: (page, state) for slot in about for page, state in view.about(*slot)}
+        settled = settle(new, standing.values(), now=view.now)
+        retired = {page for move in settled.moves if isinstance(move, Retire) for page in move.pages}
+        moves = [*settled.moves]
+        for said, statement in found:
+            ended = _ended(said, statement, view, retired)
+            if ended:
+                retired.update(ended)
+                moves.append(Retire(pages=ended, until=said.page.time, why="no longer true"))
+        if unchanged := settled.verdicts.count(Verdict.SAME):
+            yield Note(figures={"unchanged": unchanged})
+        return moves
+
+
+def _add(said: Said, statement: Statement) -> Add:
+    return Add(
+        text=statement.text,
+        claim=statement.claim,
+        cites=(said.cite,),
+        since=said.page.time if statement.since is None else statement.since,
+        until=statement.until,
+        importance=statement.importance,
+    )
+
+
+def _corrected(
+    statement: Statement, view: MemoryView, found: Sequence[tuple[Said, Statement]]
+) -> Generator[Effect, Answer, Statement | None]:
+    """ "It's Lisbon, not Porto": the fact with the wrong object, with the right one; None if not exactly one has it."""
+    wrong = plain_name(statement.instead)
+    claims = {claim.subject + "\n" + claim.relation: (text, claim) for text, claim in _said(found) if _has(claim, wrong)}
+    if not claims:
+        answer = yield Find(query=statement.instead, limit=20)
+        for page in dict.fromkeys(hit.page for hit in answer.hits):
+            claim = view.page(page).claim
+            if claim is not None and _has(claim, wrong) and not claim.many and claim.subject.startswith(USER):
+                claims[claim.subject + "\n" + claim.relation] = (view.text(page), claim)
+    if len(claims) != 1:
+        return None
+    text, claim = next(iter(claims.values()))
+    right = statement.claim.object
+    return msgspec.structs.replace(
+        statement,
+        text=text.replace(claim.object, right),
+        claim=msgspec.structs.replace(claim, object=right, correction=True),
+    )
+
+
+def _said(found: Sequence[tuple[Said, Statement]]) -> list[tuple[str, Claim]]:
+    return [(statement.text, statement.claim) for _, statement in found]
+
+
+def _has(claim: Claim, thing: str) -> bool:
+    return plain_name(claim.object) == thing
+
+
+def _ended(said: Said, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
+    """The pages in force of what somebody says is over, or of the opposite of what they say."""
+    claim = statement.claim
+    if not statement.over:
+        if claim.relation not in _OPPOSITE:
+            return ()
+        claim = msgspec.structs.replace(claim, relation=_OPPOSITE[claim.relation])
+    return tuple(
+        page.id
+        for page, _ in view.about(claim.subject, claim.relation)
+        if page.id not in retired and page.trust <= said.page.trust and page.claim is not None and same_claim(page.claim, claim)
+    )

@@ -1,0 +1,691 @@
+"""What a person's message states about them, by patterns and without a model.
+
+Each statement is one sentence in the third person, with its parts and the times between which it is true. Precision comes
+before recall: what is in doubt is left out, and what is left out is still in the session, word for word, where a search
+finds it. Patterns are for English; other languages give nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from kilburn.memory.clauses import HOLE, Clause, clauses
+from kilburn.memory.dates import Dated, dates, grounded
+from kilburn.page import Claim
+
+__all__ = ["ASSISTANT", "USER", "Statement", "statements"]
+
+USER = "user"
+ASSISTANT = "assistant"
+"""The subject of standing instructions."""
+
+MOST = 50
+"""Statements of one message."""
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement of a message.
+
+    Args:
+        text: a sentence in the third person, with absolute dates.
+        since, until: between which times it is true, in seconds since the epoch; None where it does not say.
+        over: whether it says that the claim is true no longer.
+        instead: the object that is wrong, where it says "not X". With an empty relation of the claim, that of the fact with
+            this object.
+    """
+
+    text: str
+    claim: Claim
+    since: float | None = None
+    until: float | None = None
+    importance: float = 0.0
+    over: bool = False
+    instead: str = ""
+
+
+_KIN = (
+    "(?:(?:older|younger|little|big|twin|best|ex|new|eldest|oldest|youngest)[ -])?(?:wife|husband|partner|girlfriend|boyfriend"
+    "|fianc[eé]e?|son|daughter|kid|mother|mom|mum|father|dad|parents|sister|brother|grandmother|grandma|grandfather|grandpa"
+    "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
+    "|dentist|teacher|professor|advisor|colleague|co-?worker|dog|cat|puppy|kitten|horse|rabbit|parrot|hamster)"
+)
+_ONLY_ONE = frozenset(["wife", "husband", "partner", "girlfriend", "boyfriend", "mother", "mom", "mum", "father", "dad", "boss"])
+_NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"
+_NO_NAME = frozenset(
+    [
+        "i",
+        "im",
+        "ive",
+        "i'm",
+        "i've",
+        "and",
+        "but",
+        "so",
+        "the",
+        "a",
+        "an",
+        "no",
+        "not",
+        "yes",
+        "oh",
+        "well",
+        "monday",
+        "tuesday",
+        "wednesday",
+        "thursday",
+        "friday",
+        "saturday",
+        "sunday",
+        "back",
+        "when",
+        "if",
+        "later",
+        "crazy",
+        "out",
+        "here",
+        "there",
+        "just",
+        "was",
+        "is",
+        "has",
+        "will",
+        "can",
+        "called",
+        "named",
+    ]
+)
+_ADVERB = (
+    r"(?:(?:really|also|still|just|currently|now|actually|mostly|mainly|absolutely|definitely|truly|totally|recently|finally"
+    r"|particularly|especially|generally|originally|officially|personally|both|all|simply|so|fully|pretty much|always|never"
+    r"|usually|often|have always|am now|have just) )"
+)
+_SHORT = [
+    (re.compile(r"\b[Ii]'?m\b"), "I am"),
+    (re.compile(r"\b([Ww]e|[Tt]hey|[Yy]ou)'re\b"), r"\1 are"),
+    (re.compile(r"\b(I|i|[Ww]e)'ve\b"), r"\1 have"),
+    (re.compile(r"\b(I|i|[Ww]e)'ll\b"), r"\1 will"),
+    (re.compile(r"\b([Ii]t|[Tt]hat|name|[Hh]e|[Ss]he)'s\b"), r"\1 is"),
+    (re.compile(r"\b([Cc])an(?:'t|not)\b"), r"\1an not"),
+    (re.compile(r"\b(do|does|is|are|was|have|has)n't\b"), r"\1 not"),
+]
+_SELF = re.compile(rf"(?:I|i|[Ww]e)\s+(?P<said>{_ADVERB}*)(?P<rest>\S.*)", re.DOTALL)
+_THEIRS = re.compile(rf"[Mm]y (?P<kin>{_KIN})(?:,? (?P<called>{_NAME}),?)?\s+(?P<said>{_ADVERB}*)(?P<rest>[a-z].*)", re.DOTALL)
+_BASE = {"is": "am", "are": "am", "has": "have", "was": "was", "does": "do", "studies": "study", "teaches": "teach"}
+_THIRD = re.compile(r"(?:live|work|love|like|enjoy|hate|prefer|play|own|drive|speak|collect|come|dislike|adore)s\b")
+
+_ANAPHORA = re.compile(
+    r"\b(?:it|its|this|that|these|those|them|they|he|she|him|his|her|hers|their|theirs|there|here|you|your|yours|ya|such|same"
+    r"|others?|ones?|things?|stuff|something|everything|anything|nothing|some|someone|everyone|anyone|each|both|way|i"
+    r"|i'm|i've|i'd"
+    r"|we|what|how|why|which|who|else|so|lot|lots|bit)\b",
+    re.IGNORECASE,
+)
+_EMPTY = re.compile(
+    r"(?:to|the|a|an|my|and|or|of|all|any|every|more|most|many|no|not|being|having|seeing|hearing|knowing|getting|when"
+    r"|if|about|like"
+    r"|look|idea|sound|thought|feel|feeling|fact|working|doing|making)\b",
+    re.IGNORECASE,
+)
+_TAIL = re.compile(
+    r"[\s,]+(?:now|too|as well|these days|nowadays|though|lol|haha|already|at the moment|right now|currently|by the way|btw"
+    r"|actually|again|anyways?|so far|a lot|very much|so much|the most|yet|today|and|or|but|either|instead|dearly|best"
+    r"|please|thanks|thank you|you know|i guess|i think|to be honest|tbh|of course|for sure)[\s.!,]*\Z",
+    re.IGNORECASE,
+)
+_OBJECT_ENDS = re.compile(
+    r"\s*(?:[(\x1a]|:(?!\d)|\s(?:(?:in|for|on|with|at|to|of) (?:this|that|it|these|those)\b|because|so that|which|who"
+    r"|whose|where|when|whenever|while|but|if|though|although|since (?:I|i|we|my|it)"
+    r"|as (?:I|i|we|my|it)|and (?:I|i|we|my|it|they|he|she|would|was|am|have|need|want|hope|try|currently|recently"
+    r"|just)|hoping|thinking|wondering"
+    r"|considering|especially|including|thanks to|due to|even|like (?:I|i|we|you)|just like|compared|according)\b).*",
+    re.DOTALL,
+)
+_COMMA = re.compile(r",(?!\s?\d)(?!\s*[A-Z][\w]+\s*\Z).*", re.DOTALL)
+_ASIDE = re.compile(
+    r",\s*(?:\Z|[A-Z]|especially|particularly|mostly|mainly|like|such|including|even|too|thanks|haha|lol|right|so|also"
+    r"|for|in|at|on|by|to"
+    r"|from|every|usually|actually|you know|please|not|\w+ing\b|\w+ly\b)"
+)
+_NOT = re.compile(r",\s+(?:and )?not (?:in |at |on |a |an |the )?(?P<wrong>[^,]{1,60})\Z")
+
+_NUMBERS = "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty"
+_MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
+_VALUE = (
+    rf"(?:[$€£]\s?\d[\d,.]*(?:\s?(?:[kKmM]|million|thousand)\b)?[^,;]{{0,40}}|\d[^,;]{{0,50}}|(?:{_NUMBERS})\b[^,;]{{0,40}}"
+    rf"|{_MONTH}\.? \d[^,;]{{0,40}}(?:, (?:19|20)\d\d)?|(?:next|this) \w+)"
+)
+_WHEN = rf"(?:(?:on|at|by|in|for|next|this)\s+)?(?:(?:\w+day|tomorrow|tonight|{_MONTH}\.? \d|\d|next|this|the \d).*)"
+_EVENT = (
+    r"(?:[\w'’&-]+ ){0,4}?(?:appointment|meeting|interview|exam|test|flight|call|reservation|booking|deadline"
+    r"|presentation|surgery"
+    r"|check-?up|class|wedding|concert|conference|party|game|match|trip|visit|session|due date|launch|demo|recital|ceremony)"
+)
+
+_STATES = (
+    r"(?:(?:a )?(?:vegetarian|vegan|pescatarian)|lactose intolerant|gluten[- ]free|diabetic|left-handed|colou?r-?blind|deaf|blind"
+    r"|married|single|divorced|engaged|widowed|pregnant|retired|unemployed|self-employed|transgender|trans|gay|lesbian|bisexual"
+    r"|non-?binary|queer|autistic|dyslexic|muslim|christian|jewish|buddhist|hindu|catholic|atheist|agnostic|bilingual|sober"
+    r"|american|british|english|scottish|irish|welsh|canadian|australian|german|french|italian|spanish|portuguese|dutch|belgian"
+    r"|swiss|austrian|swedish|norwegian|danish|finnish|polish|czech|greek|turkish|russian|ukrainian|indian|pakistani|chinese"
+    r"|japanese|korean|vietnamese|thai|filipino|indonesian|mexican|brazilian|argentinian|colombian|nigerian|kenyan|egyptian"
+    r"|moroccan|south african|israeli|iranian|hungarian|romanian|cuban|jamaican)"
+)
+_NO_IDENTITY = re.compile(
+    r"an? (?:bit|little|lot|few|couple|ton|mess|wreck|fool|idiot|sucker|step|week|day|month|while|year|minute|hour|tad"
+    r"|huge believer"
+    r"|firm believer|believer|great|good|bad|happy|sad|busy|part|(?:[\w-]+ )?fan\Z|member of (?:it|this)|loss|beginner"
+    r" at this|kind of)\b",
+    re.IGNORECASE,
+)
+
+ONE, MANY = False, True
+_RULES: list[tuple[re.Pattern[str], str, bool]] = [
+    (re.compile(pattern + r"\Z", re.DOTALL), relation, many)
+    for pattern, relation, many in [
+        (r"(?:live|reside|am living|am based|am located) in (?P<o>.+)", "lives in", ONE),
+        (
+            r"(?:have )?(?:just |recently )?(?:moved|relocated) (?:back |over )?(?:from (?P<from>[A-Z].{2,40}?) )?to"
+            r" (?P<o>[A-Z].+)",
+            "lives in",
+            ONE,
+        ),
+        (r"(?:work|am working) (?:at|for) (?P<o>(?:an? |the )?(?!home\b|night|least|my|the moment).+)", "works at", ONE),
+        (r"(?:work|am working|am employed) as (?P<o>an? .+)", "works as", ONE),
+        (r"(?:am|come) (?:originally )?from (?P<o>[A-Z].+)", "is from", ONE),
+        (r"grew up in (?P<o>.+)", "grew up in", ONE),
+        (r"was born (?:in|on) (?P<o>.+)", "was born in", ONE),
+        (r"(?:am|have been) allergic to (?P<o>.+)", "is allergic to", MANY),
+        (rf"am (?P<o>(?i:{_STATES}))(?: (?:for|since|with|to|and) .*)?", "is", MANY),
+        (
+            r"am (?:an? )?(?:(?:huge|big|great|real|total|massive) )?(?:fan of|fond of|passionate about|into) (?P<o>.+)",
+            "likes",
+            MANY,
+        ),
+        (r"am (?P<o>\d{1,3})(?: years old| years of age| y/?o)?", "is aged", ONE),
+        (r"am (?P<o>an? .+)", "is", MANY),
+        (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", ONE),
+        (r"(?P<v>love|like|enjoy|adore) (?P<o>.+)", "likes", MANY),
+        (
+            r"(?:hate|dislike|detest|can not stand|do not (?:really )?(?:like|enjoy)|am not a (?:big |huge )?fan of) (?P<o>.+)",
+            "dislikes",
+            MANY,
+        ),
+        (r"prefer (?P<o>.+)", "prefers", MANY),
+        (r"(?:do not|can not) (?P<o>(?:eat|drink|smoke|drive|swim|speak|own)\b.*)", "does not", MANY),
+        (r"(?:use|am using) (?P<o>[A-Z].+)", "uses", MANY),
+        (r"(?P<o>(?:drive|own|speak|collect|play|teach|study|volunteer at|coach) .+)", "", MANY),
+        (
+            r"am (?:currently )?(?P<o>(?:working on|building|developing|learning|studying|training for|preparing for) .+)",
+            "is",
+            MANY,
+        ),
+        (
+            rf"(?:have got|have|own) (?P<o>(?:an?|{_NUMBERS}|\d+) (?:[\w-]+ ){{0,2}}?{_KIN[_KIN.index(')?') + 2 :]}s?\b.*)",
+            "has",
+            MANY,
+        ),
+        (
+            rf"(?:have got|have) (?P<o>(?:{_NUMBERS}|\d+) (?:[\w-]+ ){{0,1}}?(?:kids|children|siblings|pets|grandchildren)\b.*)",
+            "has",
+            MANY,
+        ),
+        (r"have never (?P<o>\w.+)", "has never", MANY),
+        (r"have been (?P<o>.+ (?:for|since) .+)", "has been", MANY),
+        (r"graduated (?P<o>(?:from|with|in) .+)", "graduated", MANY),
+        (r"(?:weigh) (?P<o>\d.+)", "weighs", ONE),
+        (r"am (?P<o>\d[\d.,']*\s?(?:cm|m|feet|ft|kg|lbs?|pounds)\b.*)", "measures", ONE),
+        (r"(?:am planning to|plan to|am going to|will be) (?P<o>.+)", "plans to", MANY),
+        (
+            r"(?P<o>(?:went|visited|attended|started|joined|finished|completed|bought|adopted|got|won|ran|signed up|met|received"
+            r"|submitted|launched|opened|lost|quit|booked|scheduled|enrolled|passed|hosted|organi[sz]ed|painted"
+            r"|published|traveled"
+            r"|travelled|flew|hiked|took|began|applied|hired|volunteered|performed|celebrated|had|made|saw|read|watched)\b.+)",
+            "event",
+            MANY,
+        ),
+    ]
+]
+_SAYS = {"drive": "drives", "own": "owns", "speak": "speaks", "collect": "collects", "play": "plays", "teach": "teaches"}
+_SAYS |= {"study": "studies", "volunteer": "volunteers", "coach": "coaches"}
+
+_ORDER = re.compile(
+    r"(?:(?:i want you to|i'd like you to|you should|you must|make sure (?:to|you)|be sure to|i need you to)\s+)?"
+    r"(?P<how>always|never|do not ever|don't ever|from now on,?(?: please)?(?: always)?|from here on,?|going"
+    r" forward,?(?: please)?(?: always)?"
+    r"|in (?:the )?future,?(?: please)?(?: always)?|for (?:all|any) (?:future|your) (?:answers|responses|replies"
+    r"|questions),?(?: please)?"
+    r"|(?:whenever|every time|each time|any time) (?:i|you) [^,]{3,120},(?: please)?(?: always| never)?)\s+(?P<what>.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_ORDERED = re.compile(
+    r"(?:do not |don't |never |always )?(?:use|include|format|provide|answer|respond|reply|write|explain|show|give"
+    r" (?!up)|keep (?!going|it up|on\b|your head|smil)|ask|check|confirm|cite|speak"
+    r"|call|address|highlight|report|specify|prioriti[sz]e|tailor|maintain|combine|mention|list|add|avoid|put|end|return"
+    r"|follow|run|commit|sign|convert|translate|double-check|verify|suggest|recommend|limit|describe|summari[sz]e"
+    r"|display|output|present|refer|quote|skip|send|share|book|schedule|order|treat|assume|begin|start (?:with|by|your"
+    r"|each|every)|note|round|spell"
+    r"|consult|require|structure|link|state|name|point out|offer|break|compare|generate|produce|document|print|be"
+    r" (?:brief|concise"
+    r"|formal|polite|direct|honest|specific))\b",
+    re.IGNORECASE,
+)
+_MEMO = re.compile(
+    r"(?:please |also |can you )*(?:remember|note|keep in mind|bear in mind|do not forget|don't forget|make a note)(?:"
+    r" that|:|,)\s*"
+    r"(?!time\b|day\b|when\b|you\b|we\b|what\b|how\b|one\b)(?P<what>.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_CALL_ME = re.compile(rf"(?:(?:you can|please|everyone|everybody|people|friends|they|just) )*calls? me (?P<o>{_NAME})\Z")
+_MY_NAME = re.compile(rf"[Mm]y (?:full |first |real )?name is (?P<o>{_NAME}|[a-z]+)(?: and .*)?\Z")
+_I_AM = re.compile(rf"I am (?P<o>{_NAME})\Z")
+_KIN_NAME = re.compile(rf"[Mm]y (?P<kin>{_KIN})(?:'s name is| is (?:called|named)|, who is called|, named) (?P<o>{_NAME})")
+_APPOSED = re.compile(rf"\b[Mm]y (?P<kin>{_KIN}),? (?P<o>{_NAME})(?!['\w-])")
+_FAVOURITE = re.compile(
+    r"[Mm]y (?:all-time |absolute )?favou?rite (?P<r>[\w' -]{2,40}?) (?:is|are|has always been|have always been) (?P<o>.+)\Z"
+)
+_IS_FAVOURITE = re.compile(
+    r"(?P<o>[\w' -]{2,40}?) (?:is|are) my (?:all-time |absolute )?favou?rite (?P<r>[\w-]+(?: [\w-]+){0,2})\Z"
+)
+_MINE_IS = re.compile(
+    rf"(?:[Mm]y|[Oo]ur) (?P<r>[\w'’ -]{{2,50}}?) (?:is|are|was|has|have)(?: now| currently| been| just| recently)*"
+    rf"(?: (?:at|on|by|set (?:for|to|at)|due (?:on|by|in)?|scheduled (?:for|on)|around|about|improved to|reached"
+    rf"|increased to|changed to|moved to|up to|down to))?"
+    rf" (?P<o>{_VALUE})\Z"
+)
+_THE_IS = re.compile(
+    rf"(?:[Tt]he|[Mm]y|[Oo]ur) (?P<r>{_EVENT}(?: (?:for|of|with) [\w' -]{{2,40}}?)?) (?:is|has been|was) (?:now )?(?:on"
+    rf"|at|by|due|set for|scheduled for|moved to)?"
+    rf"\s*(?P<o>{_WHEN})\Z"
+)
+_HAVE_EVENT = re.compile(
+    rf"(?:I|[Ww]e) (?:have|have got|scheduled|booked|have booked|have scheduled|am having) (?:a|an|my|our|the|another) "
+    rf"(?P<r>{_EVENT}(?: (?:with|for|at|to|about) [\w'. &-]{{2,60}}?)?) (?P<o>{_WHEN})\Z"
+)
+_MOVED = re.compile(
+    rf"(?:[Mm]y|[Tt]he|[Oo]ur) (?P<r>{_EVENT}(?: (?:with|for|at) [\w'. -]{{2,40}}?)?) (?:got |was |has been |is |had to be )?"
+    rf"(?:moved|rescheduled|postponed|pushed(?: back)?|changed|shifted)(?: from .{{2,40}}?)? (?:to|until|for) (?P<o>.+)\Z"
+)
+_BIRTHDAY = re.compile(rf"[Mm]y birthday is (?:on )?(?P<o>(?:the )?(?:{_MONTH}|\d).*)\Z")
+_GOAL = re.compile(r"[Mm]y (?:main |ultimate |long-term )?(?P<r>goal|dream|dream job) is (?:to )?(?P<o>.+)\Z")
+_NO_MORE = re.compile(
+    r"(?:I|[Ww]e) (?:(?:no longer|do not|am not|am no longer|have stopped|stopped|quit|gave up)"
+    r" )(?P<rest>.+?)(?P<more>,? (?:any ?more|any longer))?\Z"
+)
+_IT_IS_NOT = re.compile(
+    r"(?:I meant|it is|it should be|I said)\s+(?:not (?P<w1>[^,]{2,40}?),? but (?P<o1>[^,]{2,40})"
+    r"|(?P<o2>[^,]{2,40}?),? (?:and )?not (?P<w2>[^,]{2,40}))\Z",
+    re.IGNORECASE,
+)
+_HABIT = re.compile(
+    r"(?:I|[Ww]e) (?P<o>(?:(?:usually|always|often|typically|normally) )?[a-z]+ (?:.{2,60} )?(?:(?:every|each|once a"
+    r"|twice a|three times a) "
+    r"(?:day|morning|evening|night|week|month|year|weekend|weekday|\w+day)|on \w+days)\b[^,]{0,40})\Z"
+)
+
+
+def statements(text: str, said: float) -> list[Statement]:
+    """What a message states, in order, 50 at most; nothing twice.
+
+    Args:
+        said: when it was said, in seconds since the epoch; "next Tuesday" is relative to it.
+    """
+    found: dict[tuple[str, str, str, bool], Statement] = {}
+    for clause in clauses(text):
+        for statement in _of(clause, said):
+            claim = statement.claim
+            found.setdefault((claim.subject, claim.relation, claim.object, statement.over), statement)
+        if len(found) >= MOST:
+            break
+    return list(found.values())[:MOST]
+
+
+def _of(clause: Clause, said: float) -> Iterator[Statement]:
+    rest, text = _plain(clause.rest), _plain(clause.text)
+    order = _instruction(rest)
+    if order is not None:
+        yield order
+        return
+    memo = _MEMO.match(rest)
+    if memo is not None:
+        yield from _memo(memo["what"], said)
+        return
+    for match in _APPOSED.finditer(text):
+        if (found := _relative(match["kin"], match["o"])) is not None:
+            yield found
+    wrong = _NOT.search(text)
+    correction = clause.fix or wrong is not None
+    body = text[: wrong.start()] if wrong else text
+    for statement in _one(body, said):
+        claim = msgspec.structs.replace(statement.claim, correction=correction)
+        yield msgspec.structs.replace(statement, claim=claim, instead=wrong["wrong"] if wrong else "")
+    if (fixed := _IT_IS_NOT.match(text)) is not None:
+        right, other = (fixed["o1"] or fixed["o2"]).strip(), (fixed["w1"] or fixed["w2"]).strip()
+        if _is_object(right) and _is_object(other):
+            yield Statement(text=right, claim=Claim(subject=USER, object=right, correction=True), instead=other)
+
+
+def _plain(text: str) -> str:
+    for pattern, long in _SHORT:
+        text = pattern.sub(long, text)
+    return text
+
+
+def _one(text: str, said: float) -> Iterator[Statement]:
+    """The statements of one clause; the first pattern that fits has it."""
+    for pattern, read in _FORMS:
+        match = pattern.match(text)
+        if match is not None:
+            made = read(match, said)
+            if made is not None:
+                yield made
+                return
+    if (over := _NO_MORE.match(text)) is not None and (over["more"] or "no longer" in text or "not" not in text[:10]):
+        rest = over["rest"] if "am no" not in text[:10] else f"am {over['rest']}"
+        yield from _ruled(USER, _present(rest), said, over=True)
+        return
+    who = _SELF.match(text)
+    if who is not None:
+        if "never" in who["said"] and not who["rest"].startswith("have"):
+            return
+        rest = f"have never {who['rest'][5:]}" if "never" in who["said"] and who["rest"].startswith("have ") else who["rest"]
+        yield from _ruled(USER, re.sub(r"\Aare\b", "am", rest), said)
+        return
+    who = _THEIRS.match(text)
+    if who is not None:
+        first, _, more = who["rest"].partition(" ")
+        base = _BASE.get(first) or (first[:-1] if _THIRD.match(first) else first)
+        if first != base or first == "was":
+            yield from _ruled(
+                f"{USER}'s {who['kin'].lower()}" + (f" {who['called']}" if who["called"] else ""), f"{base} {more}", said
+            )
+
+
+def _present(rest: str) -> str:
+    """ "living in Porto" as "live in Porto"."""
+    forms = {"living": "live", "working": "work", "using": "use", "playing": "play", "liking": "like", "studying": "study"}
+    first, _, more = rest.partition(" ")
+    return f"{forms.get(first, first)} {more}"
+
+
+def _ruled(subject: str, rest: str, said: float, *, over: bool = False) -> Iterator[Statement]:
+    rest = re.sub(rf"\A(am|have) {_ADVERB}+", r"\1 ", rest)
+    for pattern, relation, many in _RULES:
+        match = pattern.match(rest)
+        if match is None:
+            continue
+        raw = match["o"]
+        if relation == "event":
+            yield from _event(subject, raw, said)
+            return
+        if relation == "plans to" and not dates(raw, said):
+            return
+        if relation == "is" and _NO_IDENTITY.match(raw):
+            return
+        if not relation:
+            verb, _, raw = raw.partition(" ")
+            relation = _SAYS[verb]
+        moved = dates(raw, said, past=True) if "moved" in rest else []
+        if moved:
+            raw = re.sub(r"\s+(?:on|in|at|since|back)?\s*\Z", "", raw[: moved[0].span[0]])
+        made = _object(raw, said)
+        if made is None:
+            return
+        thing, since, until = made
+        if moved and moved[0].start <= said:
+            since = moved[0].start
+        if relation == "has been":
+            since = _beginning(raw, said)
+            if since is None:
+                return
+        if relation in ("is", "works as") and len(thing.split()) > 9:
+            return
+        yield _statement(subject, relation, thing, many=many, since=since, until=until, over=over)
+        return
+
+
+def _statement(
+    subject: str,
+    relation: str,
+    thing: str,
+    *,
+    many: bool,
+    text: str = "",
+    since: float | None = None,
+    until: float | None = None,
+    importance: float = 0.0,
+    over: bool = False,
+) -> Statement:
+    claim = Claim(subject=subject, relation=relation, object=thing, confidence=0.9, many=many)
+    whose = f"The {subject}" if subject.startswith(USER) else subject
+    text = text or f"{whose} {relation} {thing}."
+    return Statement(text=text, claim=claim, since=since, until=until, importance=importance, over=over)
+
+
+def _object(raw: str, said: float, *, past: bool = False, words: int = 14) -> tuple[str, float | None, float | None] | None:
+    """What the words name, with the times between which it is said to hold; None where that is in doubt."""
+    text = _OBJECT_ENDS.sub("", raw)
+    if not _is_list(text):
+        comma = _COMMA.search(text)
+        if comma is not None and not _ASIDE.match(comma[0]):
+            return None  # "a safe, loving home": half of it would be wrong
+        text = _COMMA.sub("", text)
+    while (less := _TAIL.sub("", text)) != text:
+        text = less
+    text = text.strip(" ,.;:!?-–—\"'")
+    if not _is_object(text, words):
+        return None
+    since = until = None
+    text, found = grounded(text, said, past=past)
+    for dated in found:
+        before = _before(raw, dated, said, past)
+        if before in ("until", "till", "through"):
+            until = dated.end
+        elif before in ("since", "starting", "from", "of"):
+            since = dated.start
+    return _for_others(text), since, until
+
+
+def _before(raw: str, dated: Dated, said: float, past: bool) -> str:
+    """The word before a date, also "from" before "on Monday"."""
+    words = [word for word in raw[: dated.span[0]].lower().split() if word not in ("on", "in", "the")]
+    return words[-1] if words else ""
+
+
+def _is_list(raw: str) -> bool:
+    return bool(re.match(r"[\w' -]{2,25}(?:, [\w' -]{2,25})+,? (?:and|or) [\w' -]{2,25}\Z", raw))
+
+
+def _is_object(text: str, words: int = 14) -> bool:
+    return (
+        bool(text)
+        and HOLE not in text
+        and len(text.split()) <= words
+        and len(text) <= 160
+        and re.match(r"[\w$€£#.]", text) is not None
+        and text.count("(") == text.count(")")
+        and not _ANAPHORA.search(text)
+        and not re.fullmatch(rf"(?:{_EMPTY.pattern} ?)+", text, re.IGNORECASE)
+        and not re.match(
+            r"(?:the|being|seeing|hearing|knowing|when|look|idea|sound|to (?:be|hear|see|know|think|say|ask|get|make|have))\b",
+            text,
+            re.I,
+        )
+        and not re.search(
+            r"\b(?:and|or|to|of|with|for|the|an?|my|in|on|at|from|by|as|than|is|are|was|be|very|more|about)\Z", text, re.I
+        )
+    )
+
+
+def _for_others(text: str) -> str:
+    """First person as third: "my parents" is "their parents"."""
+    for own, other in (
+        (r"\bmy\b", "their"),
+        (r"\bour\b", "their"),
+        (r"\bme\b", "them"),
+        (r"\bus\b", "them"),
+        (r"\bmyself\b", "themself"),
+    ):
+        text = re.sub(own, other, text, flags=re.IGNORECASE if own != r"\bus\b" else 0)
+    return text
+
+
+def _beginning(raw: str, said: float) -> float | None:
+    """Since when something lasts that is so "for five years" or "since 2019"."""
+    lasting = re.search(r"\bfor (?:about |over |almost |nearly |around |more than |the (?:past|last) )*(.+)\Z", raw)
+    found = dates(f"{lasting[1]} ago", said) if lasting else dates(raw, said, past=True)
+    return found[0].start if found and found[0].start <= said else None
+
+
+def _event(subject: str, raw: str, said: float) -> Iterator[Statement]:
+    """Something that was done on a day that is named."""
+    made = _object(raw, said, past=True, words=18)
+    found = [dated for dated in dates(raw, said, past=True) if dated.start <= said]
+    if made is None or not found or raw.startswith(("had to ", "got to ", "saw that ")):
+        return
+    verb, _, thing = made[0].partition(" ")
+    start, end = found[0].span
+    said_of = f"{raw[:start]} {raw[end:]}".partition(" ")[2]
+    if re.sub(r"\b(?:back|in|on|at|up|with|to|the|a)\b", "", said_of).split():
+        yield _statement(subject, verb, thing, many=True, since=found[0].start)
+
+
+def _instruction(text: str) -> Statement | None:
+    match = _ORDER.match(text)
+    if match is None or len(text) > 400 or HOLE in text:
+        return None
+    what = match["what"].strip()
+    if not _ORDERED.match(what) or len(what.split()) < 2:
+        return None
+    told = text.strip(" .!")
+    claim = Claim(subject=ASSISTANT, relation="is told to", object=told, confidence=1.0, many=True)
+    return Statement(text=f"The user's standing instruction: {told}.", claim=claim, importance=1.0)
+
+
+def _memo(what: str, said: float) -> Iterator[Statement]:
+    """What was asked to be remembered: what it states, or else its words."""
+    what = what.strip(" .!")
+    inner = [statement for clause in clauses(what) for statement in _one(_plain(clause.text), said)]
+    for statement in inner:
+        yield msgspec.structs.replace(statement, importance=0.8)
+    if (
+        not inner
+        and len(what.split()) > 2
+        and len(what) <= 300
+        and HOLE not in what
+        and not re.search(r"\byou(?:'re|r)?\b", what)
+    ):
+        text = _for_others(re.sub(r"\b[Ii] am\b", "they are", grounded(what, said)[0]))
+        text = re.sub(r"\b[Ii]\b", "they", text)
+        claim = Claim(subject=USER, relation="wants remembered", object=text, confidence=1.0, many=True)
+        yield Statement(text=f"The user wants remembered: {text}.", claim=claim, importance=0.8)
+
+
+def _named(match: re.Match[str], said: float) -> Statement | None:
+    name = match["o"]
+    if name.split()[0].lower() in _NO_NAME or re.fullmatch(_STATES, name, re.IGNORECASE):
+        return None
+    name = name.title() if name.islower() else name
+    return _statement(USER, "name", name, many=False, text=f"The user's name is {name}.", importance=0.8)
+
+
+def _nicknamed(match: re.Match[str], said: float) -> Statement | None:
+    name = match["o"]
+    if name.split()[0].lower() in _NO_NAME:
+        return None
+    return _statement(USER, "is called", name, many=False, text=f"The user wants to be called {name}.", importance=1.0)
+
+
+def _relative(kin: str, name: str) -> Statement | None:
+    if name.split()[0].lower() in _NO_NAME or name.isupper():
+        return None
+    whose = f"{USER}'s {kin.lower()}"
+    many = kin.lower() not in _ONLY_ONE
+    return _statement(whose, "name", name, many=many, text=f"The name of the {whose} is {name}.")
+
+
+def _kin_named(match: re.Match[str], said: float) -> Statement | None:
+    return _relative(match["kin"], match["o"])
+
+
+def _favourite(match: re.Match[str], said: float) -> Statement | None:
+    made = _object(match["o"], said, words=8)
+    relation = f"favorite {match['r'].lower()}"
+    if made is None or _ANAPHORA.search(match["r"]):
+        return None
+    return _statement(USER, relation, made[0], many=False, text=f"The user's {relation} is {made[0]}.")
+
+
+def _valued(match: re.Match[str], said: float) -> Statement | None:
+    """ "My deadline is March 15", "my library has 45 sources"."""
+    made = _object(match["o"], said, words=8)
+    what = match["r"].strip()
+    if (
+        made is None
+        or _ANAPHORA.search(what)
+        or len(what.split()) > 6
+        or re.search(r"\b(?:question|guess|point|concern|problem|heart)\b", what)
+    ):
+        return None
+    whole = match[0]
+    verb = "has" if re.search(rf"{re.escape(what)} (?:has|have)\b", whole) else "is"
+    relation = re.sub(r"\bmy\b", "their", what)
+    return _statement(USER, relation, made[0], many=False, text=f"The user's {relation} {verb} {made[0]}.")
+
+
+def _dated(match: re.Match[str], said: float) -> Statement | None:
+    """An appointment or a deadline, on a day that is named."""
+    when, found = grounded(match["o"], said)
+    if not found:
+        when, found = grounded(f"on {match['o']}", said)
+    made = _object(when, said, words=10)
+    what = re.sub(r" (?:scheduled|set|booked|planned|coming up|to \w+)\Z", "", _for_others(match["r"].strip()))
+    if made is None or not found or _ANAPHORA.search(what):
+        return None
+    when = made[0] if re.match(r"(?:on|at|by|in|for) ", made[0]) else f"on {made[0]}"
+    text = f"The {what} is {when}." if match[0][0] in "Tt" else f"The user's {what} is {when}."
+    moved = match.re is _MOVED
+    statement = _statement(USER, what, made[0], many=match.re is _HAVE_EVENT, text=text)
+    return msgspec.structs.replace(statement, claim=msgspec.structs.replace(statement.claim, many=False)) if moved else statement
+
+
+def _born(match: re.Match[str], said: float) -> Statement | None:
+    made = _object(match["o"], said, words=5)
+    return None if made is None else _statement(USER, "birthday", made[0], many=False, text=f"The user's birthday is {made[0]}.")
+
+
+def _aimed(match: re.Match[str], said: float) -> Statement | None:
+    made = _object(match["o"], said)
+    return (
+        None
+        if made is None
+        else _statement(USER, match["r"], made[0], many=False, text=f"The user's {match['r']} is to {made[0]}.")
+    )
+
+
+def _habit(match: re.Match[str], said: float) -> Statement | None:
+    made = _object(match["o"], said)
+    if made is None or re.match(
+        r"(?:was|were|am|had|have|did|went|know|think|see|feel|will|can|met|look|need|want|hope)\b", made[0]
+    ):
+        return None
+    return _statement(USER, "habit", made[0], many=True, text=f"The user's habit: {made[0]}.")
+
+
+_FORMS = [
+    (_MY_NAME, _named),
+    (_I_AM, _named),
+    (_CALL_ME, _nicknamed),
+    (_KIN_NAME, _kin_named),
+    (_BIRTHDAY, _born),
+    (_FAVOURITE, _favourite),
+    (_IS_FAVOURITE, _favourite),
+    (_MOVED, _dated),
+    (_HAVE_EVENT, _dated),
+    (_THE_IS, _dated),
+    (_GOAL, _aimed),
+    (_MINE_IS, _valued),
+    (_HABIT, _habit),
+]

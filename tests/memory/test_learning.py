@@ -1,0 +1,428 @@
+"""Learning: facts and the cursor in one transaction, each message once, failures as outcomes, untrusted reads as proposals."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.effect import Ask, Find, Note, Outcome
+from kilburn.errors import SpecError, StoreFull, Unavailable
+from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.memory.learning import Learned, Learning, alearn, learn
+from kilburn.memory.view import MemoryView
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.move import Add, Retire
+from kilburn.page import Claim
+from kilburn.testing import Scripted
+
+
+def opened(path: Any = ":memory:", **options: Any) -> Hierarchy:
+    return kilburn.open(path, window=4000, policy="fifo", tokenizer="chars/4", **options)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, *calls: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {})}
+
+
+def call(name: str, number: str) -> dict[str, Any]:
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def tool(number: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": number, "content": text}
+
+
+def texts(store: Hierarchy, owner: str = "", **options: Any) -> list[str]:
+    memory = store.memory(owner)
+    return [memory.text(page.id) for page, _ in memory.pages(**options)]
+
+
+@dataclass
+class Verbatim:
+    """Learns each text of the exchange as it is; keeps the views that it saw."""
+
+    def __post_init__(self) -> None:
+        self.views: list[MemoryView] = []
+
+    def plan(self, view: MemoryView) -> Sequence[Add | Retire]:
+        self.views.append(view)
+        return [Add(text=said.text, cites=(said.cite,)) for said in view.new]
+
+
+def test_what_it_stored_can_be_read_back_at_once() -> None:
+    with opened() as store:
+        store.process("a").append(user("Hi, I'm Ana and I live in Porto."), assistant("Welcome!"))
+        learned = learn(store, "a")
+        memory = store.memory()
+        assert [str(memory.recall(address)) for address in learned.stored] == [
+            "The user's name is Ana.",
+            "The user lives in Porto.",
+        ]
+        assert learned.memory == memory.name
+        page, _ = memory.read(memory.resolve(learned.stored[1])[0])
+        assert page.cites == ((1, 1),)
+        assert page.trust is Trust.USER
+
+
+def test_each_message_is_learned_from_once() -> None:
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("I live in Porto."), assistant("ok"))
+        assert learn(store, "a").stored == ("f1",)
+        assert learn(store, "a") == Learned(memory="@memory")
+        session.append(user("I love tea."))
+        assert learn(store, session).stored == ("f2",)
+        assert texts(store) == ["The user lives in Porto.", "The user likes tea."]
+
+
+def test_an_update_retires_its_predecessor_and_history_stays() -> None:
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("I live in Porto."), assistant("ok"))
+        learn(store, "a")
+        session.append(user("I moved to Lisbon."), assistant("ok"))
+        learned = learn(store, "a")
+        assert (learned.stored, learned.retired) == (("f2",), ("f1",))
+        assert texts(store) == ["The user lives in Lisbon."]
+        assert texts(store, history=True) == ["The user lives in Porto.", "The user lives in Lisbon."]
+        session.append(user("I live in Lisbon."), assistant("I know"))
+        assert learn(store, "a") == Learned(memory="@memory", unchanged=1)
+
+
+def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with opened(path) as store:
+        store.process("a").append(user("I live in Porto."), assistant("ok"))
+        learn(store, "a")
+    with opened(path) as store:
+        store.process("a").append(user("I love tea."), assistant("ok"))
+        assert learn(store, "a").stored == ("f2",)
+
+
+def test_users_have_memories_of_their_own() -> None:
+    with opened() as store:
+        store.process("a", user="ana").append(user("I live in Porto."))
+        store.process("b", user="bo").append(user("I live in Oslo."))
+        assert learn(store, "a").memory == "@memory/ana"
+        learn(store, "b")
+        assert texts(store, "ana") == ["The user lives in Porto."]
+        assert texts(store, "bo") == ["The user lives in Oslo."]
+
+
+def test_a_view_has_an_exchange_and_what_was_said_before() -> None:
+    policy = Verbatim()
+    with opened() as store:
+        session = store.process("a")
+        for n in range(12):
+            session.append(user(f"question {n}"), assistant(f"answer {n}"))
+        learn(store, "a", policy)
+    assert [[said.text for said in view.new] for view in policy.views] == [[f"question {n}", f"answer {n}"] for n in range(12)]
+    assert [said.text for said in policy.views[-1].earlier][:2] == ["question 6", "answer 6"]
+    assert [len(view.earlier) for view in policy.views] == [0, 2, 4, 6, 8, *[10] * 7]
+    assert {view.taint for view in policy.views} == {Trust.AGENT}
+
+
+def test_tools_and_system_prompts_are_not_learned_from() -> None:
+    policy = Verbatim()
+    with opened() as store:
+        session = store.process("a")
+        session.append({"role": "system", "content": "You are kind."}, user("look"), assistant("I read", call("read", "c1")))
+        session.append(tool("c1", "the user lives in Rome"), assistant("It says Rome."), user("thanks"))
+        learned = learn(store, "a", policy)
+        assert [[said.text for said in view.new] for view in policy.views] == [["look", "I read"], ["It says Rome."], ["thanks"]]
+        assert [view.taint for view in policy.views] == [Trust.AGENT, Trust.TOOL, Trust.USER]
+        # What follows a read is proposed, the rest is not; the user's next word is his own.
+        assert learned.proposed == ("f3",)
+        assert learned.stored == ("f1", "f2", "f4")
+        assert "It says Rome." not in texts(store)
+        # Of texts before, an untainted exchange sees only untainted ones.
+        assert [said.text for said in policy.views[2].earlier] == ["look", "I read"]
+        store.memory().accept("f3")
+        assert "It says Rome." in texts(store)
+
+
+def test_what_was_recalled_is_never_learned_again() -> None:
+    policy = Verbatim()
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("I live in Porto."), assistant("ok"))
+        part = Part(kind=Kind.TEXT, text="earlier you said: I live in Porto")
+        session.append(Message(role=Role.USER, parts=(part,), sources=(1,)), assistant("You live in Porto."), user("right"))
+        learn(store, "a", policy)
+    assert [said.text for view in policy.views for said in view.new] == ["I live in Porto.", "ok", "right"]
+
+
+def test_a_users_text_of_low_trust_is_data() -> None:
+    policy = Verbatim()
+    with opened() as store:
+        part = Part(kind=Kind.TEXT, text="observation: I live in Rome")
+        store.process("a").append(user("go"), Message(role=Role.USER, parts=(part,), trust=Trust.TOOL), assistant("seen"))
+        learned = learn(store, "a", policy)
+    assert [[said.text for said in view.new] for view in policy.views] == [["go"], ["seen"]]
+    assert learned.proposed == ("f2",)
+
+
+@dataclass
+class Asking:
+    """Asks once for each exchange, and learns the answer."""
+
+    def plan(self, view: MemoryView) -> Any:
+        answer = yield Ask(prompt=view.new[0].text, purpose="a fact")
+        if not answer.ok:
+            yield Note(outcome=answer.outcome, why="no fact came")
+            return ()
+        return (Add(text=answer.text, cites=(view.new[0].cite,)),)
+
+
+def events(store: Hierarchy, act: Act) -> list[Any]:
+    return [event for event in store.memory().events() if event.act is act]
+
+
+def test_a_failure_is_an_outcome_and_is_tried_again_at_the_next_call() -> None:
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("one"), assistant("1"), user("two"), assistant("2"))
+        model = Scripted([Unavailable("down"), "two is a number"])
+        learned = learn(store, "a", Asking(), model)
+        assert (learned.stored, learned.failed) == (("f1",), ("p1-p2",))
+        assert "failed" in learned.why
+        assert [event.data["outcome"] for event in events(store, Act.ASK)] == [Outcome.FAILED, Outcome.DONE]
+        again = Scripted(["one is a number"])
+        assert learn(store, "a", Asking(), again).stored == ("f2",)
+        assert len(again.requests) == 1
+        assert learn(store, "a", Asking(), Scripted([])).failed == ()
+        assert texts(store) == ["two is a number", "one is a number"]
+
+
+def test_after_three_failures_the_rest_waits() -> None:
+    with opened() as store:
+        for n in range(8):
+            store.process("a").append(user(f"q{n}"), assistant(f"a{n}"))
+        model = Scripted([])
+        learned = learn(store, "a", Asking(), model)
+        assert len(model.requests) == 3
+        assert len(learned.failed) == 8
+        model = Scripted([f"fact {n}" for n in range(8)])
+        assert len(learn(store, "a", Asking(), model).stored) == 8
+        assert sorted(texts(store)) == [f"fact {n}" for n in range(8)]
+
+
+def test_without_a_model_a_policy_that_asks_is_an_error_and_nothing_moves() -> None:
+    with opened() as store:
+        store.process("a").append(user("one"))
+        with pytest.raises(SpecError, match="asks a model"):
+            learn(store, "a", Asking())
+        assert learn(store, "a", Asking(), Scripted(["fact"])).stored == ("f1",)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda view: 1 / 0,
+        lambda view: 7,
+        lambda view: [object()],
+        lambda view: [Retire((99,))],
+        lambda view: [Add(text="no source")],
+        lambda view: [Add(text="", cites=(view.new[0].cite,))],
+        lambda view: [Add(text="x", cites=((99, 1),))],
+        lambda view: [Add(text="x\ud800", cites=(view.new[0].cite,))],
+        lambda view: [Add(text="x" * 1_000_000, cites=(view.new[0].cite,))],
+        lambda view: (Find(query="x") for _ in itertools.count()),
+        lambda view: (object() for _ in range(2)),
+    ],
+)
+def test_a_policy_that_misbehaves_writes_nothing_and_is_asked_again(plan: Any) -> None:
+    @dataclass
+    class Bad:
+        def plan(self, view: MemoryView) -> Any:
+            return plan(view)
+
+    with opened() as store:
+        store.process("a").append(user("I live in Porto."))
+        try:
+            learned = learn(store, "a", Bad())
+        except kilburn.KilburnError:
+            learned = None
+        assert learned is None or learned.failed == ("p1",)
+        assert texts(store) == []
+        assert learn(store, "a").stored == ("f1",)
+
+
+def test_what_an_assistant_said_does_not_retire_what_the_user_said() -> None:
+    @dataclass
+    class Replacing:
+        def plan(self, view: MemoryView) -> Any:
+            standing = view.about("user", "lives in")
+            claim = Claim(subject="user", relation="lives in", object=view.new[-1].text)
+            add = Add(text=f"lives in {claim.object}", claim=claim, cites=(view.new[-1].cite,))
+            return [add, *(Retire((page.id,), refers=0) for page, _ in standing)]
+
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("Porto"))
+        learn(store, "a", Replacing())
+        session.append(assistant("Lisbon"))
+        learned = learn(store, "a", Replacing())
+        assert (learned.stored, learned.retired) == (("f2",), ())
+        assert texts(store) == ["lives in Porto", "lives in Lisbon"]
+        session.append(user("Braga"))
+        assert learn(store, "a", Replacing()).retired == ("f2", "f1")
+
+
+def test_two_learners_at_the_same_time_learn_each_message_once(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with opened(path) as one, opened(path) as two:
+        session = one.process("a")
+        for n in range(20):
+            session.append(user(f"I love fruit{n}."), assistant("ok"))
+        found: list[Learned] = []
+        threads = [threading.Thread(target=lambda store=store: found.append(learn(store, "a"))) for store in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(texts(one)) == sorted(f"The user likes fruit{n}." for n in range(20))
+        assert sum(len(each.stored) for each in found) == 20
+
+
+def test_a_full_disk_writes_neither_facts_nor_cursor(tmp_path: Path) -> None:
+    with opened(tmp_path / "s.db") as store:
+        store.process("a").append(user("I live in Porto."), assistant("ok"))
+        memory = store.memory()
+        commit = memory._write
+
+        def full(batch: Any) -> None:
+            raise StoreFull("no space left")
+
+        memory._write = full  # type: ignore[method-assign]
+        with pytest.raises(StoreFull):
+            learn(store, "a")
+        memory._write = commit  # type: ignore[method-assign]
+        assert texts(store) == []
+        assert learn(store, "a").stored == ("f1",)
+
+
+def test_forgetting_a_message_forgets_what_was_learned_from_it() -> None:
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("I live in Porto."), assistant("ok"), user("I love tea."))
+        learn(store, "a")
+        session.forget("p1")
+        assert texts(store) == ["The user likes tea."]
+        assert learn(store, "a").stored == ()
+
+
+class Held:
+    """A model that answers when it is told to."""
+
+    name, form, context, tokenizer = "held", "chat", None, "chars/4"
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def stream(self, request: Any) -> Iterator[Any]:
+        self.asked.set()
+        assert self.go_on.wait(30)
+        yield from Scripted(["a fact"]).stream(request)
+
+
+def test_learning_in_the_background_blocks_nobody() -> None:
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("one"))
+        model = Held()
+        with Learning(store, "a", Asking(), model) as learning:
+            assert model.asked.wait(30)
+            assert not learning.done
+            session.append(user("two"))
+            assert len(session.render()) == 2
+            store.memory().add("a person's fact")
+            with pytest.raises(TimeoutError):
+                learning.result(0.01)
+            model.go_on.set()
+            assert learning.result(30).stored
+        assert sorted(texts(store)) == ["a fact", "a person's fact"]
+
+
+def test_closing_gives_up_and_writes_nothing() -> None:
+    with opened() as store:
+        store.process("a").append(user("one"))
+        model = Held()
+        learning = Learning(store, "a", Asking(), model)
+        assert model.asked.wait(30)
+        assert not learning.close(0.05)
+        model.go_on.set()
+        learning.close(30)
+        assert texts(store) == []
+        assert learn(store, "a", Asking(), Scripted(["a fact"])).stored == ("f1",)
+
+
+async def test_the_async_form_learns_the_same_and_can_be_cancelled() -> None:
+    with opened() as store:
+        store.process("a").append(user("one"))
+        model = Held()
+        task = asyncio.create_task(alearn(store, "a", Asking(), model))
+        while not model.asked.is_set():
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        model.go_on.set()
+        assert texts(store) == []
+        assert (await alearn(store, "a", Asking(), Scripted(["a fact"]))).stored == ("f1",)
+
+
+def test_a_policy_is_named_like_any_other() -> None:
+    with opened() as store:
+        store.process("a").append(user("I live in Porto."))
+        with pytest.raises(SpecError):
+            learn(store, "a", "no such policy")
+        with pytest.raises(SpecError):
+            learn(store, "a", 7)
+        learn(store, "a", "plain")
+        assert {event.policy for event in events(store, Act.ADMIT)} == {"plain"}
+
+
+def test_each_policy_has_a_cursor_of_its_own() -> None:
+    with opened() as store:
+        store.process("a").append(user("I live in Porto."))
+        assert learn(store, "a").stored == ("f1",)
+        assert learn(store, "a", Verbatim()).stored == ("f2",)
+        assert learn(store, "a").stored == ()
+
+
+def test_about_finds_what_is_in_force_among_many() -> None:
+    found: list[int] = []
+
+    @dataclass
+    class Looking:
+        def plan(self, view: MemoryView) -> Any:
+            found.extend(page.id for page, _ in view.about("user", "lives in"))
+            return ()
+
+    with opened() as store:
+        memory = store.memory()
+        last = 0
+        for n in range(150):
+            claim = Claim(subject="user", relation="lives in", object=f"town{n}")
+            (address,) = memory.apply(
+                Add(text=f"The user lives in town{n}.", claim=claim), *([Retire((last,), refers=0)] if last else [])
+            )
+            last = memory.resolve(address)[0]
+            memory.add(f"The user visited the town{n} that another user lives in.")
+        store.process("a").append(user("hm"))
+        learn(store, "a", Looking())
+        assert found == [last]
