@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cli.terminal import kilburn
 from kilburn.errors import SpecError
 from kilburn.evals.drift import texts_of
+from kilburn.evals.roster import Entrant
 from kilburn.evals.sessions import Session, sessions
-from kilburn.evals.table import EVERYBODY, evaluate
+from kilburn.evals.table import EVERYBODY, evaluate, measure
 from kilburn.evals.table_report import BRIEF, ENTRIES, TIERS, Question, Streamed, TableReport
 from kilburn.kernel.resolve import names
 
@@ -73,6 +75,18 @@ def test_the_optimum_bounds_the_policies_and_nothing_is_lost(report: TableReport
         assert row.earlier_off == 0.0
         assert row.earlier_on is not None
         assert row.earlier_on > 0.5
+
+
+def test_an_answer_of_somebody_else_is_never_found() -> None:
+    told = sessions(2, 50, 5, users=2)
+    others = [one.asked.value for one in told[1].interactions if one.asked is not None]
+    swapped = [
+        replace(one, asked=replace(one.asked, value=others[at % len(others)])) if one.asked is not None else one
+        for at, one in enumerate(told[0].interactions)
+    ]
+    (streamed,) = measure(Entrant("hybrid", "hybrid"), [replace(told[0], interactions=tuple(swapped))], 1000)
+    assert len(streamed.questions) > 5
+    assert not any(question.recalled for question in streamed.questions)
 
 
 def test_a_buffer_of_entries_overflows_alone_and_policies_that_count_tokens_do_not(report: TableReport) -> None:
