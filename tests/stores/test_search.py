@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from kilburn.stores.passages import SIZE, TOKENIZER, passages, searchable
 from kilburn.stores.sqlite import Sqlite
-from kilburn.stores.textindex import FEW
 from kilburn.testing.stores import batch_of
 
 ANY = st.text(st.characters(exclude_categories=["Cs"]))
@@ -70,7 +69,7 @@ def test_stop_words_count_only_where_there_is_nothing_else() -> None:
         assert [hit.page for hit in store.search("what is the")] == [1]
 
 
-@pytest.mark.parametrize("words", [1, FEW, 3 * FEW], ids=["one word", "question", "long query"])
+@pytest.mark.parametrize("words", [1, 12, 36], ids=["one word", "question", "long query"])
 def test_a_rare_word_is_found_in_a_large_session_whatever_stands_around_it(words: int) -> None:
     chance = random.Random(1)
     common = [f"common{letter}{other}" for letter in "abcdef" for other in "abcdef"]

@@ -109,7 +109,8 @@ def model_of(spec: str | None, fetch: Progress | None = None) -> Any:
     """
     if spec is None or spec == "none":
         return None
-    if not (spec.startswith("hf:") or spec.endswith(".gguf") or spec in {item.name for item in catalogue()}):
+    known = {item.name for item in catalogue() if item.form == "GGUF"}
+    if not (spec.startswith("hf:") or spec.endswith(".gguf") or spec in known):
         return resolve("models", spec)
     if fetch is not None:
         pull(spec, progress=fetch)

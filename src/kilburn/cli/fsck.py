@@ -160,20 +160,27 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
 
 
 def _described(state: State) -> str:
-    return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.importance:g}' if state.importance else ''}"
+    until = f", until {state.until:.0f}" if state.until is not None else ""
+    return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.importance:g}' if state.importance else ''}{until}"
 
 
 def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[[int], str]) -> Iterator[str]:
     """What is wrong with a derived page: missing sources, a trust above that of its sources, or an inexact quotation."""
     sources = [pages[source] for source in fold.sources if source in pages]
-    if not fold.sources or len(sources) != len(fold.sources):
+    if not (fold.sources or fold.cites) or len(sources) != len(fold.sources):
         yield f"it cites {len(fold.sources)} sources, {len(sources)} of them exist"
+        return
+    try:
+        # Those that are not there are reported by the store.
+        cited = [page for page, _ in store.read(fold.cites).values() if page.digest]
+    except StoreCorrupt as error:
+        yield f"what it cites cannot be read: {error.what}"
         return
     dropped = [source.address for source in sources if at(source.id) == Place.DROPPED]
     if dropped:
         yield f"its source {dropped[0]} was forgotten"
         return
-    if fold.trust > min(source.trust for source in sources):
+    if fold.trust > min((source.trust for source in [*sources, *cited]), default=fold.trust):
         yield "it is trusted more than its sources"
     if fold.kind is Kind.EXCERPT:
         try:

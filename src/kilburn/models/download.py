@@ -172,8 +172,8 @@ class Download:
             self.partial.unlink(missing_ok=True)
             self._journal.unlink(missing_ok=True)
 
-    def commit(self, size: int, sha256: str = "") -> Path:
-        """Make the partial file the target, if it has this size, this digest and the magic of GGUF.
+    def commit(self, size: int, sha256: str = "", *, magic: bytes = b"GGUF") -> Path:
+        """Make the partial file the target, if it has this size, this digest and begins with `magic`.
 
         An empty `sha256` is taken from the bytes and recorded. Raises `Unavailable`, and removes the
         partial file, where anything differs.
@@ -181,15 +181,15 @@ class Download:
         with disk_errors(self.partial):
             found = self.partial.stat().st_size
             with self.partial.open("rb") as file:
-                magic = file.read(4)
+                begin = file.read(len(magic))
         actual = digest(self.partial)
         wrong = ""
         if size and found != size:
             wrong = f"{found:,} bytes instead of {size:,}"
         elif sha256 and actual != sha256:
             wrong = f"sha256 {actual} instead of {sha256}"
-        elif magic != b"GGUF":
-            wrong = f"no GGUF file: it begins with {magic!r}"
+        elif begin != magic:
+            wrong = f"no GGUF file: it begins with {begin!r}"
         if wrong:
             self.discard()
             raise Unavailable(f"{self.target.name}: {wrong}", advice="the bad file was removed; pull again, or get it elsewhere")

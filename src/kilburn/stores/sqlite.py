@@ -30,7 +30,7 @@ from kilburn.stores.inspection import Finding, erase_process, erase_session, ins
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import SEALED, admit, as_current, check_identity, check_library, migrate
 from kilburn.stores.sealed import Sealed, Session, seal_of_process
-from kilburn.stores.textindex import TextIndex
+from kilburn.stores.textindex import Extents, TextIndex
 from kilburn.stores.transaction import Transaction, content_of
 from kilburn.stores.vectortable import VectorTable
 
@@ -88,6 +88,8 @@ class Sqlite:
         self._patience = busy_timeout
         # Set while the write-ahead log may still contain erased bytes.
         self._log_uncut = False
+        # The state of the file of which the extents of all processes are known.
+        self._extents: tuple[tuple[object, int], Extents] | None = None
         # Set once every session's row was looked at, before the first new one is made.
         self._surveyed = False
         self._prepare_file(vfs)
@@ -414,17 +416,27 @@ class Sqlite:
         """Passages that match the query's words, best first; of these processes, or of all. Damaged ones are left out."""
         with self._reading("searching"):
             if processes is None:
-                known = self._sealed.sessions(self._number)
+                hits = self._index.search(query, self._everywhere(), limit)
             else:
-                some = [self._sealed.session(self._number, number) for number in sorted(set(processes))]
-                known = [one for one in some if one is not None]
-            known = [one for one in known if not one.damaged]
-            extents = [(one.number, one.passages) for one in known if one.passages]
-            mean = sum(one.characters for one in known) / max(1, sum(used for _, used in extents))
-            hits = self._index.search(query, extents, mean, limit, apart=processes is not None and len(known) > 1)
+                known = [self._sealed.session(self._number, number) for number in sorted(set(processes))]
+                whole = [one for one in known if one is not None and not one.damaged and one.passages]
+                extents = Extents([(one.number, one.passages) for one in whole], sum(one.characters for one in whole))
+                hits = self._index.search(query, extents, limit, apart=len(whole) > 1)
             spans = self._index.spans([number for number, _ in hits])
-        whole = {one.number for one in known}
-        return [_passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in whole]
+            readable = self._whole(number >> 32 for number in spans)
+        return [_passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in readable]
+
+    def _everywhere(self) -> Extents:
+        """The extents of all processes. They are read once for each state of the file, because there may be very many."""
+        state = self._db.pragma("data_version"), self._db.total_changes()
+        if self._extents is None or self._extents[0] != state:
+            select = (
+                "SELECT id, passages, characters FROM process NOT INDEXED WHERE tenant = ? AND passages AND NOT aside ORDER BY id"
+            )
+            # Damaged counters spoil the order of the hits a little, and nothing else; each hit's process is verified.
+            found = [one for one in rows(self._db, select, self._number) if isinstance(one[1], int) and isinstance(one[2], int)]
+            self._extents = state, Extents([(number, used) for number, used, _ in found], sum(one[2] for one in found))
+        return self._extents[1]
 
     def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
         """The passages of pages, in reading order; a page that is not indexed is left out."""
@@ -499,7 +511,7 @@ class Sqlite:
     def findings(self) -> list[Finding]:
         """Everything that is wrong with the file, as far as this tenant can see; empty if nothing is."""
         with self._reading("checking"):
-            return inspect(self._db, self._sealed, self._index, self._number)
+            return inspect(self._db, self._sealed, self._index, self._vectors, self._number)
 
     def repair(self) -> list[Finding]:
         """Rebuild derived data (text index, counters), remove unused content, and quarantine records that cannot be
@@ -513,7 +525,7 @@ class Sqlite:
         """
         with self._writing("repairing"):
             try:
-                rebuild(self._db, self._sealed, self._index, self._number)
+                rebuild(self._db, self._sealed, self._index, self._vectors, self._number)
             except UNREADABLE as error:
                 raise StoreCorrupt(f"{self.path} cannot be repaired: {error}", advice="restore it from a copy") from error
             # What it removed is in the log too.
@@ -547,7 +559,7 @@ class Sqlite:
                 raise StoreError(f"no process {process} here", advice="open it by name with `process`")
             if found.quarantined:
                 erase_session(self._db, process)
-                rebuild(self._db, self._sealed, self._index, self._number)
+                rebuild(self._db, self._sealed, self._index, self._vectors, self._number)
             else:
                 erase_process(self._db, found.whole(), self._number)
             self._db.execute("INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING")

@@ -126,6 +126,26 @@ class VectorTable:
             ):
                 self._db.execute(statement, (known[0],))
 
+    def mistaken(self) -> Iterator[tuple[int, str]]:
+        """Processes and embedders of which a passage waits for a vector, and the table says that none does."""
+        select = "SELECT embedder.id, name, process, done FROM embedded JOIN embedder ON embedder.id = embedder WHERE tenant = ?"
+        for embedder, name, process, done in rows(self._db, select, self._tenant):
+            waiting = self._without(embedder, process, 0, 1)
+            if waiting and number_of(waiting[0][0]) < done:
+                yield process, name
+
+    def clean(self) -> None:
+        """Remove what is damaged or of no passage, and find out again which passages wait."""
+        self._db.executemany("DELETE FROM vector WHERE id = ?", [(number,) for number, _ in list(self.damaged())])
+        self._db.execute("DELETE FROM vector WHERE embedder NOT IN (SELECT id FROM embedder NOT INDEXED)")
+        select = "SELECT id FROM embedder WHERE tenant = ?"
+        for (embedder,) in rows(self._db, select, self._tenant):
+            self._db.execute("DELETE FROM embedded WHERE embedder = ?", (embedder,))
+            # Of a process whose passages all have vectors, this is found out when the next one gets its own.
+            done = "SELECT DISTINCT entry >> 32 FROM vector WHERE embedder = ?"
+            for (process,) in rows(self._db, done, embedder):
+                self._advance(embedder, process)
+
     def damaged(self) -> Iterator[tuple[int, int]]:
         """Number and entry of the vectors that are not what was written, or whose passage does not exist."""
         select = (
