@@ -228,7 +228,8 @@ class _Floor:
         path, done, ready = Path(folder) / "floor.db", 0, _Ready(_embedder())
         db = sqlite3.connect(path, isolation_level=None)
         db.executescript(
-            "PRAGMA journal_mode = WAL; CREATE TABLE fact(number INTEGER PRIMARY KEY, text TEXT, vector BLOB);"
+            "PRAGMA journal_mode = WAL; CREATE TABLE fact(number INTEGER PRIMARY KEY, text TEXT);"
+            "CREATE TABLE vector(number INTEGER PRIMARY KEY, numbers BLOB);"
             "CREATE VIRTUAL TABLE words USING fts5(text, content='fact', content_rowid='number');"
         )
         seconds = [0.0, 0.0]
@@ -242,9 +243,9 @@ class _Floor:
             seconds[0] += time.perf_counter() - began
             vectors = ready.embed(batch)
             began = time.perf_counter()
-            rows = [(row.tobytes(), number) for (number, _), row in zip(numbered, vectors, strict=True)]
+            rows = [(number, row.tobytes()) for (number, _), row in zip(numbered, vectors, strict=True)]
             db.execute("BEGIN")
-            db.executemany("UPDATE fact SET vector = ? WHERE number = ?", rows)
+            db.executemany("INSERT INTO vector(number, numbers) VALUES(?, ?)", rows)
             db.execute("COMMIT")
             seconds[1] += time.perf_counter() - began
             done += len(batch)
@@ -263,7 +264,7 @@ class _Floor:
         began = time.perf_counter()
         db = sqlite3.connect(Path(folder) / "floor.db", isolation_level=None)
         every = np.empty((count, ready.dimensions), np.float32)
-        for number, vector in db.execute("SELECT number, vector FROM fact"):
+        for number, vector in db.execute("SELECT number, numbers FROM vector"):
             every[number - 1] = np.frombuffer(vector, np.float32)
 
         def words(question: str) -> dict[int, float]:
