@@ -90,6 +90,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         trust: None for the role's own trust. It may be lower than the role's; a higher one is an error.
         sources: page ids that this message's text was recalled from. Such a message is not indexed again as if it
             were new.
+        cites: pages of other processes of the tenant that it was recalled from: (number of the process, page id). It is
+            forgotten with them, and is not indexed either.
     """
 
     role: Role
@@ -97,3 +99,4 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     extra: str | None = None
     trust: Trust | None = None
     sources: tuple[int, ...] = ()
+    cites: tuple[tuple[int, int], ...] = ()

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kilburn
-from kilburn.errors import Forgotten, KernelError, LawBroken, SpecError, StoreReadOnly, StoreStale, UnknownAddress
+from kilburn.budget import Budget
+from kilburn.errors import (
+    Forgotten,
+    InvalidMessage,
+    KernelError,
+    KilburnError,
+    LawBroken,
+    SpecError,
+    StoreFull,
+    StoreReadOnly,
+    StoreStale,
+    UnknownAddress,
+)
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
-from kilburn.message import Kind, Trust
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Drop, Evict, Restore, Retire
-from kilburn.page import Claim, Place
-from kilburn.store import ProcessKind
-from kilburn.testing.laws import check_collection
+from kilburn.page import Claim, Page, Place
+from kilburn.store import ProcessKind, State
+from kilburn.stores.sqlite import Sqlite
+from kilburn.testing.laws import check_collection, check_laws
 
 TOLD = {"role": "user", "content": "I am Ana, and I live in Porto."}
 CALL = {
@@ -457,3 +472,113 @@ def test_tenants_cannot_cite_each_other(tmp_path: Path) -> None:
         theirs.process("s").append(TOLD)
         with pytest.raises(UnknownAddress):
             ours.memory().apply(Add(text="x", cites=((number(theirs.process("s")), 1),)))
+
+
+def test_what_a_session_quotes_of_a_fact_goes_with_it(store: kilburn.Hierarchy, session: kilburn.Process) -> None:
+    memory = store.memory("ana")
+    memory.apply(Add(text="Ana has a cat called Lua.", cites=((number(session), 1),)))
+    other = store.process("later")
+    quote = Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="Lua"),), cites=((memory.number, -1),))
+    assert other.append(quote, {"role": "user", "content": "And who is that?"}) == "p1-p2"
+    assert store.store.search("Lua", processes=[number(other)]) == []
+    assert session.forget("p1") == ["p1", "@memory/ana f1", "later p1"]
+    assert other.messages() == [{"role": "user", "content": "And who is that?"}]
+    for cites in (((memory.number, -1),), ((memory.number, 9),), ((99, 1),), ((1 << 70, 1),), ((number(other), 2),)):
+        with pytest.raises(InvalidMessage, match="cites"):
+            other.append(msgspec.structs.replace(quote, cites=cites))
+    check_laws(other)
+
+
+def test_a_quotation_is_trusted_no_more_than_what_it_quotes(store: kilburn.Hierarchy, session: kilburn.Process) -> None:
+    memory = store.memory()
+    memory.apply(Add(text="from the web", cites=((number(session), 4),)))
+    other = store.process("later")
+    other.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="x"),), cites=((memory.number, -1),)))
+    assert other.pages()[0][0].trust is Trust.TOOL
+
+
+def test_messages_of_the_past_have_their_time(store: kilburn.Hierarchy) -> None:
+    process = store.process("old")
+    process.append(TOLD, time=1_000_000_000)
+    process.append({"role": "assistant", "content": "Hello."})
+    first, second = (page.time for page, _ in process.pages())
+    assert (first, second > 1_700_000_000.0) == (1_000_000_000.0, True)
+    for time in (math.nan, math.inf, "yesterday"):
+        with pytest.raises(KernelError, match="time"):
+            process.append(TOLD, time=time)  # type: ignore[arg-type]
+    check_laws(process)
+
+
+def test_forgetting_goes_on_while_others_write(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.db")
+    with kilburn.open(path) as store:
+        session = store.process("s")
+        session.append(TOLD)
+        store.memory()
+        stop = threading.Event()
+        refused: list[KilburnError] = []
+
+        def write() -> None:
+            with kilburn.open(path) as own:
+                while not stop.is_set():
+                    try:
+                        own.memory().apply(Add(text="Ana lives in Porto.", cites=((number(session), 1),)), policy="facts")
+                    except KilburnError as error:
+                        refused.append(error)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        while not list(store.memory().pages(limit=1)):
+            pass
+        gone = session.forget("p1")
+        stop.set()
+        thread.join()
+        assert gone[0] == "p1"
+        assert len(gone) > 1
+        assert list(store.memory().pages(history=True, proposed=True)) == []
+        assert {type(error) for error in refused} <= {Forgotten}
+        check_collection(store.memory())
+
+
+def test_forgetting_that_stopped_half_way_can_go_on(store: kilburn.Hierarchy, session: kilburn.Process) -> None:
+    memory = store.memory()
+    memory.apply(Add(text="Ana lives in Porto.", cites=((number(session), 1),)))
+
+    def broken(_: object) -> None:
+        raise StoreFull("no space left", advice="make room")
+
+    session.erasers["kv"] = broken
+    with pytest.raises(StoreFull):
+        session.forget("p1")
+    assert (texts(memory), session.window.at(1)) == ([], Place.DROPPED)
+
+
+def test_a_page_may_be_cited_back_and_forth(store: kilburn.Hierarchy, session: kilburn.Process) -> None:
+    one, other = store.memory(), store.memory("ana")
+    one.apply(Add(text="1", cites=((number(session), 1),)))
+    other.apply(Add(text="2", cites=((one.number, -1),)))
+    one.apply(Add(text="3", sources=(-1,), cites=((other.number, -1),)), Add(text="4", sources=(-1,)))
+    assert session.forget("p1") == ["p1", "@memory f1", "@memory f2", "@memory f3", "@memory/ana f1"]
+    check_collection(one)
+    check_collection(other)
+
+
+def test_a_large_collection_opens_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.db")
+    with kilburn.open(path) as store:
+        for at in range(0, 3000, 1000):
+            store.memory().apply(*(Add(text=f"fact {n}", refers=() if n == at else (0,)) for n in range(at, at + 1000)))
+
+    class Counting(Sqlite):
+        asked = 0
+
+        def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+            found = super().read(keys := list(keys))
+            self.asked += len(keys)
+            return found
+
+    with Hierarchy(counting := Counting(path, readonly=True), Budget(8000)) as store:
+        memory = store.memory()
+        assert memory.resolve("f2997") == [-2997]
+        assert memory.resolve("p3") == [3]
+        assert counting.asked < 100

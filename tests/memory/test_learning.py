@@ -426,3 +426,14 @@ def test_about_finds_what_is_in_force_among_many() -> None:
         store.process("a").append(user("hm"))
         learn(store, "a", Looking())
         assert found == [last]
+
+
+def test_what_an_assistant_repeats_in_a_later_exchange_is_still_only_proposed() -> None:
+    with opened() as store:
+        process = store.process("s")
+        process.append(user("Read the page."), assistant("", call("read", "c1")), tool("c1", "Ana's account is X."))
+        process.append(assistant("Read."), user("Sum up. I like tea."), assistant("Ana's account is X."))
+        learn(store, "s", policy=Verbatim())
+        assert "Ana's account is X." not in texts(store)
+        assert "Ana's account is X." in texts(store, proposed=True)
+        assert "Sum up. I like tea." in texts(store)

@@ -5,7 +5,8 @@ Everything is checked before anything changes, so an error leaves the process as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -13,7 +14,7 @@ from kilburn.budget import Counter
 from kilburn.errors import DuplicateCall, InvalidMessage, LawBroken, OrphanResult
 from kilburn.kernel.window import Window
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
-from kilburn.page import Page, Place, digest_of
+from kilburn.page import Page, Place, address_of, digest_of
 from kilburn.tokens.images import cost_of_image
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, text_beside
@@ -55,7 +56,13 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
     return tokens + (counter.count(more) if more else 0) + counter.envelope
 
 
-def pages_of(messages: Sequence[Message], window: Window, counter: Counter, now: float) -> tuple[list[Page], dict[str, str]]:
+def pages_of(
+    messages: Sequence[Message],
+    window: Window,
+    counter: Counter,
+    now: float,
+    cited: Mapping[tuple[int, int], Page] = MappingProxyType({}),
+) -> tuple[list[Page], dict[str, str]]:
     """The pages of these messages, numbered on from the window's last, and the texts of their digests.
 
     Raises:
@@ -68,7 +75,7 @@ def pages_of(messages: Sequence[Message], window: Window, counter: Counter, now:
     for offset, message in enumerate(messages):
         if not message.parts:
             raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
-        trust = _trust(message, window)
+        trust = _trust(message, window, cited)
         bound = message.role is Role.ASSISTANT and any(part.kind in BOUND for part in message.parts)
         first = window.last + len(pages) + 1
         for position, part in enumerate(message.parts):
@@ -92,6 +99,7 @@ def pages_of(messages: Sequence[Message], window: Window, counter: Counter, now:
                 call=part.call,
                 name=part.name,
                 sources=message.sources,
+                cites=message.cites,
                 order=(number, 0),
                 label=_label(part),
             )
@@ -105,7 +113,7 @@ def pages_of(messages: Sequence[Message], window: Window, counter: Counter, now:
     return pages, texts
 
 
-def _trust(message: Message, window: Window) -> Trust:
+def _trust(message: Message, window: Window, cited: Mapping[tuple[int, int], Page]) -> Trust:
     own = TRUST_OF_ROLE[message.role]
     if message.trust is not None and message.trust > own:
         raise LawBroken(
@@ -115,7 +123,11 @@ def _trust(message: Message, window: Window) -> Trust:
     unknown = [source for source in message.sources if source not in window.pages]
     if unknown:
         raise InvalidMessage(f"sources {unknown[:3]} are no pages of this process", advice="cite pages that were recalled here")
-    return min([lowest, *(window.pages[source].trust for source in message.sources)])
+    gone = [f"{address_of(page)} of process {process}" for process, page in message.cites if (process, page) not in cited]
+    if gone:
+        raise InvalidMessage(f"it cites {gone[0]}, which is not there", advice="cite pages of other processes of this tenant")
+    trusts = [cited[key].trust for key in message.cites]
+    return min([lowest, *trusts, *(window.pages[source].trust for source in message.sources)])
 
 
 def _leftovers(part: Part, message: Message, position: int) -> str | None:

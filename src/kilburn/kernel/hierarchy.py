@@ -127,10 +127,10 @@ class Hierarchy:
         if user:
             check_name(user, "user")
         with self._lock:
-            if name not in self._collections:
-                self._collections[name] = self._collect(self._info(check_name(name, str(kind)), kind, user))
-            known = self._collections[name]
-            _check_user(known.info, user)
+            info = self._info(check_name(name, str(kind)), kind, user)
+            known = self._collections.get(name)
+            if known is None or known.number != info.number:
+                known = self._collections[name] = self._collect(info)
             return known
 
     def collections(self) -> list[Collection]:
@@ -138,7 +138,7 @@ class Hierarchy:
         with a warning."""
         found = []
         for info in self.store.processes():
-            if info.kind is not ProcessKind.SESSION and not info.damaged:
+            if info.kind in (ProcessKind.MEMORY, ProcessKind.DOCUMENT) and not info.damaged:
                 with self._lock:
                     found.append(self._collections.setdefault(info.name, self._collect(info)))
             elif info.damaged and info.kind is not ProcessKind.SESSION:

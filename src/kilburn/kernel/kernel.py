@@ -28,6 +28,7 @@ from kilburn.errors import (
 )
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.admission import pages_of, pins_on_arrival
+from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.contents import Contents
 from kilburn.kernel.folding import derived_page
 from kilburn.kernel.laws import (
@@ -206,13 +207,17 @@ class Kernel:
 
     # Changes
 
-    def take_in(self, messages: Sequence[Message]) -> tuple[int, int]:
+    def take_in(self, messages: Sequence[Message], time: float | None = None) -> tuple[int, int]:
         """Admit messages into the window; returns the first and last page id.
+
+        Args:
+            time: when they were said, in seconds since the epoch; None for now.
 
         Raises:
             WireError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
-        pages, texts = pages_of(messages, self.window, self.counter, self.clock())
+        said = self.clock() if time is None else float(time)
+        pages, texts = pages_of(messages, self.window, self.counter, said, self._cited(messages))
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
         self.record(Act.ADMIT, numbers, new=pages, texts=texts, to={Place.IN: numbers})
@@ -223,6 +228,13 @@ class Kernel:
             if page.answers and self.window.stands_itself(page.answers) is None:
                 self._join(page)
         return numbers[0], numbers[-1]
+
+    def _cited(self, messages: Sequence[Message]) -> dict[tuple[int, int], Page]:
+        """The pages of other processes that messages were recalled from; those that are not there are left out."""
+        named = {key for message in messages for key in message.cites}
+        keys = {key for key in named if key[0] != self.info.number and max(map(abs, key)) < LARGEST}
+        rows = self.store.read(keys) if keys else {}
+        return {key: page for key, (page, state) in rows.items() if state.at != Place.DROPPED}
 
     def _join(self, late: Page) -> None:
         """Bring back the call of a late result, which had left without one. If it cannot be in the window any more, or

@@ -121,4 +121,4 @@ def _moved(event: Event) -> Iterator[int]:
 
 def _is_indexed(page: Page) -> bool:
     """Originals only, and nothing that was recalled or asked for (law 7)."""
-    return page.id > 0 and page.kind in INDEXED and not page.sources and page.name not in NOT_INDEXED
+    return page.id > 0 and page.kind in INDEXED and not page.sources and not page.cites and page.name not in NOT_INDEXED

@@ -10,6 +10,7 @@ that.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -156,7 +157,7 @@ class Process:
                 # Reading works even if nothing can be written; a prompt is made to fit when it is rendered.
                 log.info("session %s: %s", self.name, error)
 
-    def append(self, *messages: Any) -> str:
+    def append(self, *messages: Any, time: float | None = None) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
 
         When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
@@ -164,28 +165,33 @@ class Process:
         before. (After a Ctrl-C during the commit itself, or an error of the disk
         during its last sync, the messages may be admitted. After the second, trying again raises `StoreStale`.)
 
+        Args:
+            time: when they were said, in seconds since the epoch, for conversations of the past; None for now.
+
         Returns:
             The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.
 
         Raises:
             WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreError.
         """
-        return run(self._append(messages), self._answer)
+        return run(self._append(messages, time), self._answer)
 
-    async def aappend(self, *messages: Any) -> str:
+    async def aappend(self, *messages: Any, time: float | None = None) -> str:
         """`append` for async callers: a model that a policy asks runs in a worker thread.
 
         If the call is cancelled, nothing was admitted.
         """
-        return await arun(self._append(messages), self._answer)
+        return await arun(self._append(messages, time), self._answer)
 
-    def _append(self, messages: tuple[Any, ...]) -> Generator[Ask, Answer, str]:
+    def _append(self, messages: tuple[Any, ...], time: float | None) -> Generator[Ask, Answer, str]:
+        if time is not None and not (isinstance(time, int | float) and math.isfinite(time)):
+            raise KernelError(f"the time {time!r} is none", advice="give seconds since the epoch, or None for now")
         parsed = [message for value in messages for message in parse(value)]
         if not parsed:
             raise KernelError("append without a message", advice="give at least one message")
 
         def admit() -> tuple[int, ...]:
-            first, last = self.kernel.take_in(parsed)
+            first, last = self.kernel.take_in(parsed, time)
             return tuple(range(first, last + 1))
 
         admitted = yield from self._settling(admit, Cause.ADMIT)
@@ -577,7 +583,9 @@ class Process:
                 part, leftovers = self.part(page)
                 known = made.get(page.message)
                 if known is None:
-                    made[page.message] = Message(role=page.role, parts=(part,), extra=leftovers, sources=page.sources)
+                    made[page.message] = Message(
+                        role=page.role, parts=(part,), extra=leftovers, sources=page.sources, cites=page.cites
+                    )
                 else:
                     made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
             damaged = {page.message for page in window.pages.values() if page.id > 0 and window.at(page.id) == Place.DROPPED}

@@ -16,6 +16,9 @@ LONGEST = 20_000
 """Characters; of a longer text only the first and last `ENDS` are read, because most of it was pasted."""
 ENDS = 2_000
 
+SENTENCE = 800
+"""Characters of a sentence; a longer one is none that states something plainly."""
+
 HOLE = "\x1a"
 """Stands where something quoted was taken out."""
 
@@ -114,8 +117,8 @@ def clauses(text: str) -> Iterator[Clause]:
     text = _BULLET.sub("", _LINES.sub("", _BLOCKS.sub("\n", text)))
     text = _ODD.sub(" ", _QUOTED.sub(lambda match: HOLE if match[0].count(" ") > 1 else match[0], text))
     for sentence in _SENTENCE.split(text):
-        sentence = " ".join((sentence or "").split())
-        if not sentence:
+        sentence = " ".join(sentence.split())
+        if not sentence or len(sentence) > SENTENCE:
             continue
         if _FICTION.match(sentence) or _TASK.search(sentence):
             return  # the rest is what it is about

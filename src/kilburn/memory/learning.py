@@ -29,7 +29,7 @@ from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
-from kilburn.memory.view import MemoryPolicy, MemoryView, Said
+from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Said
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place, address_of, span_of
@@ -175,12 +175,11 @@ class _Exchange(msgspec.Struct, frozen=True):
 
 
 class _Progress(msgspec.Struct):
-    """How far a policy has learned from a session: up to which page, which exchanges before wait to be tried again (first
-    and last page), and which page of the memory holds the running summary (0: none)."""
+    """How far a policy has learned from a session: up to which page, and which exchanges before it wait to be tried again
+    (first and last page)."""
 
     upto: int = 0
     waiting: tuple[tuple[int, int], ...] = ()
-    summary: int = 0
 
 
 class _Course(msgspec.Struct):
@@ -282,7 +281,7 @@ class _Job:
             if self.stopped():
                 break
             head = self.memory.head
-            course = yield from self._plan(self._view(exchange, progress))
+            course = yield from self._plan(self._view(exchange))
             if self.stopped():
                 return
             if course.lacks_model and not course.moves:
@@ -387,24 +386,20 @@ class _Job:
     def _with_text(self, said: Said) -> Said:
         return Said(said.process, said.page, self.process.text(said.page.id), said.recalled, said.taint)
 
-    def _view(self, exchange: _Exchange, progress: _Progress) -> MemoryView:
+    def _view(self, exchange: _Exchange) -> MemoryView:
         memory = self.memory
-        summary = ""
-        if progress.summary:
-            rows = memory.store.read([(memory.number, progress.summary)])
-            if any(state.at is Place.OUT for _, state in rows.values()):
-                summary = memory.text(progress.summary)
+        summary = next((page.id for page, _ in self._about(f"session {self.process.name}", SUMMARY)), 0)
         return MemoryView(
             new=exchange.new,
             earlier=exchange.earlier,
-            summary=summary,
+            summary=memory.text(summary) if summary else "",
             now=self.clock(),
             session=self.process.name,
             user=memory.user,
             page=lambda page: memory.read(page)[0],
             text=memory.text,
             about=self._about,
-            summary_page=progress.summary if summary else 0,
+            summary_page=summary,
         )
 
     def _about(self, subject: str, relation: str = "") -> list[tuple[Page, State]]:
@@ -525,10 +520,12 @@ class _Job:
 
 def _heard(session: int, pages: Iterable[Page], gone: set[int]) -> Iterable[Said]:
     """The texts of user and assistant, without their words, each with what was read before it."""
-    taint, recalled = Trust.USER, False
+    lowest, recalled = Trust.USER, False
     for page in pages:
         speaks = page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER and not page.is_blank
-        taint = page.trust if speaks else min(taint, page.trust)
+        # What a user says is theirs, but an assistant may repeat a planted text long after it was read.
+        lowest = min(lowest, page.trust)
+        taint = page.trust if speaks else lowest
         recalled = bool(page.sources) or (recalled and not speaks)
         told = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
         if told and not page.is_blank and page.id not in gone:

@@ -43,7 +43,8 @@ class Plain:
         new = [(_add(said, one), said.page.trust) for said, one in found if not one.over]
         about = dict.fromkeys((one.claim.subject, one.claim.relation) for _, one in found)
         standing = {page.id: (page, state) for slot in about for page, state in view.about(*slot)}
-        settled = settle(new, standing.values(), now=view.now)
+        spoken = [said.page.time for said, one in found if not one.over]
+        settled = settle(new, standing.values(), now=view.now, said=spoken)
         retired = {page for move in settled.moves if isinstance(move, Retire) for page in move.pages}
         moves = [*settled.moves]
         for said, statement in found:
@@ -99,14 +100,17 @@ def _has(claim: Claim, thing: str) -> bool:
 
 
 def _ended(said: Said, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
-    """The pages in force of what somebody says is over, or of the opposite of what they say."""
+    """The pages in force of what somebody says is over, of the opposite of what they say, or of what was moved."""
     claim = statement.claim
-    if not statement.over:
+    if not (statement.over or statement.replaces):
         if claim.relation not in _OPPOSITE:
             return ()
         claim = msgspec.structs.replace(claim, relation=_OPPOSITE[claim.relation])
     return tuple(
         page.id
         for page, _ in view.about(claim.subject, claim.relation)
-        if page.id not in retired and page.trust <= said.page.trust and page.claim is not None and same_claim(page.claim, claim)
+        if page.id not in retired
+        and page.trust <= said.page.trust
+        and page.claim is not None
+        and same_claim(page.claim, claim) is not statement.replaces
     )

@@ -33,6 +33,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
         text: a sentence in the third person, with absolute dates.
         since, until: between which times it is true, in seconds since the epoch; None where it does not say.
         over: whether it says that the claim is true no longer.
+        replaces: whether it takes the place of what was said of the same thing: a meeting was moved.
         instead: the object that is wrong, where it says "not X". With an empty relation of the claim, that of the fact with
             this object.
     """
@@ -43,6 +44,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
     importance: float = 0.0
     over: bool = False
+    replaces: bool = False
     instead: str = ""
 
 
@@ -52,51 +54,14 @@ _KIN = (
     "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
     "|dentist|teacher|professor|advisor|colleague|co-?worker|dog|cat|puppy|kitten|horse|rabbit|parrot|hamster)"
 )
-_ONLY_ONE = frozenset(["wife", "husband", "partner", "girlfriend", "boyfriend", "mother", "mom", "mum", "father", "dad", "boss"])
+_ONLY_ONE_WORDS = "wife husband partner girlfriend boyfriend mother mom mum father dad boss"
+_ONLY_ONE = frozenset(_ONLY_ONE_WORDS.split())
 _NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"
-_NO_NAME = frozenset(
-    [
-        "i",
-        "im",
-        "ive",
-        "i'm",
-        "i've",
-        "and",
-        "but",
-        "so",
-        "the",
-        "a",
-        "an",
-        "no",
-        "not",
-        "yes",
-        "oh",
-        "well",
-        "monday",
-        "tuesday",
-        "wednesday",
-        "thursday",
-        "friday",
-        "saturday",
-        "sunday",
-        "back",
-        "when",
-        "if",
-        "later",
-        "crazy",
-        "out",
-        "here",
-        "there",
-        "just",
-        "was",
-        "is",
-        "has",
-        "will",
-        "can",
-        "called",
-        "named",
-    ]
+_NO_NAME_WORDS = (
+    "i im ive i'm i've and but so the a an no not yes oh well monday tuesday wednesday thursday friday saturday "
+    "sunday back when if later crazy out here there just was is has will can called named"
 )
+_NO_NAME = frozenset(_NO_NAME_WORDS.split())
 _ADVERB = (
     r"(?:(?:really|also|still|just|currently|now|actually|mostly|mainly|absolutely|definitely|truly|totally|recently|finally"
     r"|particularly|especially|generally|originally|officially|personally|both|all|simply|so|fully|pretty much|always|never"
@@ -280,7 +245,7 @@ _MEMO = re.compile(
 )
 _CALL_ME = re.compile(rf"(?:(?:you can|please|everyone|everybody|people|friends|they|just) )*calls? me (?P<o>{_NAME})\Z")
 _MY_NAME = re.compile(rf"[Mm]y (?:full |first |real )?name is (?P<o>{_NAME}|[a-z]+)(?: and .*)?\Z")
-_I_AM = re.compile(rf"I am (?P<o>{_NAME})\Z")
+_I_AM = re.compile(rf"I am (?P<o>{_NAME})(?:,.*)?\Z")
 _KIN_NAME = re.compile(rf"[Mm]y (?P<kin>{_KIN})(?:'s name is| is (?:called|named)|, who is called|, named) (?P<o>{_NAME})")
 _APPOSED = re.compile(rf"\b[Mm]y (?P<kin>{_KIN}),? (?P<o>{_NAME})(?!['\w-])")
 _FAVOURITE = re.compile(
@@ -315,8 +280,8 @@ _NO_MORE = re.compile(
     r" )(?P<rest>.+?)(?P<more>,? (?:any ?more|any longer))?\Z"
 )
 _IT_IS_NOT = re.compile(
-    r"(?:I meant|it is|it should be|I said)\s+(?:not (?P<w1>[^,]{2,40}?),? but (?P<o1>[^,]{2,40})"
-    r"|(?P<o2>[^,]{2,40}?),? (?:and )?not (?P<w2>[^,]{2,40}))\Z",
+    r"(?:(?:I meant|it is|it should be|I said)\s+)?not (?P<w1>[^,]{2,40}?),? but (?P<o1>[^,]{2,40})\Z"
+    r"|(?:I meant|it is|it should be|I said)\s+(?P<o2>[^,]{2,40}?),? (?:and )?not (?P<w2>[^,]{2,40})\Z",
     re.IGNORECASE,
 )
 _HABIT = re.compile(
@@ -336,7 +301,9 @@ def statements(text: str, said: float) -> list[Statement]:
     for clause in clauses(text):
         for statement in _of(clause, said):
             claim = statement.claim
-            found.setdefault((claim.subject, claim.relation, claim.object, statement.over), statement)
+            key = (claim.subject, claim.relation, claim.object, statement.over)
+            found.pop(key, None)  # what is said last counts
+            found[key] = statement
         if len(found) >= MOST:
             break
     return list(found.values())[:MOST]
@@ -411,7 +378,8 @@ def _present(rest: str) -> str:
 
 
 def _ruled(subject: str, rest: str, said: float, *, over: bool = False) -> Iterator[Statement]:
-    rest = re.sub(rf"\A(am|have) {_ADVERB}+", r"\1 ", rest)
+    if not rest.startswith("have never "):
+        rest = re.sub(rf"\A(am|have) {_ADVERB}+", r"\1 ", rest)
     for pattern, relation, many in _RULES:
         match = pattern.match(rest)
         if match is None:
@@ -646,9 +614,8 @@ def _dated(match: re.Match[str], said: float) -> Statement | None:
         return None
     when = made[0] if re.match(r"(?:on|at|by|in|for) ", made[0]) else f"on {made[0]}"
     text = f"The {what} is {when}." if match[0][0] in "Tt" else f"The user's {what} is {when}."
-    moved = match.re is _MOVED
-    statement = _statement(USER, what, made[0], many=match.re is _HAVE_EVENT, text=text)
-    return msgspec.structs.replace(statement, claim=msgspec.structs.replace(statement.claim, many=False)) if moved else statement
+    statement = _statement(USER, what, made[0], many=True, text=text)
+    return msgspec.structs.replace(statement, replaces=match.re is not _HAVE_EVENT)
 
 
 def _born(match: re.Match[str], said: float) -> Statement | None:

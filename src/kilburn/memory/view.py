@@ -17,7 +17,10 @@ from kilburn.move import Add, Retire
 from kilburn.page import Page
 from kilburn.store import State
 
-__all__ = ["MemoryPlan", "MemoryPolicy", "MemoryView", "Said"]
+__all__ = ["SUMMARY", "MemoryPlan", "MemoryPolicy", "MemoryView", "Said"]
+
+SUMMARY = "summary"
+"""The relation of the page that holds the running summary of a session; its subject is "session" and the session's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Said:
         text: exact.
         recalled: whether it shows something recalled, or is an assistant's text after such in the same exchange: nothing is
             learned from it again.
-        taint: the lowest trust of all that was read since the user's last message, itself included.
+        taint: of an assistant's text, the lowest trust of all that was read in the session up to it; of a user's, its own.
     """
 
     process: int
@@ -63,7 +66,7 @@ class MemoryView:
         new: what to learn from: texts of one exchange between user and assistant, all with the same taint, in order. No
             tool's output, no system prompt, nothing recalled.
         earlier: the texts before these, ten at most, oldest first; none that is less trusted than those of `new`.
-        summary: the running summary of the session before these, or "".
+        summary: the running summary of the session before these, if a policy keeps one, or "".
         now: the kernel's time, in seconds since the epoch.
         session: the session's name.
         user: whose memory it is, or "" for all users.

@@ -38,6 +38,7 @@ _COMPOUND = re.compile(
     re.ASCII,
 )
 _RUN = re.compile(r"[A-Za-z0-9_./\\:-]{2,}")
+_JOINTS = "./\\:-"
 _JOINT = re.compile(r"[./\\:-]+")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]{2,}")
@@ -77,6 +78,10 @@ def searchable(text: str) -> str:
     more: list[str] = []
     # A compound lies within a run of such characters, and most runs were seen before.
     for run in dict.fromkeys(_RUN.findall(text)):
+        word = run.strip(_JOINTS)
+        if word.isalpha() and word[1:].islower():
+            # Most are plain words, which have no parts.
+            continue
         more.extend(_compounds(run) if len(run) <= LONGEST else _compounds.__wrapped__(run))
     if not text.isascii():
         for match in _UNSPACED.finditer(text):

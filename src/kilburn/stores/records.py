@@ -114,7 +114,7 @@ def page_of(record: bytes) -> Page:
         msgspec.DecodeError: it is none.
     """
     page = _pages.decode(record)
-    if page.depth and not page.sources:
+    if page.depth and not page.sources and b"runs" in record:
         return msgspec.structs.replace(page, sources=_ids(record))
     return page
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import cast
 
@@ -55,6 +56,7 @@ K1, B = 1.2, 0.5
 _integers = msgspec.json.Decoder(list[int]).decode
 
 
+@cache
 def length_class(length: int) -> int:
     """0 for up to 25 characters, 15 for 800 and more, three classes a doubling."""
     return max(0, min(CLASSES - 1, round(3 * math.log2(max(length, 1) / 25))))

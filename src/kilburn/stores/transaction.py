@@ -16,7 +16,7 @@ from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, ProcessKind, State
 from kilburn.stores import citations
 from kilburn.stores.codec import encode_text, key_of, pack, unpack
-from kilburn.stores.connection import row, rows
+from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.records import Memo, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.stores.sealed import Sealed, Session, seal_of_state
 from kilburn.stores.textindex import TextIndex
@@ -24,7 +24,8 @@ from kilburn.stores.vectortable import VectorTable
 
 __all__ = ["Transaction", "content_of", "sealed_event", "set_stand", "set_tally"]
 
-MOST = 1 << 62
+CHUNK = 10_000
+"""Events read at a time: the ledger of a collection may be long."""
 
 
 class Transaction:
@@ -70,12 +71,11 @@ class Transaction:
         set_tally(self._db, self._process, tally)
 
     def _add_pages(self, batch: Batch) -> None:
-        known: dict[str, int] = {}
+        known = self._contents(batch)
         made = []
         for page in batch.pages:
             state = batch.states.get(page.id) or State()
-            content = self._content(page.digest, batch, known)
-            extra = self._content(page.extra, batch, known) if page.extra else None
+            content, extra = known[page.digest], known[page.extra] if page.extra else None
             made.append(
                 (self._process, page.id, content, extra, *_stand(self._process, page.id, state), *self._sealed_record(page))
             )
@@ -94,25 +94,31 @@ class Transaction:
         record = record_of_page(page, self._memo)
         return record, seal_of("page", self._process, page.id, record)
 
-    def _content(self, digest: str, batch: Batch, known: dict[str, int]) -> int:
-        if digest in known:
-            return known[digest]
-        key = key_of(digest)
-        found = None
-        if digest in batch.texts:
-            # Most texts are new, so writing comes before looking.
-            data = encode_text(batch.texts[digest], digest)
-            codec, stored = pack(data)
-            insert = (
-                "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id"
-            )
-            found = row(self._db, insert, self._tenant, key, len(data), codec, stored)
-        if found is None:
-            found = row(self._db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", self._tenant, key)
-        if found is None:
-            raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
-        known[digest] = found[0]
-        return known[digest]
+    def _contents(self, batch: Batch) -> dict[str, int]:
+        """The rows of the texts of all new pages, by digest; they are written where they are not there."""
+        keys = {
+            digest: key_of(digest)
+            for page in batch.pages
+            for digest in ((page.digest, page.extra) if page.extra else (page.digest,))
+        }
+        made = []
+        for digest, key in keys.items():
+            if digest in batch.texts:
+                data = encode_text(batch.texts[digest], digest)
+                made.append((self._tenant, key, len(data), *pack(data)))
+        # Most texts are new, so writing comes before looking.
+        insert = (
+            "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING RETURNING digest, id"
+        )
+        found: dict[bytes, int] = dict(rows_of_each(self._db, insert, made))
+        for digest, key in keys.items():
+            if key not in found:
+                there = row(self._db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", self._tenant, key)
+                if there is None:
+                    raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
+                found[key] = there[0]
+        return {digest: found[key] for digest, key in keys.items()}
 
     def _add_entries(self, batch: Batch, used: int) -> tuple[int, int]:
         if not batch.index:
@@ -190,10 +196,11 @@ class Transaction:
         )
         erased = set(pages)
         blanked = []
-        for event in self._sealed.events(session, 0, MOST):
-            if not erased.isdisjoint(event.pages):
-                *_, body, seal = sealed_event(self._process, scrub(event, words))
-                blanked.append((body, seal, self._process, event.number))
+        for after in range(0, session.head, CHUNK):
+            for event in self._sealed.events(session, after, min(CHUNK, session.head - after)):
+                if not erased.isdisjoint(event.pages):
+                    *_, body, seal = sealed_event(self._process, scrub(event, words))
+                    blanked.append((body, seal, self._process, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
         # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
         self._db.execute("DELETE FROM quarantine WHERE process = ?", (self._process,))

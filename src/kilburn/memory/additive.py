@@ -1,0 +1,59 @@
+"""Learning facts with a model in one pass that only adds (the newer versions of Mem0).
+
+The model sees the nearest known facts and lists only what is new. Nothing is retired: what contradicts is kept on both
+sides, and a search marks it. A fact that is known in the same words, or nearly so, is not written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from kilburn.claims import same_claim
+from kilburn.effect import Answer, Effect, Find, Note, Outcome
+from kilburn.memory.extraction import extracted, is_known
+from kilburn.memory.view import MemoryView
+from kilburn.message import Kind
+from kilburn.move import Add
+
+__all__ = ["Additive"]
+
+
+@dataclass(frozen=True)
+class Additive:
+    """Learn facts with a model, adding only.
+
+    Args:
+        nearest: known facts that the model sees.
+        alike: the share of a fact's words in a known one from which it is known, 0 to 1.
+        tokens: cap of the reply.
+        timeout: seconds for the reply.
+    """
+
+    nearest: int = 10
+    alike: float = 0.8
+    tokens: int = 1024
+    timeout: float = 120.0
+
+    def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add]]:
+        """The facts of the exchange that are not known yet."""
+        answer = yield Find(query="\n".join(said.text for said in view.new)[:2000], limit=self.nearest)
+        known = [hit.text for hit in answer.hits if view.page(hit.page).kind is Kind.FACT]
+        found = yield from extracted(view, tokens=self.tokens, timeout=self.timeout, known=known)
+        if isinstance(found, Outcome):
+            yield Note(outcome=found, why="no list of facts")
+            return ()
+        adds: list[Add] = []
+        for fact in found:
+            answer = yield Find(query=fact.add.text, limit=self.nearest)
+            near = [Add(text=hit.text, claim=view.page(hit.page).claim) for hit in answer.hits]
+            if not any(self._is_known(fact.add, other) for other in (*near, *adds)):
+                adds.append(fact.add)
+        if unchanged := len(found) - len(adds):
+            yield Note(figures={"unchanged": unchanged})
+        return adds
+
+    def _is_known(self, add: Add, other: Add) -> bool:
+        if add.claim is not None and other.claim is not None and same_claim(add.claim, other.claim):
+            return True
+        return is_known(add.text, other.text, self.alike)

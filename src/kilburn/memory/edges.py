@@ -1,0 +1,258 @@
+"""The graph of a memory, read: the edges around a name, at a time, as known at a time; and entities made one by hand.
+
+Nothing here is a second index. Pages with a name are found by the store's text index, the edges of an entity by its index
+of citations, and their validity is that of any page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kilburn.claims import SPEAKER, contested, is_speaker, plain_name
+from kilburn.errors import KernelError
+from kilburn.event import Act
+from kilburn.kernel.collection import Collection
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.memory.graph import ALIAS
+from kilburn.message import Kind, Trust
+from kilburn.move import Add, Restore, Retire
+from kilburn.page import Claim, Page, Place
+from kilburn.retrieval import Embedder
+from kilburn.store import State
+
+__all__ = ["Edge", "duplicates", "entities", "merge", "neighbourhood", "unmerge"]
+
+MOST = 500
+"""Edges of one answer."""
+
+NAMED = 200
+"""Passages that are looked at for a name."""
+
+
+class Edge(msgspec.Struct, frozen=True, kw_only=True):
+    """A relation between two things, with the times of both kinds, in seconds since the epoch.
+
+    Args:
+        memory: the name of its collection; `address` is the fact there.
+        since, until: from when to when it is true; `until` is None if no end is known.
+        recorded: when it was written.
+        contested: addresses of edges in the same answer that contradict it.
+    """
+
+    memory: str
+    address: str
+    subject: str
+    relation: str
+    object: str
+    text: str
+    since: float
+    until: float | None
+    recorded: float
+    trust: Trust
+    contested: tuple[str, ...] = ()
+
+
+def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
+    """The pages of entities with this name, those that were merged into another included; forgotten and proposed ones not."""
+    return [row for row in _named(memory, name) if row[0].kind is Kind.ENTITY]
+
+
+def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
+    """Facts and entities of a memory whose claim has this name."""
+    key = _key(name)
+    passages = memory.store.search(key, processes=[memory.number], limit=NAMED)
+    rows = memory.store.read(dict.fromkeys((passage.process, passage.page) for passage in passages))
+    return [
+        (page, state)
+        for page, state in rows.values()
+        if state.at in (Place.OUT, Place.RETIRED)
+        and page.claim is not None
+        and key in (_key(page.claim.subject), _key(page.claim.object) if page.kind is Kind.FACT else None)
+    ]
+
+
+def neighbourhood(
+    store: Hierarchy,
+    name: str,
+    *,
+    user: str = "",
+    at: float | None = None,
+    known: float | None = None,
+    depth: int = 1,
+    limit: int = MOST,
+) -> list[Edge]:
+    """The edges of an entity, and of those that are up to `depth` edges away; nearest first, then the newest.
+
+    Args:
+        user: whose memory.
+        at: what was true at this time; None for now. In seconds since the epoch, as `known`.
+        known: by what was written up to this time; None for all. This reads the memory's ledger.
+        limit: edges at most.
+
+    Raises:
+        KernelError: a depth below 1. SpecError: no name of a user. StoreReadOnly: there is no such memory.
+    """
+    if depth < 1 or limit < 1:
+        raise KernelError(f"depth={depth}, limit={limit}", advice="give numbers of 1 or more")
+    memory = store.memory(user)
+    ends = _ends(memory, known) if known is not None else None
+    now = store.clock()
+    time = now if at is None else at
+    found: dict[int, Page] = {}
+    states: dict[int, State] = {}
+    seen: set[str] = set()
+    fresh = [name]
+    for _ in range(depth):
+        names, fresh = fresh, []
+        rows = _around(memory, names, seen)
+        for page, state in sorted(rows, key=lambda row: -_since(row[0])):
+            closed = _closed(page, state, ends, known)
+            if page.id in found or len(found) >= limit or page.claim is None:
+                continue
+            if closed is not None and not (_since(page) <= time and (closed.until is None or time < closed.until)):
+                continue
+            if closed is None:
+                continue
+            found[page.id], states[page.id] = page, closed
+            fresh += [page.claim.subject, page.claim.object]
+    return _edges(memory, found, states)
+
+
+def _around(memory: Collection, names: Iterable[str], seen: set[str]) -> list[tuple[Page, State]]:
+    """All facts about some names and their aliases, whatever their time; `seen` grows by the names."""
+    rows: dict[int, tuple[Page, State]] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if _key(name) in seen or not _key(name):
+            continue
+        seen.add(_key(name))
+        named = _named(memory, name)
+        pages = [page.id for page, _ in named if page.kind is Kind.ENTITY]
+        citing = memory.store.citing(memory.number, pages) if pages else []
+        direct = {(memory.number, page.id) for page, _ in named if page.kind is Kind.FACT}
+        for page, state in memory.store.read({*(key for key in citing if key[0] == memory.number), *direct}).values():
+            if page.kind is not Kind.FACT or page.claim is None or state.at not in (Place.OUT, Place.RETIRED):
+                continue
+            rows[page.id] = page, state
+            if page.claim.relation == ALIAS and state.at is Place.OUT:
+                waiting += [page.claim.subject, page.claim.object]
+    return list(rows.values())
+
+
+def _since(page: Page) -> float:
+    return page.time if page.since is None else page.since
+
+
+def _ends(memory: Collection, known: float) -> dict[int, float | None]:
+    """What was closed by all that was written up to a time: until when each page was true; None for one that is in force
+    again."""
+    ends: dict[int, float | None] = {}
+    for event in memory.events():
+        if event.time > known:
+            break
+        if event.act in (Act.RETIRE, Act.RESTORE):
+            until = event.data.get("until", event.time) if event.act is Act.RETIRE else None
+            ends.update(dict.fromkeys(event.pages, until))
+    return ends
+
+
+def _closed(page: Page, state: State, ends: dict[int, float | None] | None, known: float | None) -> State | None:
+    """The state of a page by what was known; None if it was not known."""
+    until = state.until
+    if ends is not None and known is not None:
+        if page.time > known:
+            return None
+        until = ends.get(page.id)
+    both = [end for end in (page.until, until) if end is not None]
+    return msgspec.structs.replace(state, until=min(both, default=None))
+
+
+def _edges(memory: Collection, found: dict[int, Page], states: dict[int, State]) -> list[Edge]:
+    pages = list(found.values())
+    texts = memory.store.texts({page.digest for page in pages}) if pages else {}
+    rivals = contested((memory.number, page.claim) for page in pages)
+    edges = []
+    for page, against in zip(pages, rivals, strict=True):
+        claim = page.claim
+        if claim is not None:
+            edges.append(
+                Edge(
+                    memory=memory.name,
+                    address=page.address,
+                    subject=claim.subject,
+                    relation=claim.relation,
+                    object=claim.object,
+                    text=texts[page.digest],
+                    since=_since(page),
+                    until=states[page.id].until,
+                    recorded=page.time,
+                    trust=page.trust,
+                    contested=tuple(pages[other].address for other in against),
+                )
+            )
+    return edges
+
+
+def duplicates(
+    memory: Collection, names: Sequence[str], embedder: Embedder | None = None, least: float = 0.9
+) -> list[tuple[str, str, float]]:
+    """Pairs of names that may be one entity, the likeliest first: names that differ only in punctuation or case, and with
+    an embedder those whose vectors have a cosine of `least` or more. It merges nothing: similar names are often two."""
+    pairs: dict[tuple[str, str], float] = {}
+    listed = list(dict.fromkeys(names))
+    vectors = embedder.embed(listed) if embedder is not None and listed else None
+    for at, one in enumerate(listed):
+        for to in range(at + 1, len(listed)):
+            squeezed = ["".join(letter for letter in plain_name(name) if letter.isalnum()) for name in (one, listed[to])]
+            if squeezed[0] and squeezed[0] == squeezed[1]:
+                pairs[one, listed[to]] = 1.0
+            elif vectors is not None and (likeness := float(vectors[at] @ vectors[to])) >= least:
+                pairs[one, listed[to]] = likeness
+    return sorted(((one, other, how) for (one, other), how in pairs.items()), key=lambda pair: -pair[2])
+
+
+def merge(memory: Collection, alias: str, name: str) -> str:
+    """Make two entities one, as a person: the page of `alias` is retired in favour of that of `name`, and an edge says so.
+
+    Returns:
+        The address of that edge; `unmerge` takes it back.
+
+    Raises:
+        KernelError: one of them is not known, or they are one already.
+    """
+    one, other = _in_force(memory, alias), _in_force(memory, name)
+    if one is None or other is None or one.id == other.id:
+        raise KernelError(f"{alias!r} and {name!r} are no two entities of {memory.name!r}", advice="give the names of two")
+    assert one.claim is not None
+    assert other.claim is not None
+    claim = Claim(subject=one.claim.subject, relation=ALIAS, object=other.claim.subject, many=True)
+    text = f"{claim.subject} {ALIAS} {claim.object}"
+    edge = Add(text=text, claim=claim, sources=(one.id, other.id), why="merged")
+    return memory.apply(edge, Retire((one.id,), by=other.id, why="merged"))[0]
+
+
+def unmerge(memory: Collection, address: str) -> None:
+    """Take a merge back, by the address of its edge.
+
+    Raises:
+        UnknownAddress, Forgotten. KernelError: it is no such edge.
+    """
+    (number,) = memory.resolve(address)[:1]
+    page, _ = memory.read(number)
+    if page.claim is None or page.claim.relation != ALIAS:
+        raise KernelError(f"{address} merges nothing", advice="give the address of an edge that `merge` returned")
+    rows = memory.store.read((memory.number, source) for source in page.sources)
+    retired = tuple(source.id for source, state in rows.values() if state.at is Place.RETIRED)
+    back = (Restore(retired, why="unmerged"),) if retired else ()
+    memory.apply(Retire((number,), why="unmerged"), *back)
+
+
+def _key(name: str) -> str:
+    return SPEAKER if is_speaker(name) else plain_name(name)
+
+
+def _in_force(memory: Collection, name: str) -> Page | None:
+    return next((page for page, state in entities(memory, name) if state.at is Place.OUT), None)

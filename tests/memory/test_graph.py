@@ -1,0 +1,301 @@
+"""The graph: entities and edges from a model and without one, what a bad reply does, validity in both times, merging."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.errors import KernelError
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.memory.edges import duplicates, entities, merge, neighbourhood, unmerge
+from kilburn.memory.graph import ALIAS, Graph
+from kilburn.memory.learning import Learned, learn
+from kilburn.message import Kind
+from kilburn.page import Place
+from kilburn.testing import FakeClock, Scripted
+
+DAY = 86_400.0
+
+
+def opened(clock: FakeClock | None = None) -> Hierarchy:
+    store = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4")
+    if clock is not None:
+        store.clock = clock
+    return store
+
+
+@pytest.fixture
+def store() -> Iterator[Hierarchy]:
+    with opened() as made:
+        yield made
+
+
+def named(*names: tuple[str, str]) -> str:
+    return json.dumps({"entities": [{"name": name, "kind": kind} for name, kind in names]})
+
+
+def related(*edges: tuple[str, str, str], **more: Any) -> str:
+    keys = ("subject", "relation", "object")
+    flags = {"message": 1, "many": False, "correction": False, "over": False} | more
+    return json.dumps({"relations": [dict(zip(keys, edge, strict=True)) | flags for edge in edges]})
+
+
+def told(store: Hierarchy, text: str, *replies: Any, session: str = "s", **options: Any) -> Learned:
+    """What is learned from one message with these replies of a model."""
+    store.process(session).append({"role": "user", "content": text})
+    model = Scripted(replies)
+    learned = learn(store, session, policy=Graph(**options), model=model)
+    assert model.left == 0, "a reply was not asked for"
+    return learned
+
+
+def edges(store: Hierarchy, name: str, **options: Any) -> list[tuple[str, str, str]]:
+    return [(edge.subject, edge.relation, edge.object) for edge in neighbourhood(store, name, **options)]
+
+
+def facts(store: Hierarchy, **options: Any) -> list[str]:
+    memory = store.memory()
+    return [memory.text(page.id) for page, _ in memory.pages(**options) if page.kind is Kind.FACT]
+
+
+PORTO = (named(("Ana", "person"), ("Porto", "place")), related(("Ana", "lives in", "Porto")))
+BRAGA = (named(("Ana", "person"), ("Braga", "place")), related(("Ana", "lives in", "Braga")))
+
+
+def test_two_stages_give_entities_and_edges_made_from_them(store: Hierarchy) -> None:
+    learned = told(store, "Ana lives in Porto.", *PORTO)
+    memory = store.memory()
+    rows = {memory.text(page.id): page for page, _ in memory.pages()}
+    edge = rows["Ana lives in Porto"]
+    assert [rows[name].kind for name in ("Ana", "Porto")] == [Kind.ENTITY, Kind.ENTITY]
+    assert set(edge.sources) == {rows["Ana"].id, rows["Porto"].id}
+    assert edge.cites == ((store.process("s").kernel.info.number, 1),)
+    assert len(learned.stored) == 3
+    assert edges(store, "ana") == edges(store, "PORTO") == [("Ana", "lives in", "Porto")]
+    assert edges(store, "Lyon") == []
+
+
+def test_an_entity_has_one_page_however_it_is_written(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto.", *PORTO)
+    told(store, "The ANA knows Bea.", named(("ANA", "person"), ("Bea", "person")), related(("ANA", "knows", "Bea"), many=True))
+    assert len(entities(store.memory(), "ana")) == 1
+    assert len(edges(store, "Ana")) == 2
+
+
+def test_the_second_stage_may_only_name_what_the_first_has(store: Hierarchy) -> None:
+    model = Scripted(PORTO)
+    store.process("s").append({"role": "user", "content": "Ana lives in Porto."})
+    learn(store, "s", policy="graph", model=model)
+    schema = json.dumps(model.requests[1].schema)
+    assert '"enum": ["Ana", "Porto"]' in schema
+
+
+def test_what_a_model_invents_is_left_out(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto.", named(("Ana", "person"), ("Madrid", "place")), related(("Ana", "lives in", "Madrid")))
+    assert facts(store) == []
+    told(store, "Ana lives in Porto now.", PORTO[0], related(("Ana", "lives in", "Madrid"), ("Zoe", "lives in", "Porto")))
+    assert facts(store) == []
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "no", "[]", '{"entities": ', '{"entities": [{"kind": "x"}]}', '{"entities": "Ana"}', "null", "[" * 9000]
+)
+def test_a_malformed_reply_is_asked_for_again_and_then_failed_and_never_no_facts(store: Hierarchy, bad: str) -> None:
+    again = told(store, "Ana lives in Porto.", bad, *PORTO)
+    assert again.failed == ()
+    assert facts(store) == ["Ana lives in Porto"]
+    failed = told(store, "Ana lives in Braga.", bad, bad)
+    assert failed.failed == ("p2",)
+    assert facts(store) == ["Ana lives in Porto"]
+
+
+def test_a_malformed_second_stage_writes_nothing_half(store: Hierarchy) -> None:
+    failed = told(store, "Ana lives in Porto.", PORTO[0], "{", '{"relations": [{"subject": "Ana"}]}')
+    assert failed.failed == ("p1",)
+    assert list(store.memory().pages()) == []
+
+
+def test_no_entities_are_nothing_to_learn(store: Hierarchy) -> None:
+    assert told(store, "Hello!", named()).failed == ()
+
+
+@pytest.mark.parametrize(
+    "name", ['") or true or ("', "'; DROP TABLE page; --", "a* NEAR b", "🎸", "北京", "x" * 500, "\n", "NULL"]
+)
+def test_odd_names_do_no_harm(store: Hierarchy, name: str) -> None:
+    told(store, f"Ana likes {name}.", named(("Ana", "person"), (name, "thing")), *([related(("Ana", "likes", name))]))
+    assert all(edge[0] == "Ana" for edge in edges(store, name))
+    assert duplicates(store.memory(), [name, "Ana"]) == []
+
+
+def test_an_update_closes_an_edge_and_keeps_it(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto.", *PORTO)
+    learned = told(store, "Ana lives in Braga.", *BRAGA)
+    assert len(learned.retired) == 1
+    assert edges(store, "Ana") == [("Ana", "lives in", "Braga")]
+    assert sorted(facts(store, history=True)) == ["Ana lives in Braga", "Ana lives in Porto"]
+
+
+def test_relations_that_may_have_several_objects_coexist(store: Hierarchy) -> None:
+    told(store, "Ana likes tea.", named(("Ana", "person"), ("tea", "thing")), related(("Ana", "likes", "tea"), many=True))
+    told(store, "Ana likes jazz.", named(("Ana", "person"), ("jazz", "idea")), related(("Ana", "likes", "jazz"), many=True))
+    assert len(edges(store, "Ana")) == 2
+
+
+def test_unrelated_edges_never_retire_each_other(store: Hierarchy) -> None:
+    """Graphiti's users lost 41% of their facts so."""
+    for number in range(12):
+        one, place = f"Person{number}", f"Town{number}"
+        told(
+            store,
+            f"{one} lives in {place} and works in {place}.",
+            named((one, "person"), (place, "place")),
+            related((one, "lives in", place), (one, "works in", place)),
+        )
+    assert len(facts(store)) == 24
+    assert not [state for _, state in store.memory().pages(history=True) if state.at is Place.RETIRED]
+
+
+def test_what_is_over_is_closed_and_nothing_else(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto.", *PORTO)
+    told(store, "Ana does not live in Porto any more.", PORTO[0], related(("Ana", "lives in", "Porto"), over=True))
+    assert edges(store, "Ana") == []
+    assert facts(store, history=True) == ["Ana lives in Porto"]
+
+
+def test_as_of_and_as_known() -> None:
+    clock = FakeClock(now=1_000_000.0, tick=0.001)
+    with opened(clock) as store:
+        told(store, "Ana lives in Porto.", *PORTO)
+        first = clock.now
+        clock.advance(10 * DAY)
+        told(store, "Ana lives in Braga.", *BRAGA)
+        second = clock.now
+        clock.advance(10 * DAY)
+        told(store, "No, Ana lives in Faro, and always did.", named(("Ana", "person"), ("Faro", "place")),
+             related(("Ana", "lives in", "Faro"), correction=True))  # fmt: skip
+        porto, braga, faro = (("Ana", "lives in", town) for town in ("Porto", "Braga", "Faro"))
+        assert edges(store, "Ana", at=first - DAY) == []
+        assert edges(store, "Ana", at=first + DAY) == [porto]
+        assert edges(store, "Ana", at=second + DAY) == [faro], "by all that is known now"
+        assert edges(store, "Ana", at=second + DAY, known=second + DAY) == [braga], "as it was known then"
+        assert edges(store, "Ana", at=second + DAY, known=first + DAY) == [porto]
+        assert edges(store, "Ana", known=first - DAY) == []
+        assert edges(store, "Ana") == [faro]
+
+
+def test_an_open_contradiction_is_marked_on_both_sides(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto. Ana lives in Braga.", named(("Ana", "person"), ("Porto", "place"), ("Braga", "place")),
+         related(("Ana", "lives in", "Porto"), ("Ana", "lives in", "Braga")))  # fmt: skip
+    one, other = neighbourhood(store, "Ana")
+    assert (one.contested, other.contested) == ((other.address,), (one.address,))
+    assert {one.object, other.object} == {"Porto", "Braga"}
+
+
+def test_depth_goes_on_to_the_neighbours(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto.", *PORTO)
+    told(
+        store, "Porto is in Portugal.", named(("Porto", "place"), ("Portugal", "place")), related(("Porto", "is in", "Portugal"))
+    )
+    assert len(edges(store, "Ana")) == 1
+    assert len(edges(store, "Ana", depth=2)) == 2
+    assert len(edges(store, "Ana", depth=9, limit=1)) == 1
+    with pytest.raises(KernelError):
+        neighbourhood(store, "Ana", depth=0)
+
+
+def test_a_circle_of_edges_ends(store: Hierarchy) -> None:
+    told(store, "Ana knows Bea. Bea knows Ana.", named(("Ana", "person"), ("Bea", "person")),
+         related(("Ana", "knows", "Bea"), ("Bea", "knows", "Ana")))  # fmt: skip
+    assert len(edges(store, "Ana", depth=50)) == 2
+
+
+def test_a_first_name_becomes_the_only_person_who_has_it(store: Hierarchy) -> None:
+    told(
+        store,
+        "Ana Silva lives in Porto.",
+        named(("Ana Silva", "person"), ("Porto", "place")),
+        related(("Ana Silva", "lives in", "Porto")),
+    )
+    told(store, "Ana works for Acme.", named(("Ana", "person"), ("Acme", "organisation")), related(("Ana", "works for", "Acme")))
+    assert ("Ana", "works for", "Acme") in edges(store, "Ana Silva")
+    assert ("Ana Silva", "lives in", "Porto") in edges(store, "Ana")
+
+
+@pytest.mark.parametrize("others", [("Ana Silva", "Ana Costa"), ("Anabela Silva",)])
+def test_a_name_that_may_be_two_people_is_merged_with_neither(store: Hierarchy, others: tuple[str, ...]) -> None:
+    for other in others:
+        told(
+            store, f"{other} knows Bea.", named((other, "person"), ("Bea", "person")), related((other, "knows", "Bea"), many=True)
+        )
+    told(store, "Ana works for Acme.", named(("Ana", "person"), ("Acme", "organisation")), related(("Ana", "works for", "Acme")))
+    assert edges(store, "Ana") == [("Ana", "works for", "Acme")]
+
+
+def test_places_are_never_merged_by_their_first_word(store: Hierarchy) -> None:
+    told(store, "New York Times is in New York.", named(("New York Times", "organisation"), ("New York", "place")),
+         related(("New York Times", "is in", "New York")))  # fmt: skip
+    assert not [edge for edge in edges(store, "New York") if edge[1] == ALIAS]
+
+
+def test_a_merge_by_hand_and_its_undoing(store: Hierarchy) -> None:
+    told(store, "Bob lives in Porto.", named(("Bob", "person"), ("Porto", "place")), related(("Bob", "lives in", "Porto")))
+    told(store, "Robert knows Bea.", named(("Robert", "person"), ("Bea", "person")), related(("Robert", "knows", "Bea")))
+    memory = store.memory()
+    address = merge(memory, "Bob", "Robert")
+    assert ("Bob", "lives in", "Porto") in edges(store, "Robert")
+    assert [state.at for _, state in entities(memory, "Bob")] == [Place.RETIRED]
+    told(store, "Bob drives a bus.", named(("Bob", "person"), ("bus", "thing")), related(("Bob", "drives", "bus")))
+    assert ("Bob", "drives", "bus") in edges(store, "Robert"), "a name that was merged stays merged"
+    unmerge(memory, address)
+    assert ("Bob", "lives in", "Porto") not in edges(store, "Robert")
+    assert edges(store, "Bob")[-1] == ("Bob", "lives in", "Porto")
+    with pytest.raises(KernelError):
+        unmerge(memory, memory.pages(history=True).__next__()[0].address)
+    with pytest.raises(KernelError):
+        merge(memory, "Bob", "Nobody")
+
+
+def test_duplicates_are_only_proposed(store: Hierarchy) -> None:
+    class Letters:
+        name, dimensions = "letters", 2
+
+        def embed(self, texts: Any) -> Any:
+            np = pytest.importorskip("numpy")
+            return np.array([[1.0, 0.0] if text.startswith("R") else [0.0, 1.0] for text in texts], dtype="float32")
+
+    found = duplicates(store.memory(), ["Coca-Cola", "Coca Cola", "CocaCola", "Pepsi"])
+    assert {frozenset(pair[:2]) for pair in found} == {
+        frozenset(pair) for pair in (("Coca-Cola", "Coca Cola"), ("Coca-Cola", "CocaCola"), ("Coca Cola", "CocaCola"))
+    }
+    assert [pair[:2] for pair in duplicates(store.memory(), ["Rob", "Robert", "Bea"], Letters())] == [("Rob", "Robert")]
+
+
+def test_without_a_model_the_plain_extractor_gives_the_edges(store: Hierarchy) -> None:
+    store.process("s").append({"role": "user", "content": "I live in Porto."})
+    learn(store, "s", policy="graph(extract='plain')")
+    assert [(edge.subject, edge.object) for edge in neighbourhood(store, "Porto")] == [("user", "Porto")]
+    store.process("s").append({"role": "user", "content": "I moved to Braga."})
+    learn(store, "s", policy="graph")
+    assert edges(store, "Porto") == []
+    assert [edge.object for edge in neighbourhood(store, "I")] == ["Braga"]
+    assert [edge.object for edge in neighbourhood(store, "user")] == ["Braga"]
+
+
+def test_forgetting_a_message_takes_the_edges_and_the_names_that_only_they_had(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto.", *PORTO)
+    told(store, "Ana knows Bea.", named(("Ana", "person"), ("Bea", "person")), related(("Ana", "knows", "Bea")))
+    store.process("s").forget("p1")
+    assert edges(store, "Ana") == [("Ana", "knows", "Bea")]
+    assert entities(store.memory(), "Porto") == []
+    assert len(entities(store.memory(), "Ana")) == 1
+
+
+@pytest.mark.parametrize("options", [{"extract": "both"}, {"tokens": 0}, {"tries": 0}, {"timeout": 0.0}])
+def test_options_that_mean_nothing(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Graph(**options)
