@@ -30,7 +30,7 @@ from kilburn.evals import scale_peers
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.scale_facts import facts, questions
 from kilburn.evals.scale_report import ScaleReport, ScaleRow
-from kilburn.kernel.resolve import resolve
+from kilburn.evals.scale_vectors import Words
 from kilburn.memory.vectors import Vectors
 from kilburn.move import Add
 from kilburn.retrieval import Embedder
@@ -38,9 +38,6 @@ from kilburn.retrieval import Embedder
 __all__ = ["COUNTS", "evaluate"]
 
 COUNTS = (10_000, 100_000, 1_000_000)
-
-EMBEDDER = "hashing"
-"""Its vectors are hashed from the words."""
 
 USER = "ana"
 BATCH = 1000
@@ -109,7 +106,7 @@ def evaluate(
             for name, python in others.items():
                 if count <= most:
                     rows.append(ScaleRow(system=name, count=count, **_peer(name, python, Path(folder), count, many, seed)))
-    return ScaleReport(questions=many, seed=seed, embedder=EMBEDDER, rows=rows)
+    return ScaleReport(questions=many, seed=seed, embedder=Words().name, rows=rows)
 
 
 def _apart(work: Callable[..., dict[str, float]], say: Say, *arguments: Any) -> dict[str, float]:
@@ -160,11 +157,6 @@ class _Ready:
         return made
 
 
-def _embedder() -> Embedder:
-    made: Embedder = resolve("memory.embedders", EMBEDDER)
-    return made
-
-
 def _batches(count: int, seed: int) -> Iterable[list[str]]:
     every = facts(count, seed)
     while batch := list(islice(every, BATCH)):
@@ -187,7 +179,7 @@ class _Kilburn:
                 done += len(batch)
                 say(done // 2)
             stored = time.perf_counter() - began
-            ready = _Ready(_embedder())
+            ready = _Ready(Words())
             began = time.perf_counter()
             Vectors(store.store, ready).catch_up()
             embedded = time.perf_counter() - began - ready.seconds
@@ -199,7 +191,7 @@ class _Kilburn:
     def ask(say: Say, folder: str, count: int, many: int, seed: int) -> dict[str, float]:
         asked = questions(count, many, seed)
         found: dict[str, float] = {}
-        for name, ready in (("words_", None), ("", _Ready(_embedder(), [question for question, _ in asked]))):
+        for name, ready in (("words_", None), ("", _Ready(Words(), [question for question, _ in asked]))):
             began = time.perf_counter()
             with _opened(Path(folder) / "kilburn.db", ready) as store:
 
@@ -225,7 +217,7 @@ class _Floor:
 
     @staticmethod
     def fill(say: Say, folder: str, count: int, seed: int) -> dict[str, float]:
-        path, done, ready = Path(folder) / "floor.db", 0, _Ready(_embedder())
+        path, done, ready = Path(folder) / "floor.db", 0, _Ready(Words())
         db = sqlite3.connect(path, isolation_level=None)
         db.executescript(
             "PRAGMA journal_mode = WAL; CREATE TABLE fact(number INTEGER PRIMARY KEY, text TEXT);"
@@ -260,7 +252,7 @@ class _Floor:
         import numpy as np
 
         asked = questions(count, many, seed)
-        ready = _Ready(_embedder(), [question for question, _ in asked])
+        ready = _Ready(Words(), [question for question, _ in asked])
         began = time.perf_counter()
         db = sqlite3.connect(Path(folder) / "floor.db", isolation_level=None)
         every = np.empty((count, ready.dimensions), np.float32)
@@ -298,15 +290,18 @@ class _Floor:
 
 
 def _asked(asked: Sequence[tuple[str, str]], find: Callable[[str], Sequence[str]]) -> dict[str, float]:
-    """The middle and the 95th of 100 of the milliseconds that questions take, and the share that are answered."""
-    waits, hits = [], 0
+    """The middle and the 95th of 100 of the milliseconds that questions take, the middle one of those that the processor
+    worked for them, and the share that are answered."""
+    waits, work, hits = [], [], 0
     for question, wanted in asked:
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         found = find(question)
+        work.append(1000 * (time.process_time() - worked))
         waits.append(1000 * (time.perf_counter() - began))
         hits += wanted in found[:TOP]
     return {
         "p50": median(waits),
+        "cpu": median(work),
         "p95": quantiles(waits, n=20, method="inclusive")[-1] if len(waits) > 1 else waits[0],
         "hits": hits / len(asked),
     }
@@ -322,7 +317,7 @@ def _peer(name: str, python: str, folder: Path, count: int, many: int, seed: int
     import numpy as np
 
     if not (folder / "facts.npy").exists():
-        texts, asked, embedder = list(facts(count, seed)), questions(count, many, seed), _embedder()
+        texts, asked, embedder = list(facts(count, seed)), questions(count, many, seed), Words()
         (folder / "facts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
         (folder / "questions.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in asked), encoding="utf-8")
         np.save(folder / "facts.npy", embedder.embed(texts))

@@ -100,18 +100,21 @@ def main(name: str, folder: Path) -> dict[str, float]:
     fill()
     filled = time.perf_counter() - began
     find(asked[0][0])
-    waits, hits = [], 0
+    waits, work, hits = [], [], 0
     for question, wanted in asked:
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         found = find(question)
+        work.append(1000 * (time.process_time() - worked))
         waits.append(1000 * (time.perf_counter() - began))
         hits += wanted in found[:TOP]
     waits.sort()
+    work.sort()
     status = Path("/proc/self/status").read_text(encoding="utf-8").split()
     return {
         "rate": len(texts) / filled,
         "p50": waits[len(waits) // 2],
         "p95": waits[int(0.95 * (len(waits) - 1))],
+        "cpu": work[len(work) // 2],
         "hits": hits / len(asked),
         "disk": float(sum(path.stat().st_size for path in own.rglob("*") if path.is_file())),
         "rss": 1024.0 * int(status[status.index("VmRSS:") + 1]),
