@@ -8,11 +8,13 @@ from __future__ import annotations
 from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     chat,
     demo,
+    documents,
     drift,
     evaluate,
     forget,
     fsck,
     kv,
+    memories,
     models,
     policies,
     recall,
