@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import kilburn
+from cli.terminal import kilburn as run_cli
 from kilburn.budget import Budget
 from kilburn.errors import (
     Forgotten,
@@ -31,7 +32,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Drop, Evict, Restore, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.store import ProcessKind, State
+from kilburn.store import Batch, ProcessKind, State
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.laws import check_collection, check_laws
 
@@ -87,6 +88,7 @@ def test_many_adds_are_one_event(store: kilburn.Hierarchy) -> None:
     assert memory.apply(*(Add(text=f"fact {n}", importance=0.5 if n == 3 else 0.0) for n in range(1000)))[-1] == "p1000"
     assert [(event.act, len(event.pages)) for event in memory.events()] == [(Act.ADMIT, 1000), (Act.REMEMBER, 1)]
     assert memory.read(4)[1].importance == 0.5
+    assert [page.id for page, _ in memory.pages()] == list(range(1, 1001))
     assert [page.id for page, _ in memory.pages(after=990, limit=5)] == [991, 992, 993, 994, 995]
     check_collection(memory)
 
@@ -582,3 +584,47 @@ def test_a_large_collection_opens_at_once(tmp_path: Path) -> None:
         assert memory.resolve("f2997") == [-2997]
         assert memory.resolve("p3") == [3]
         assert counting.asked < 100
+
+
+def test_fsck_finds_nothing_wrong(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.db")
+    with kilburn.open(path) as store:
+        session, memory = store.process("s"), store.memory()
+        session.append(TOLD, CALL, READ)
+        cites = ((number(session), 1),)
+        memory.apply(
+            Add(text="Rome", kind=Kind.ENTITY), Add(text="x", refers=(0,), cites=((number(session), 2),)), policy="facts"
+        )
+        memory.apply(Add(text="Ana likes Rome.", sources=(1,), cites=cites, importance=0.5), Retire((-1,), refers=0), policy="a")
+        memory.apply(Add(text="proposed", cites=((number(session), 4),)), Retire((-2,), refers=0), policy="a")
+        assert (memory.read(1)[0].trust, memory.read(-2)[0].trust) == (Trust.AGENT, Trust.USER)
+        memory.recall("f1")
+        memory.undo("f1")
+        memory.pin("f1")
+        memory.add("to forget")
+        memory.forget("p2")
+    found = run_cli("fsck", "--db", path)
+    assert "all is well" in found.out + found.err
+
+
+def test_observations_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
+    class Full(Sqlite):
+        full = False
+
+        def commit(self, process: int, batch: Batch) -> None:
+            if self.full:
+                raise StoreFull("no space left", advice="make room")
+            super().commit(process, batch)
+
+    with Hierarchy(disk := Full(str(tmp_path / "m.db")), Budget(8000)) as store:
+        memory = store.memory()
+        memory.add("one")
+        disk.full = True
+        for _ in range(600):
+            memory.recall("p1")
+        disk.full = False
+        memory.add("two")
+        told = [event for event in memory.events() if event.act in (Act.FAULT, Act.NOTE)]
+        assert len(told) < 260
+        assert sum(event.data.get("lost", 1) for event in told) == 600
+        check_collection(memory)

@@ -23,7 +23,7 @@ from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["Extracted", "agreement", "asked", "covered", "extracted", "is_known"]
+__all__ = ["Extracted", "agreement", "asked", "covered", "day_of", "extracted", "has_many", "is_known", "shown"]
 
 MOST = 20
 """Facts of one exchange."""
@@ -135,8 +135,8 @@ def extracted(
 def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str]) -> Ask:
     parts = [("summary of what was said before", view.summary)] if view.summary else []
     parts += [("known facts", "\n".join(known))] if known else []
-    parts += [(f"earlier, {said.role}", _shown(said.text)) for said in view.earlier]
-    parts += [(f"message {at}, {said.role}, said on {day_of(said)}", _shown(said.text)) for at, said in enumerate(view.new, 1)]
+    parts += [(f"earlier, {said.role}", shown(said.text)) for said in view.earlier]
+    parts += [(f"message {at}, {said.role}, said on {day_of(said)}", shown(said.text)) for at, said in enumerate(view.new, 1)]
     words = {"type": "string", "maxLength": LONGEST}
     fields: dict[str, Any] = {
         "message": {"type": "integer", "enum": list(range(1, len(view.new) + 1))},
@@ -158,7 +158,8 @@ def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str
     )
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """A message as a model sees it: of a long one, its head and tail."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n…\n{text[-SHOWN // 2 :]}"
 
 
@@ -216,8 +217,14 @@ def _claim(fact: _Fact, text: str) -> Claim | None:
     words = told(text)
     if not told(thing) or _matched(told(thing), words) != told(thing):
         return None
-    many = _ONE_AT_A_TIME.fullmatch(plain_name(relation)) is None
-    return Claim(subject=subject, relation=relation, object=thing, confidence=0.7, correction=fact.correction, many=many)
+    return Claim(
+        subject=subject, relation=relation, object=thing, confidence=0.7, correction=fact.correction, many=has_many(relation)
+    )
+
+
+def has_many(relation: str) -> bool:
+    """Whether a relation may have several objects at a time; so it is with all that are not known to have one."""
+    return _ONE_AT_A_TIME.fullmatch(plain_name(relation)) is None
 
 
 def told(text: str) -> set[str]:

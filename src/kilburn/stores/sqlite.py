@@ -499,6 +499,11 @@ class Sqlite:
             if not after:
                 return
 
+    def embedders(self) -> list[str]:
+        """The names of the embedders that vectors are kept of, in the order in which they first came."""
+        with self._reading("reading"):
+            return self._vectors.names()
+
     def drop_vectors(self, embedder: str) -> None:
         """Remove all vectors of this embedder.
 

@@ -30,6 +30,10 @@ class VectorTable:
         found = row(self._db, "SELECT id, size FROM embedder WHERE tenant = ? AND name = ?", self._tenant, name)
         return (found[0], found[1]) if found else None
 
+    def names(self) -> list[str]:
+        """The embedders, in the order in which they first came."""
+        return [name for (name,) in rows(self._db, "SELECT name FROM embedder WHERE tenant = ? ORDER BY id", self._tenant)]
+
     def waiting(self, name: str, limit: int) -> list[tuple[int, int, int, int]]:
         """At most so many passages without a vector of this embedder, of the newest processes first: entry, page, start,
         stop."""
