@@ -17,20 +17,23 @@ import sqlite3
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import kilburn
+from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.evals import scale_peers
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.scale_facts import facts, questions
 from kilburn.evals.scale_report import ScaleReport, ScaleRow
 from kilburn.evals.scale_vectors import Words
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.resolve import locate
 from kilburn.memory.vectors import Vectors
 from kilburn.move import Add
 from kilburn.retrieval import Embedder
@@ -181,7 +184,8 @@ class _Kilburn:
             stored = time.perf_counter() - began
             ready = _Ready(Words())
             began = time.perf_counter()
-            Vectors(store.store, ready).catch_up()
+            with closing(Vectors(store.store, ready)) as vectors:
+                vectors.catch_up(progress=lambda at: say((count + at) // 2), batch=BATCH)
             embedded = time.perf_counter() - began - ready.seconds
             peak = _memory("VmHWM")
         disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
@@ -206,8 +210,12 @@ class _Kilburn:
         return found
 
 
-def _opened(path: Path, embedder: Any) -> Any:
-    return kilburn.open(str(path), tokenizer=f"chars/{CHARACTERS}", embedder=embedder)
+@contextmanager
+def _opened(path: Path, embedder: Embedder | None) -> Iterator[Hierarchy]:
+    store = locate("stores", "sqlite")(str(path))
+    with closing(Vectors(store, embedder)) if embedder is not None else nullcontext() as vectors:
+        with Hierarchy(store, Budget(8000), tokenizer=f"chars/{CHARACTERS}", vectors=vectors) as hierarchy:
+            yield hierarchy
 
 
 class _Floor:
@@ -241,7 +249,7 @@ class _Floor:
             db.execute("COMMIT")
             seconds[1] += time.perf_counter() - began
             done += len(batch)
-            say(done // 2)
+            say(done)
         peak = _memory("VmHWM")
         db.close()
         disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
