@@ -213,9 +213,9 @@ class _Kilburn:
 @contextmanager
 def _opened(path: Path, embedder: Embedder | None) -> Iterator[Hierarchy]:
     store = locate("stores", "sqlite")(str(path))
-    with closing(Vectors(store, embedder)) if embedder is not None else nullcontext() as vectors:
-        with Hierarchy(store, Budget(8000), tokenizer=f"chars/{CHARACTERS}", vectors=vectors) as hierarchy:
-            yield hierarchy
+    meanings = closing(Vectors(store, embedder)) if embedder is not None else nullcontext()
+    with meanings as vectors, Hierarchy(store, Budget(8000), tokenizer=f"chars/{CHARACTERS}", vectors=vectors) as hierarchy:
+        yield hierarchy
 
 
 class _Floor:
