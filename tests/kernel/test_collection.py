@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -468,6 +470,21 @@ def test_threads_lose_nothing(store: kilburn.Hierarchy, tmp_path: Path) -> None:
     check_collection(store.memory())
 
 
+def test_programs_take_turns(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.db")
+    program = (
+        "import kilburn, sys\n"
+        "with kilburn.open(sys.argv[1]) as store:\n"
+        "    for number in range(20):\n"
+        "        store.memory().add(f'{sys.argv[2]} {number}')\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", program, path, who]) for who in "ab"]
+    assert [one.wait(120) for one in running] == [0, 0]
+    with kilburn.open(path) as store:
+        assert sorted(texts(store.memory())) == sorted(f"{who} {number}" for who in "ab" for number in range(20))
+        check_collection(store.memory())
+
+
 def test_tenants_cannot_cite_each_other(tmp_path: Path) -> None:
     path = str(tmp_path / "m.db")
     with kilburn.open(path, tenant="a") as theirs, kilburn.open(path, tenant="b") as ours:
@@ -542,17 +559,28 @@ def test_forgetting_goes_on_while_others_write(tmp_path: Path) -> None:
         check_collection(store.memory())
 
 
-def test_forgetting_that_stopped_half_way_can_go_on(store: kilburn.Hierarchy, session: kilburn.Process) -> None:
-    memory = store.memory()
-    memory.apply(Add(text="Ana lives in Porto.", cites=((number(session), 1),)))
+def test_forgetting_that_stopped_half_way_can_go_on(tmp_path: Path) -> None:
+    class Full(Sqlite):
+        full = 0
 
-    def broken(_: object) -> None:
-        raise StoreFull("no space left", advice="make room")
+        def commit(self, process: int, batch: Batch) -> None:
+            if self.full == process:
+                raise StoreFull("no space left", advice="make room")
+            super().commit(process, batch)
 
-    session.erasers["kv"] = broken
-    with pytest.raises(StoreFull):
-        session.forget("p1")
-    assert (texts(memory), session.window.at(1)) == ([], Place.DROPPED)
+    with Hierarchy(disk := Full(str(tmp_path / "m.db")), Budget(8000)) as store:
+        session, memory = store.process("s"), store.memory()
+        session.append(TOLD)
+        memory.apply(Add(text="Ana lives in Porto.", cites=((number(session), 1),)))
+        for full, left in ((memory.number, ["Ana lives in Porto."]), (number(session), [])):
+            disk.full = full
+            with pytest.raises(StoreFull):
+                session.forget("p1")
+            assert (texts(memory), session.recall("p1")) == (left, TOLD["content"])
+            check_collection(memory)
+        disk.full = 0
+        assert session.forget("p1") == ["p1"]
+        assert session.window.at(1) == Place.DROPPED
 
 
 def test_a_page_may_be_cited_back_and_forth(store: kilburn.Hierarchy, session: kilburn.Process) -> None:

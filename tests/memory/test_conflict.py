@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies
 
-from kilburn.claims import contested, contradict, is_speaker, plain_name, same_claim, topic
+from kilburn.claims import contested, contradict, is_speaker, plain_name, same_claim, together, topic
 from kilburn.memory.conflict import HALF_LIFE, Settled, Verdict, settle, weight
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
@@ -223,6 +223,9 @@ def test_contested_marks_both_sides_and_not_the_same_twice() -> None:
         [("", claim("Porto")), ("", claim("Braga")), ("", claim("porto")), ("", claim("x", relation="likes", many=True))]
     )
     assert found == [(1,), (0, 2), (1,), ()]
+    assert together(found) == [0, 1, 2, 3]
+    assert together([(3,), (), (), (0,)]) == [0, 3, 1, 2]
+    assert together([]) == []
     assert contradict(claim("Porto"), claim("Braga"))
     assert not contradict(claim("", relation=""), claim("Braga"))
     assert same_claim(claim("Porto"), claim("the porto"))

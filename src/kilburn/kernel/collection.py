@@ -18,7 +18,7 @@ from kilburn.budget import Counter
 from kilburn.errors import Forgotten, KernelError, KilburnError, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.collecting import Change, Collecting, as_changes, held_of, is_true, keys_of
-from kilburn.kernel.forgetting import Holder, forget, named_closure
+from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
 from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.versions import Version, Versions
 from kilburn.move import Add, Drop, Restore, Retire
@@ -185,7 +185,7 @@ class Collection:
             raise KernelError("a Drop beside other changes", advice="forget on its own: it may reach other processes")
         self._check_writable()
         known = [page for page in changes[0].pages if self.read(page)]
-        forget(self.store, self._opener, self.number, known, changes[0].why)
+        forget(self.store, self._opener, {self.number: known}, changes[0].why)
         return []
 
     def _carried(
@@ -361,7 +361,8 @@ class Collection:
             UnknownAddress, Forgotten. StoreStale: others kept adding to it. StoreError.
         """
         self._check_writable()
-        return forget(self.store, self._opener, self.number, self.resolve(address), why)
+        gone = forget(self.store, self._opener, {self.number: self.resolve(address)}, why)
+        return addresses(self._opener, gone, self.number)
 
     def closure(self, address: str) -> list[tuple[str, Page]]:
         """All pages that forgetting this address would forget, with the names of their processes.

@@ -100,7 +100,7 @@ def erasure_of(store: Store, opener: Callable[[int], Holder], roots: Mapping[int
         roots: process -> pages.
         receipt: what is said already.
     """
-    keys = {key for number, pages in roots.items() for key in closure(store, opener, number, pages)}
+    keys = closure(store, opener, roots)
     places = Counter[str]()
     pages: dict[int, list[int]] = {}
     names = {info.number: info.name for info in store.processes()}
@@ -148,23 +148,15 @@ def erase(
     Raises:
         StoreError: others keep adding to a process, or the disk fails; trying again goes on.
     """
-    for number, pages in roots.items():
-        some = [page for page in pages if _is_there(store, number, page)]
-        if some:
-            forget(store, opener, number, some, why)
+    forget(store, opener, roots, why)
     for number in whole:
         for left in reversed(range(TRIES)):
             some = [page.id for page, state in store.pages(number) if state.at is not Place.DROPPED]
             if some:
-                forget(store, opener, number, some, why)
+                forget(store, opener, {number: some}, why)
             try:
                 store.erase(number)
                 break
             except StoreError:
                 if not left:
                     raise
-
-
-def _is_there(store: Store, number: int, page: int) -> bool:
-    found = store.read([(number, page)]).get((number, page))
-    return found is not None and found[1].at is not Place.DROPPED

@@ -24,7 +24,7 @@ from kilburn.memory.files import LARGEST, texts_of
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
-from kilburn.page import Page, parse_address
+from kilburn.page import Page
 from kilburn.store import ProcessKind
 
 __all__ = ["Ingested", "documents", "in_order", "ingest", "ingest_text", "name_of", "text_of"]
@@ -169,10 +169,10 @@ def _changed(document: Collection, text: str, name: str) -> Ingested:
     added = len(changes)
     if gone:
         changes.append(Retire(pages=gone, why="no longer in the document"))
-    made = iter([parse_address(address)[0] for address in document.apply(*changes, seen=seen)] if changes else [])
-    # Written after the change: without it the chunks stand in the order in which they came, until the text comes again.
-    document.note(ORDERED, chunks=_ranges(kept.get(at) or next(made) for at in range(len(new))))
-    document.flush()
+    # The new pages have no numbers yet: -1 and so on down stand for them, in their order.
+    fresh = iter(range(-1, -added - 1, -1))
+    order = _ranges(kept.get(at) or next(fresh) for at in range(len(new)))
+    document.apply(*changes, seen=seen, note={"outcome": ORDERED, "chunks": order})
     return Ingested(documents=(name,), added=added, retired=len(gone), unchanged=len(kept))
 
 
@@ -192,23 +192,31 @@ def _kept(old: Sequence[str], new: Sequence[str], pages: Sequence[int]) -> dict[
 
 
 def _ranges(pages: Iterable[int]) -> list[list[int]]:
-    """Pages as (first, last) of each stretch of neighbours."""
+    """Pages as (first, last) of each stretch of neighbours; the numbers of new ones count down."""
     found: list[list[int]] = []
     for page in pages:
-        if found and page == found[-1][1] + 1:
+        if found and page == found[-1][1] + (1 if page > 0 else -1) and (page > 0) == (found[-1][1] > 0):
             found[-1][1] = page
         else:
             found.append([page, page])
     return found
 
 
+def _expanded(first: int, last: int, added: Sequence[int]) -> Sequence[int]:
+    """The pages of a range of `_ranges`, those that were new by their numbers."""
+    return range(first, last + 1) if first > 0 else added[-first - 1 : -last]
+
+
 def in_order(document: Collection) -> list[Page]:
     """The chunks of a document that are in force, as they stand in its text."""
     here = {page.id: page for page, _ in document.pages()}
     order: list[int] = []
+    added: tuple[int, ...] = ()
     for event in document.events():
-        if event.act is Act.NOTE and event.data.get("outcome") == ORDERED:
-            order = [page for first, last in event.data["chunks"] for page in range(first, last + 1)]
+        if event.act is Act.ADMIT:
+            added = event.pages
+        elif event.act is Act.NOTE and event.data.get("outcome") == ORDERED:
+            order = [page for first, last in event.data["chunks"] for page in _expanded(first, last, added)]
     wanted = dict.fromkeys(page for page in (*order, *here) if page in here)
     return [here[page] for page in wanted]
 
