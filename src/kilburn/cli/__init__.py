@@ -25,6 +25,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     table,
     top,
     transfer,
+    vectors,
 )
 from kilburn.cli.shell import app, main
 
