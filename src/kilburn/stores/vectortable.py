@@ -147,6 +147,9 @@ class VectorTable:
             done = "SELECT DISTINCT entry >> 32 FROM vector WHERE embedder = ?"
             for (process,) in rows(self._db, done, embedder):
                 self._advance(embedder, process)
+        # Such a name may be a damaged one.
+        unused = "DELETE FROM embedder WHERE tenant = ? AND id NOT IN (SELECT embedder FROM vector NOT INDEXED)"
+        self._db.execute(unused, (self._tenant,))
 
     def damaged(self) -> Iterator[tuple[int, int]]:
         """Number and entry of the vectors that are not what was written, or whose passage does not exist."""
