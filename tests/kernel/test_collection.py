@@ -162,6 +162,26 @@ def test_undo_goes_back_over_several_versions(store: kilburn.Hierarchy) -> None:
     assert texts(memory) == ["two"]
 
 
+def test_undo_passes_over_a_version_that_is_forgotten(store: kilburn.Hierarchy) -> None:
+    memory = store.memory()
+    memory.add("one")
+    memory.apply(Add(text="two"), Retire((1,), refers=0))
+    memory.apply(Add(text="three"), Retire((2,), refers=0))
+    memory.forget("p2")
+    assert memory.undo("p1") == ["p1"]
+    assert texts(memory) == ["one"]
+    assert memory.undo("p1") == ["p3"]
+    assert texts(memory) == ["three"]
+    assert memory.undo("p3") == ["p1"]
+    memory.forget("p3")
+    assert memory.undo("p1") == []
+    assert memory.undo("p1") == ["p1"]
+    assert memory.undo("p1") == []
+    assert texts(memory) == []
+    assert [version.page.id for version in memory.history("p1")] == [1, 2, 3]
+    check_collection(memory)
+
+
 def test_a_deleted_fact_comes_back(store: kilburn.Hierarchy) -> None:
     memory = store.memory()
     memory.add("one")

@@ -192,6 +192,7 @@ def test_days_are_those_of_the_message(store: Hierarchy) -> None:
         "",
         "Porto",
         "Does user live in Porto?",
+        "I hope you live well in Porto",
         "user " + "lives in Porto " * 60,
     ],
 )

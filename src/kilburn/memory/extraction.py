@@ -57,6 +57,8 @@ _ONE_AT_A_TIME = re.compile(
 """Relations that have one object at a time; of any other, a new object stands beside the old one."""
 
 _WORD = re.compile(r"\w+")
+_SPOKEN_TO = re.compile(r"\b(?:you|your|yours|yourself)\b", re.IGNORECASE)
+"""A sentence to somebody, such as a greeting that the model copied, is no fact."""
 _WORDS_OF_NOTHING = (
     "a an the is are was were be been being am do does did has have had will would can could may might shall should must and or "
     "but not no nor of in on at to for from by with as that this these those it its their they them he she his her user users s "
@@ -174,7 +176,7 @@ def day_of(said: Said) -> str:
 def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     """The fact with its citations; None if it says nothing, or something that nobody said."""
     text = " ".join(fact.text.split())
-    if not 0 < len(text) <= LONGEST or text.endswith("?") or len(text.split()) < 2:
+    if not 0 < len(text) <= LONGEST or text.endswith("?") or len(text.split()) < 2 or _SPOKEN_TO.search(text):
         return None
     place = fact.message - 1
     named = [view.new[place]] if 0 <= place < len(view.new) else []
