@@ -183,6 +183,25 @@ def test_days_are_those_of_the_message(store: Hierarchy) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "claim", "kept"),
+    [
+        ("user lives in Porto", "user | lives in | Porto", True),
+        ("user lives in the city of Porto", "user | lives in | Porto", False),
+        ("user lives in Porto", "user | lives in Porto | Porto", False),
+        ("user lives in Porto", "user | works at | Porto", False),
+        ("user lives in Porto", "user | lives in | Rome", False),
+        ("user lives in Porto", "user | | Porto", False),
+    ],
+)
+def test_the_parts_of_a_fact_are_those_of_its_text(store: Hierarchy, text: str, claim: str, kept: bool) -> None:
+    said(store, "I live in Porto, the city of bridges")
+    run(store, facts(fact(text, claim=claim.replace("| |", "|  |"), correction=True)))
+    page, _ = store.memory().read(-1)
+    assert (page.claim is not None) == kept
+    assert page.claim is None or not page.claim.correction, "nothing in the message corrects anything"
+
+
+@pytest.mark.parametrize(
     "invented",
     [
         "John Doe lives in New York",
@@ -192,6 +211,7 @@ def test_days_are_those_of_the_message(store: Hierarchy) -> None:
         "",
         "Porto",
         "Does user live in Porto?",
+        "I hope you live well in Porto",
         "user " + "lives in Porto " * 60,
     ],
 )

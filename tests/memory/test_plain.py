@@ -265,3 +265,44 @@ def test_the_same_again_in_other_words_is_stored_once() -> None:
     store, _ = conversation(*wordings)
     with store:
         assert len(held(store)) == 5, held(store)
+
+
+TOWNS, FIRMS, FOODS = ("Porto", "Lisbon", "Braga"), ("Galp", "EDP"), ("tea", "rice", "figs")
+FORMS = {
+    TOWNS: ["I live in {}.", "I moved to {}.", "Actually, I live in {}.", "I no longer live in {}.", "Do I live in {}?"],
+    ("Rome",): ["If I lived in {}, I'd sing.", "Bob lives in {}.", '"I live in {}", she said.'],
+    FIRMS: ["I work at {}.", "No, I work at {}."],
+    FOODS: ["I love {}!", "I like {}", "I hate {}.", "I don't like {}.", "I don't like {} anymore."],
+}
+TURN = st.one_of(st.tuples(st.sampled_from(forms), st.sampled_from(things)) for things, forms in FORMS.items())
+
+
+def expected_after(turns: list[tuple[str, str]]) -> set[str]:
+    """What is in force, by another way: the last word on each thing."""
+    town = firm = ""
+    foods: dict[str, str] = {}
+    for form, thing in turns:
+        if form in ("I live in {}.", "I moved to {}.", "Actually, I live in {}."):
+            town = thing
+        elif form.startswith("I no longer"):
+            town = "" if town == thing else town
+        elif "work at" in form:
+            firm = thing
+        elif form.startswith(("I love", "I like")):
+            foods[thing] = "likes"
+        elif form.endswith("anymore."):
+            if foods.get(thing) == "likes":
+                del foods[thing]
+        elif form.startswith(("I hate", "I don't like")):
+            foods[thing] = "dislikes"
+    one = {f"The user lives in {town}.": town, f"The user works at {firm}.": firm}
+    return {text for text, there in one.items() if there} | {f"The user {verb} {food}." for food, verb in foods.items()}
+
+
+@given(st.lists(TURN, min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_the_last_word_on_each_thing_is_in_force(turns: list[tuple[str, str]]) -> None:
+    store, _ = conversation(*(form.format(thing) for form, thing in turns))
+    with store:
+        assert set(held(store)) == expected_after(turns)
+        assert len(held(store)) == len(expected_after(turns))

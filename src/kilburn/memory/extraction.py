@@ -57,6 +57,11 @@ _ONE_AT_A_TIME = re.compile(
 """Relations that have one object at a time; of any other, a new object stands beside the old one."""
 
 _WORD = re.compile(r"\w+")
+_CORRECTS = re.compile(
+    r"\b(?:actually|no|not|n't|sorry|correct(?:ion|ed)?|meant|wrong|instead|mistake|rather|oops)\b|n't\b", re.IGNORECASE
+)
+_SPOKEN_TO = re.compile(r"\b(?:you|your|yours|yourself)\b", re.IGNORECASE)
+"""A sentence to somebody, such as a greeting that the model copied, is no fact."""
 _WORDS_OF_NOTHING = (
     "a an the is are was were be been being am do does did has have had will would can could may might shall should must and or "
     "but not no nor of in on at to for from by with as that this these those it its their they them he she his her user users s "
@@ -174,7 +179,7 @@ def day_of(said: Said) -> str:
 def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     """The fact with its citations; None if it says nothing, or something that nobody said."""
     text = " ".join(fact.text.split())
-    if not 0 < len(text) <= LONGEST or text.endswith("?") or len(text.split()) < 2:
+    if not 0 < len(text) <= LONGEST or text.endswith("?") or len(text.split()) < 2 or _SPOKEN_TO.search(text):
         return None
     place = fact.message - 1
     named = [view.new[place]] if 0 <= place < len(view.new) else []
@@ -200,7 +205,7 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
         return None
     add = Add(
         text=text,
-        claim=_claim(fact, text),
+        claim=_claim(fact, text, said),
         cites=tuple(cites),
         sources=sources,
         since=said.page.time,
@@ -208,18 +213,19 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     return Extracted(add, said)
 
 
-def _claim(fact: _Fact, text: str) -> Claim | None:
-    """The parts of a fact, if they are of its text; else None."""
+def _claim(fact: _Fact, text: str, source: Said) -> Claim | None:
+    """The parts of a fact, if its text says them in this order; else None."""
     subject, relation, thing = (" ".join(part.split())[:200] for part in (fact.subject, fact.relation, fact.object))
-    if not (subject and relation and thing):
+    words = relation.split()
+    if not (subject and relation and thing) or len(words) > 5 or any(word[0].isupper() for word in words):
         return None
     subject = SPEAKER if is_speaker(subject) else subject
-    words = told(text)
-    if not told(thing) or _matched(told(thing), words) != told(thing):
+    said = re.escape(plain_name(relation)) + r"(?: \w+){0,2} " + re.escape(plain_name(thing))
+    if not re.search(rf"(?<!\w){said}(?!\w)", plain_name(text)):
         return None
-    return Claim(
-        subject=subject, relation=relation, object=thing, confidence=0.7, correction=fact.correction, many=has_many(relation)
-    )
+    correction = fact.correction and _CORRECTS.search(source.text) is not None
+    many = has_many(relation)
+    return Claim(subject=subject, relation=relation, object=thing, confidence=0.7, correction=correction, many=many)
 
 
 def has_many(relation: str) -> bool:

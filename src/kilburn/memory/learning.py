@@ -24,7 +24,7 @@ import msgspec
 
 from kilburn.claims import is_speaker, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
-from kilburn.errors import Forgotten, KernelError, SecretFound, SpecError, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreStale, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded
@@ -348,7 +348,7 @@ class _Job:
         failures = 0
         for place, exchange in enumerate(exchanges):
             if self.stopped():
-                break
+                return
             head = self.memory.head
             view = self._view(exchange)
             course = (yield from self._plan(view)) if view.new else _Course()
@@ -366,12 +366,15 @@ class _Job:
                 self.failed.update({each.span: span_of(*each.span) for each in rest})
                 break
         else:
-            progress = msgspec.structs.replace(progress, upto=max(end, progress.upto))
+            # What waited and was forgotten since waits no longer.
+            waiting = tuple(span for span in progress.waiting if span in self.failed)
+            progress = msgspec.structs.replace(progress, upto=max(end, progress.upto), waiting=waiting)
         if progress != written:
             self._commit((), progress, {}, Trust.USER, None)
 
     def _after(self, exchange: _Exchange, course: _Course, progress: _Progress) -> _Progress:
-        waiting = {span for span in progress.waiting if span != exchange.span}
+        first, last = exchange.span
+        waiting = {(low, high) for low, high in progress.waiting if high < first or last < low}
         if course.failure:
             waiting.add(exchange.span)
             self.failed[exchange.span] = span_of(*exchange.span)
@@ -385,25 +388,31 @@ class _Job:
         figures: dict[str, Any] = dict(course.figures)
         if course.asked:
             figures["asked"] = [str(outcome) for outcome in course.asked]
-        moves = self._allowed(course.moves, exchange, figures)
-        if not (moves or course.asked or course.failure):
-            self.unchanged += course.figures.get("unchanged", 0)
-            return msgspec.structs.replace(course, moves=moves)
         taint = min(said.taint for said in exchange.new)
-        quota = self.quota
-        if quota is not None and taint < Trust.AGENT:
-            quota = msgspec.structs.replace(quota, evict=False)
-        moves = within(quota, self.memory, moves, self.clock())
         try:
-            self._commit(moves, self._after(exchange, course, progress), figures, taint, head, course)
-        except (StoreStale, Forgotten, UnknownAddress):
+            moves = self._allowed(course.moves, exchange, figures)
+            quota = self.quota
+            if quota is not None and taint < Trust.AGENT:
+                quota = msgspec.structs.replace(quota, evict=False)
+            course = msgspec.structs.replace(course, moves=within(quota, self.memory, moves, self.clock()))
+            if course.moves or course.asked or course.failure:
+                self._commit(course.moves, self._after(exchange, course, progress), figures, taint, head, course)
+        except (StoreStale, QuotaExceeded):
             raise
         except KernelError as error:
+            if isinstance(error, Forgotten | UnknownAddress) and self._is_overtaken(exchange, head):
+                raise
             log.info("the plan of %s was refused: %s", self.name, error)
             course = msgspec.structs.replace(course, moves=(), noted=Outcome.ILLEGAL, why=type(error).__name__)
             self._commit((), self._after(exchange, course, progress), figures, taint, head, course)
         self.unchanged += course.figures.get("unchanged", 0)
         return course
+
+    def _is_overtaken(self, exchange: _Exchange, head: int) -> bool:
+        """Whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
+        self.process.refresh()
+        said = (each.page.id for each in (*exchange.earlier, *exchange.new))
+        return self.memory.head != head or any(self.process.window.at(page) is Place.DROPPED for page in said)
 
     def _commit(
         self,
