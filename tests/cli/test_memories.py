@@ -243,3 +243,32 @@ def test_an_injection_is_only_a_text_and_only_a_name(tmp_path: Path, text: str) 
         assert not {"\x1b", "\x07", "\u202e"} & set(said.out + said.err)
     assert run("forget", "--user", text, "--yes", db=path)["whole"] == [f"@memory/{text}"]
     assert [row["text"] for row in run("memories", "list", db=path)] == ["Bob's secret"]
+
+
+TOKEN = "ghp_" + "a8Kd93hFk20skLq8xZpWm4NbV7cRt1YuIoP5"
+
+
+def test_facts_are_learned_once_and_no_secret_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with package.open(str(path), policy="fifo", tokenizer="chars/4") as store:
+        store.process("monday", user="ana").append({"role": "user", "content": f"I live in Porto. My token is {TOKEN}."})
+    said = kilburn("learn", "monday", "--db", path)
+    assert said.status == 0
+    assert "The user lives in Porto." in said.out
+    again = run("learn", "monday", db=path)
+    assert (again["memory"], again["stored"], again["facts"]) == ("@memory/ana", [], [])
+    (row,) = [row for row in run("memories", "list", "--user", "ana", db=path) if "Porto" in row["text"]]
+    assert (row["claim"], row["trust"]) == (["user", "lives in", "Porto"], "user")
+    assert kilburn("learn", "nobody", "--db", path).status == 2
+    assert kilburn("learn", "monday", "--policy", "facts", "--db", path).status == 2
+    assert kilburn("learn", "monday", "--policy", "os.system('x')", "--db", path).status == 2
+
+
+def test_a_quota_stops_learning(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with package.open(str(path), policy="fifo", tokenizer="chars/4") as store:
+        store.process("monday").append({"role": "user", "content": "I live in Porto. I prefer tea."})
+    said = kilburn("learn", "monday", "--quota", "1", "--db", path)
+    assert (said.status, said.out) == (2, "")
+    assert "1 are allowed" in said.err
+    assert run("memories", "list", db=path) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -253,6 +255,39 @@ def test_the_background_embeds_and_says_what_is_wrong(store: Store) -> None:
         vectors.nearest("passage", None, 5)
 
 
+EXIT = """
+import sys, time
+from kilburn.memory.embedders.hashing import Hashing
+from kilburn.memory.vectors import Vectors
+from kilburn.stores.sqlite import Sqlite
+from kilburn.testing.stores import batch_of, start
+
+class Slow(Hashing):
+    def embed(self, texts):
+        print("embedding", flush=True)
+        time.sleep(0.3)
+        return super().embed(texts)
+
+store = Sqlite(sys.argv[1])
+store.commit(start(store), batch_of(0, {number: f"passage {number}" for number in range(1, 2000)}))
+vectors = Vectors(store, Slow(64))
+vectors.start(0.01)
+while not vectors.store.embedders():
+    time.sleep(0.01)
+print(time.time(), flush=True)
+"""
+
+
+def test_a_program_that_ends_while_something_is_embedded_is_not_held_up(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    done = subprocess.run([sys.executable, "-c", EXIT, path], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.time() - float(done.stdout.splitlines()[-1]) < 8
+    with Sqlite(path) as store:
+        assert len(store.unembedded("hashing(64)", 5000)) < 1999
+        assert Vectors(store, "hashing(64)").catch_up() > 1000
+
+
 def test_many_threads_search_and_write(tmp_path: Path) -> None:
     with Sqlite(str(tmp_path / "a.db")) as store:
         vectors = Vectors(store, "hashing(64)")
@@ -289,6 +324,7 @@ def test_a_scan_finds_what_a_plain_product_finds() -> None:
     data[:50] = units(50, seed=5)
     there = [at for at in range(5000) if at < 50 or entries[at] not in set(gone)]
     assert len(scan) == len(there)
+    hits = []
     for vector in units(20, seed=9):
         for processes in (None, [2], [1, 3, 5, 6]):
             mine = [at for at in there if processes is None or entries[at] >> 32 in processes]
@@ -296,11 +332,13 @@ def test_a_scan_finds_what_a_plain_product_finds() -> None:
             wanted = [entries[mine[at]] for at in np.argsort(-cosines)[:10]]
             found = scan.nearest(vector, 10, processes)
             assert [cosine for _, cosine in found] == sorted((cosine for _, cosine in found), reverse=True)
-            assert len({entry for entry, _ in found} & set(wanted)) >= 7
+            hits.append(len({entry for entry, _ in found} & set(wanted)))
             assert len(found) == 10
         known = scan.similar(vector, entries)
         assert known.keys() == {entries[at] for at in there}
         assert all(abs(known[entries[at]] - data[at] @ vector) < 0.02 for at in there)
+    # Vectors without any order are the hardest case for signs.
+    assert sum(hits) / len(hits) > 8
     scan.remove(entries)
     assert len(scan) == 0
     assert scan.nearest(data[0], 5) == []

@@ -47,14 +47,14 @@ Look = Annotated[
 ]
 
 
-def secrets_of(word: str | None) -> Literal["refuse", "redact"] | None:
-    """What `--secrets` says.
+def secrets_of(word: str | None, otherwise: Literal["refuse", "redact"] = "refuse") -> Literal["refuse", "redact"] | None:
+    """What `--secrets` says; `otherwise` where it says nothing and the scanner is installed.
 
     Raises:
         SpecError: none of its words.
     """
     if word is None:
-        return "refuse" if is_installed() else None
+        return otherwise if is_installed() else None
     if word not in ("refuse", "redact", "off"):
         raise SpecError(f"--secrets {word[:40]!r}", advice="use refuse, redact or off")
     return "refuse" if word == "refuse" else "redact" if word == "redact" else None
@@ -255,7 +255,7 @@ def _card(row: dict[str, Any]) -> str:
         f"{row['address']}  {row['kind']}, {count(row['tokens'])} tokens, trust {row['trust']}",
         f"  written   {when(row['written'])}",
         f"  true      from {when(row['since'])}" + (f" until {when(row['until'])}" if row["until"] is not None else ""),
-        f"  is        {marks(row) or 'in force'}",
+        f"  is        {', '.join(filter(None, ('in force' if row['in_force'] else '', marks(row))))}",
     ]
     if row["claim"]:
         lines.append(f"  says      {line(' | '.join(row['claim']))}")

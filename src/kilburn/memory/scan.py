@@ -23,8 +23,11 @@ Array = np.ndarray[Any, Any]
 BLOCK = 1 << 16
 """Vectors of a block. Its signs and distances fit the processor's cache, and a store that grows copies nothing."""
 
-FEW = 1024
-"""So many vectors are compared exactly, without a look at their signs."""
+FEW, LEAST = 1024, 256
+"""So many vectors are compared exactly; of more, at least so many candidates."""
+
+RECENT = 1024
+"""Entries that may be outside of the order, besides an eighth of all."""
 
 WIDE, SHARE = 8, 256
 """Candidates by signs: so many for each vector that is wanted, and one of so many vectors; see `kilburn eval vectors`."""
@@ -101,7 +104,7 @@ class Scan:
             block.entries[within], block.processes[within] = wanted[mine], wanted[mine] >> 32
             block.scales[within], block.numbers[within] = scales[source], numbers[source]
             block.signs[:, within] = self._signs(numbers[source] > 0).T
-        if len(self._recent) > FEW + self._count // 8:
+        if len(self._recent) > RECENT + self._count // 8:
             self._sort()
 
     def remove(self, entries: Collection[int]) -> None:
@@ -132,8 +135,8 @@ class Scan:
         total = self._count if masks is None else int(sum(np.count_nonzero(mask) for mask in masks))
         if not total or limit < 1:
             return []
-        wide = max(FEW, WIDE * limit, total // SHARE)
-        if total <= wide:
+        wide = max(LEAST, WIDE * limit, total // SHARE)
+        if total <= max(FEW, wide):
             places = np.arange(self._count) if masks is None else np.flatnonzero(np.concatenate(masks))
         else:
             places = _least(self._distances(vector, masks), wide)

@@ -91,6 +91,7 @@ class Sqlite:
         self._patience = busy_timeout
         # Set while the write-ahead log may still contain erased bytes.
         self._log_uncut = False
+        self._nothing_waits: dict[str, tuple[object, int]] = {}
         # All processes and their extents, each with the state of the file of which it is known.
         self._known: tuple[tuple[object, int], Sequence[Session]] | None = None
         self._extents: tuple[tuple[object, int], Extents] | None = None
@@ -490,6 +491,10 @@ class Sqlite:
             StoreCorrupt: a text is not what was written.
         """
         with self._reading("reading"):
+            # A search asks this every time: after "none waits" nothing is looked at until somebody writes.
+            state = row(self._db, "PRAGMA data_version"), self._db.total_changes()
+            if self._nothing_waits.get(embedder) == state:
+                return []
             texts: dict[tuple[int, int], str] = {}
             found = []
             for entry, page, start, stop in self._vectors.waiting(check_name(embedder, "embedder"), limit):
@@ -497,6 +502,8 @@ class Sqlite:
                 if key not in texts:
                     texts[key] = content_of(self._db, *key)
                 found.append((entry, texts[key][start:stop]))
+            if not found and limit > 0:
+                self._nothing_waits[embedder] = state
         return found
 
     def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
