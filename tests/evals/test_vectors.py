@@ -65,6 +65,8 @@ def test_rows_without_a_direction_and_senseless_counts_are_refused(tmp_path: Pat
     for name in ("zeros.npy", "line.npy", "missing.npy"):
         with pytest.raises(SpecError):
             evaluate(tmp_path / name, counts=[40])
+    with pytest.raises(SpecError, match="known: scan, int8"):
+        evaluate(counts=[40], only=["zip"])
     for counts in ([], [5]):
         with pytest.raises(SpecError, match="counts"):
             evaluate(counts=counts)
@@ -72,6 +74,8 @@ def test_rows_without_a_direction_and_senseless_counts_are_refused(tmp_path: Pat
 
 def test_the_verb_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "vectors.svg"
-    assert main(["eval", "vectors", "--count", "200", "--queries", "5", "--plot", str(picture), "--json"]) == 0
+    assert (
+        main(["eval", "vectors", "--count", "200", "--queries", "5", "--codec", "binary", "--plot", str(picture), "--json"]) == 0
+    )
     assert json.loads(capsys.readouterr().out.splitlines()[0])["queries"] == 5
     assert picture.read_bytes().startswith(b"<?xml")

@@ -277,6 +277,12 @@ def test_it_asks_once_more(store: Hierarchy, bad: str) -> None:
     assert learned.stored == ("f1",)
 
 
+def test_what_a_fact_asks_is_cut_off(store: Hierarchy) -> None:
+    said(store, "I'm vegetarian, can you suggest dinner?")
+    run(store, facts(fact("user is vegetarian, can you suggest dinner?"), fact("can you suggest dinner?")))
+    assert texts(store) == ["user is vegetarian"]
+
+
 def test_a_fence_around_the_json_does_no_harm(store: Hierarchy) -> None:
     said(store, "I live in Porto")
     assert run(store, f"```json\n{GOOD}\n```")[0].stored == ("f1",)

@@ -66,6 +66,20 @@ STATED = {
     "I went to a support group yesterday": "The user went to a support group on 2026-11-21.",
     "I'm planning to visit Rome in May 2027": "The user plans to visit Rome in May 2027.",
     "😀 I love green tea ☕!!": "The user likes green tea.",
+    "Blue is my favorite color.": "The user's favorite color is Blue.",
+    "My birthday is March 3": "The user's birthday is March 3.",
+    "My goal is to run a marathon": "The user's goal is to run a marathon.",
+    "I play clarinet": "The user plays clarinet.",
+    "My Zotero library has 45 sources": "The user's Zotero library has 45 sources.",
+    "The deadline for the essay is on May 16": "The deadline for the essay is on May 16.",
+    "I've been playing guitar since 2018": "The user has been playing guitar since 2018.",
+    "I'm married to Joana": "The user is married to Joana.",
+    "My wife's name is Joana": "The name of the user's wife is Joana.",
+    "I'm a huge fan of jazz": "The user likes jazz.",
+    "I do yoga on Mondays": "The user's habit: do yoga on Mondays.",
+    "Whenever I ask about code, use Python": "The user's standing instruction: Whenever I ask about code, use Python.",
+    "My email is ana@example.org": "The user's email is ana@example.org.",
+    "We live in Faro": "The user lives in Faro.",
 }
 
 

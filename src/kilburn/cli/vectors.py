@@ -27,6 +27,9 @@ def vectors(
     count: Annotated[
         list[int] | None, typer.Option(help="Vectors; may be given again. 10000 and 100000 by default; 1000000 takes minutes.")
     ] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this one, such as binary or 'pq(96)'; may be given again.")
+    ] = None,
     embedder: Annotated[
         str, typer.Option(metavar="SPEC", help="Embeds passages and facts; minilm for passages by default.")
     ] = "",
@@ -55,6 +58,7 @@ def vectors(
         report = module.evaluate(
             data,
             counts=count or module.COUNTS,
+            only=codec or (),
             embedder=embedder or None,
             sample=sample,
             queries=queries,

@@ -42,7 +42,7 @@ COUNTS = (10_000, 100_000)
 NEAREST, CANDIDATES = 10, 100
 ROWS = 1 << 16
 """Vectors that are made, encoded and compared at once."""
-LEARNED = 20_000
+LEARNED = 10_000
 """Vectors that a codec learns from, at most."""
 SAMPLE = 2000
 """Passages of a file that are embedded, unless more are wanted."""
@@ -132,6 +132,7 @@ def evaluate(
     data: Path | None = None,
     *,
     counts: Sequence[int] = COUNTS,
+    only: Sequence[str] = (),
     embedder: Any = None,
     sample: int = SAMPLE,
     queries: int = 50,
@@ -143,6 +144,7 @@ def evaluate(
     Args:
         data: see `read`; None for made-up vectors.
         counts: of vectors.
+        only: names of codecs; all where empty.
         embedder: a spec or an object; it embeds the passages of `data`, and the facts.
         sample: passages of `data` that are embedded.
         progress: gets the steps done and the steps in all.
@@ -161,14 +163,21 @@ def evaluate(
     else:
         source = read(data, made or resolve("memory.embedders", "hashing"), sample, queries, seed)
     rows: list[VectorRow] = []
-    steps = len(counts) * (len(codecs()) + 1)
+    known = [SCAN, *(codec.name for codec in codecs())]
+    if set(only) - set(known):
+        raise SpecError(f"no codec {sorted(set(only) - set(known))}", advice=f"known: {', '.join(known)}")
+    steps = len(counts) * len(only or known)
     for count in counts:
         originals = np.concatenate([part.astype(np.float16) for part in _vectors(source.vectors, count, seed)])
         truth = _truth(originals, source.queries)
-        for codec in (None, *codecs()):
-            rows.append(
-                _scanned(originals, source.queries, truth) if codec is None else _row(codec, originals, source, truth, seed)
-            )
+        chosen = {codec.name: codec for codec in codecs()}
+        for name in known:
+            if name not in (only or known):
+                continue
+            if name == SCAN:
+                rows.append(_scanned(originals, source.queries, truth))
+            else:
+                rows.append(_row(chosen[name], originals, source, truth, seed))
             if progress is not None:
                 progress(len(rows), steps)
     if max(counts) > len(source.vectors):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["HOLE", "Clause", "clauses"]
+__all__ = ["HOLE", "Clause", "clauses", "unasked"]
 
 LONGEST = 20_000
 """Characters; of a longer text only the first and last `ENDS` are read, because most of it was pasted."""
@@ -127,13 +127,16 @@ def clauses(text: str) -> Iterator[Clause]:
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "\x1a": " ", "\N{NO-BREAK SPACE}": " "})
 
 
-def _of(sentence: str) -> Iterator[Clause]:
+def unasked(sentence: str) -> str:
+    """A sentence without what it asks: "I'm vegetarian, can you help?" is "I'm vegetarian"; "" of a mere question."""
     if sentence.endswith("?"):
         told = _ASKED.sub("", sentence)
-        if told == sentence:
-            return
-        sentence = told
-    sentence = _REQUEST.sub("", sentence)
+        sentence = "" if told == sentence else told
+    return _REQUEST.sub("", sentence).strip(_MARKS)
+
+
+def _of(sentence: str) -> Iterator[Clause]:
+    sentence = unasked(sentence)
     before = ""
     fix = False
     at = 0

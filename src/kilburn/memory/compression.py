@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 CENTROIDS = 256
 """What one byte can name."""
-ROUNDS = 12
+ROUNDS = 8
 """Of k-means; after these the centroids hardly move."""
 
 

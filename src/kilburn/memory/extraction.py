@@ -17,6 +17,7 @@ import msgspec
 
 from kilburn.claims import SPEAKER, is_speaker, plain_name
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
+from kilburn.memory.clauses import unasked
 from kilburn.memory.dates import grounded
 from kilburn.memory.view import MemoryView, Said
 from kilburn.move import Add
@@ -179,7 +180,8 @@ def day_of(said: Said) -> str:
 def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     """The fact with its citations; None if it says nothing, or something that nobody said."""
     text = " ".join(fact.text.split())
-    if not 0 < len(text) <= LONGEST or text.endswith("?") or len(text.split()) < 2 or _SPOKEN_TO.search(text):
+    text = unasked(text) if text.endswith("?") and len(text) <= LONGEST else text
+    if not 0 < len(text) <= LONGEST or len(text.split()) < 2 or _SPOKEN_TO.search(text):
         return None
     place = fact.message - 1
     named = [view.new[place]] if 0 <= place < len(view.new) else []

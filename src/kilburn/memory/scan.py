@@ -23,8 +23,8 @@ Array = np.ndarray[Any, Any]
 BLOCK = 1 << 16
 """Vectors of a block. Its signs and distances fit the processor's cache, and a store that grows copies nothing."""
 
-FEW = 256
-"""So many vectors are always compared exactly."""
+FEW, LEAST = 1024, 256
+"""So many vectors are compared exactly; of more, at least so many candidates."""
 
 RECENT = 1024
 """Entries that may be outside of the order, besides an eighth of all."""
@@ -135,8 +135,8 @@ class Scan:
         total = self._count if masks is None else int(sum(np.count_nonzero(mask) for mask in masks))
         if not total or limit < 1:
             return []
-        wide = max(FEW, WIDE * limit, total // SHARE)
-        if total <= wide:
+        wide = max(LEAST, WIDE * limit, total // SHARE)
+        if total <= max(FEW, wide):
             places = np.arange(self._count) if masks is None else np.flatnonzero(np.concatenate(masks))
         else:
             places = _least(self._distances(vector, masks), wide)

@@ -106,6 +106,7 @@ _OBJECT_ENDS = re.compile(
     r"|including|thanks to|due to|even|like (?:I|i|we|you)|just like|compared|according)\b).*",
     re.DOTALL,
 )
+_TO_THAT = re.compile(r"\s*\w+ (?:this|that|it|these|those)\b")
 _COMMA = re.compile(r",(?!\s?\d)(?!\s*[A-Z][\w]+\s*\Z).*", re.DOTALL)
 _ASIDE = re.compile(
     r",\s*(?:\Z|[A-Z]|especially|particularly|mostly|mainly|like|such|including|even|too|thanks|haha|lol|right|so|also|for|in"
@@ -117,7 +118,7 @@ _NUMBERS = "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twent
 _MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 _VALUE = (
     rf"(?:[$€£]\s?\d[\d,.]*(?:\s?(?:[kKmM]|million|thousand)\b)?[^,;]{{0,40}}|\d[^,;]{{0,50}}|(?:{_NUMBERS})\b[^,;]{{0,40}}"
-    rf"|{_MONTH}\.? \d[^,;]{{0,40}}(?:, (?:19|20)\d\d)?|(?:next|this) \w+)"
+    rf"|{_MONTH}\.? \d[^,;]{{0,40}}(?:, (?:19|20)\d\d)?|[\w.+-]+@[\w.-]+\w|(?:next|this) \w+)"
 )
 _WHEN = rf"(?:(?:on|at|by|in|for|next|this)\s+)?(?:(?:\w+day|tomorrow|tonight|{_MONTH}\.? \d|\d|next|this|the \d).*)"
 _EVENT = (
@@ -158,6 +159,7 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
         (r"(?:am|come) (?:originally )?from (?P<o>[A-Z].+)", "is from", ONE),
         (r"grew up in (?P<o>.+)", "grew up in", ONE),
         (r"was born (?:in|on) (?P<o>.+)", "was born in", ONE),
+        (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", ONE),
         (r"(?:am|have been) allergic to (?P<o>.+)", "is allergic to", MANY),
         (rf"am (?P<o>(?i:{_STATES}))(?: (?:for|since|with|to|and) .*)?", "is", MANY),
         (
@@ -167,7 +169,6 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
         ),
         (r"am (?P<o>\d{1,3})(?: years old| years of age| y/?o)?", "is aged", ONE),
         (r"am (?P<o>an? .+)", "is", MANY),
-        (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", ONE),
         (r"(?P<v>love|like|enjoy|adore) (?P<o>.+)", "likes", MANY),
         (
             r"(?:hate|dislike|detest|can not stand|do not (?:really )?(?:like|enjoy)|am not a (?:big |huge )?fan of) (?P<o>.+)",
@@ -427,6 +428,8 @@ def _statement(
 def _object(raw: str, said: float, *, past: bool = False, words: int = 14) -> tuple[str, float | None, float | None] | None:
     """What the words name, with the times between which it is said to hold; None where that is in doubt."""
     text = _OBJECT_ENDS.sub("", raw)
+    if " " not in text.strip() and _TO_THAT.match(raw[len(text) :]):
+        return None  # "escaping to that world"
     if not _is_list(text):
         comma = _COMMA.search(text)
         if comma is not None and not _ASIDE.match(comma[0]):
@@ -602,7 +605,7 @@ def _dated(match: re.Match[str], said: float) -> Statement | None:
         when, found = grounded(f"on {match['o']}", said)
     made = _object(when, said, words=10)
     what = re.sub(r" (?:scheduled|set|booked|planned|coming up|to \w+)\Z", "", _for_others(match["r"].strip()))
-    if made is None or not found or _ANAPHORA.search(what):
+    if made is None or not found or _ANAPHORA.search(what) or what.endswith(" from"):
         return None
     when = made[0] if re.match(r"(?:on|at|by|in|for) ", made[0]) else f"on {made[0]}"
     text = f"The {what} is {when}." if match[0][0] in "Tt" else f"The user's {what} is {when}."
