@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 TINY = {
     "turn": ["--short", "10", "--long", "20", "--rounds", "3", "--policy", "fifo", "--policy", "lru"],
     "bulk": ["--pages", "20", "--size", "10", "--policy", "fifo", "--repeat", "1"],
+    "facts": ["--pages", "20", "--size", "10"],
     "lookup": ["--pages", "60", "--words", "1", "--words", "3", "--times", "3", "--policy", "fifo"],
     "startup": ["--repeat", "1", "--profile", "2"],
     "memory": ["--pages", "20", "--policy", "fifo"],

@@ -54,7 +54,7 @@ class Retire(msgspec.Struct, frozen=True):
 
     `by` is the page that superseded them, or 0. `refers` names it where it is an `Add` of the same plan, counted from 0;
     derived pages have negative ids, so no number of `by` can. `until` is when they stopped being true, in seconds since
-    the epoch; None for now.
+    the epoch; None for when `by` begins to be true, or now. At a window only `pages` and `by` count.
     """
 
     pages: tuple[int, ...]

@@ -270,6 +270,10 @@ class Store(Protocol):
         """
         ...
 
+    def embedders(self) -> list[str]:
+        """The names of the embedders that vectors are kept of, in the order in which they first came."""
+        ...
+
     def drop_vectors(self, embedder: str) -> None:
         """Remove all vectors of this embedder.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import msgspec
 import pytest
 
 import kilburn
+from cli.terminal import kilburn as run_cli
 from kilburn.budget import Budget
 from kilburn.errors import (
     Forgotten,
@@ -31,7 +34,7 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Drop, Evict, Restore, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.store import ProcessKind, State
+from kilburn.store import Batch, ProcessKind, State
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.laws import check_collection, check_laws
 
@@ -87,6 +90,7 @@ def test_many_adds_are_one_event(store: kilburn.Hierarchy) -> None:
     assert memory.apply(*(Add(text=f"fact {n}", importance=0.5 if n == 3 else 0.0) for n in range(1000)))[-1] == "p1000"
     assert [(event.act, len(event.pages)) for event in memory.events()] == [(Act.ADMIT, 1000), (Act.REMEMBER, 1)]
     assert memory.read(4)[1].importance == 0.5
+    assert [page.id for page, _ in memory.pages()] == list(range(1, 1001))
     assert [page.id for page, _ in memory.pages(after=990, limit=5)] == [991, 992, 993, 994, 995]
     check_collection(memory)
 
@@ -156,6 +160,26 @@ def test_undo_goes_back_over_several_versions(store: kilburn.Hierarchy) -> None:
     assert texts(memory) == ["three"]
     assert memory.undo("p3") == ["p2"]
     assert texts(memory) == ["two"]
+
+
+def test_undo_passes_over_a_version_that_is_forgotten(store: kilburn.Hierarchy) -> None:
+    memory = store.memory()
+    memory.add("one")
+    memory.apply(Add(text="two"), Retire((1,), refers=0))
+    memory.apply(Add(text="three"), Retire((2,), refers=0))
+    memory.forget("p2")
+    assert memory.undo("p1") == ["p1"]
+    assert texts(memory) == ["one"]
+    assert memory.undo("p1") == ["p3"]
+    assert texts(memory) == ["three"]
+    assert memory.undo("p3") == ["p1"]
+    memory.forget("p3")
+    assert memory.undo("p1") == []
+    assert memory.undo("p1") == ["p1"]
+    assert memory.undo("p1") == []
+    assert texts(memory) == []
+    assert [version.page.id for version in memory.history("p1")] == [1, 2, 3]
+    check_collection(memory)
 
 
 def test_a_deleted_fact_comes_back(store: kilburn.Hierarchy) -> None:
@@ -466,6 +490,21 @@ def test_threads_lose_nothing(store: kilburn.Hierarchy, tmp_path: Path) -> None:
     check_collection(store.memory())
 
 
+def test_programs_take_turns(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.db")
+    program = (
+        "import kilburn, sys\n"
+        "with kilburn.open(sys.argv[1]) as store:\n"
+        "    for number in range(20):\n"
+        "        store.memory().add(f'{sys.argv[2]} {number}')\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", program, path, who]) for who in "ab"]
+    assert [one.wait(120) for one in running] == [0, 0]
+    with kilburn.open(path) as store:
+        assert sorted(texts(store.memory())) == sorted(f"{who} {number}" for who in "ab" for number in range(20))
+        check_collection(store.memory())
+
+
 def test_tenants_cannot_cite_each_other(tmp_path: Path) -> None:
     path = str(tmp_path / "m.db")
     with kilburn.open(path, tenant="a") as theirs, kilburn.open(path, tenant="b") as ours:
@@ -540,17 +579,28 @@ def test_forgetting_goes_on_while_others_write(tmp_path: Path) -> None:
         check_collection(store.memory())
 
 
-def test_forgetting_that_stopped_half_way_can_go_on(store: kilburn.Hierarchy, session: kilburn.Process) -> None:
-    memory = store.memory()
-    memory.apply(Add(text="Ana lives in Porto.", cites=((number(session), 1),)))
+def test_forgetting_that_stopped_half_way_can_go_on(tmp_path: Path) -> None:
+    class Full(Sqlite):
+        full = 0
 
-    def broken(_: object) -> None:
-        raise StoreFull("no space left", advice="make room")
+        def commit(self, process: int, batch: Batch) -> None:
+            if self.full == process:
+                raise StoreFull("no space left", advice="make room")
+            super().commit(process, batch)
 
-    session.erasers["kv"] = broken
-    with pytest.raises(StoreFull):
-        session.forget("p1")
-    assert (texts(memory), session.window.at(1)) == ([], Place.DROPPED)
+    with Hierarchy(disk := Full(str(tmp_path / "m.db")), Budget(8000)) as store:
+        session, memory = store.process("s"), store.memory()
+        session.append(TOLD)
+        memory.apply(Add(text="Ana lives in Porto.", cites=((number(session), 1),)))
+        for full, left in ((memory.number, ["Ana lives in Porto."]), (number(session), [])):
+            disk.full = full
+            with pytest.raises(StoreFull):
+                session.forget("p1")
+            assert (texts(memory), session.recall("p1")) == (left, TOLD["content"])
+            check_collection(memory)
+        disk.full = 0
+        assert session.forget("p1") == ["p1"]
+        assert session.window.at(1) == Place.DROPPED
 
 
 def test_a_page_may_be_cited_back_and_forth(store: kilburn.Hierarchy, session: kilburn.Process) -> None:
@@ -582,3 +632,47 @@ def test_a_large_collection_opens_at_once(tmp_path: Path) -> None:
         assert memory.resolve("f2997") == [-2997]
         assert memory.resolve("p3") == [3]
         assert counting.asked < 100
+
+
+def test_fsck_finds_nothing_wrong(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.db")
+    with kilburn.open(path) as store:
+        session, memory = store.process("s"), store.memory()
+        session.append(TOLD, CALL, READ)
+        cites = ((number(session), 1),)
+        memory.apply(
+            Add(text="Rome", kind=Kind.ENTITY), Add(text="x", refers=(0,), cites=((number(session), 2),)), policy="facts"
+        )
+        memory.apply(Add(text="Ana likes Rome.", sources=(1,), cites=cites, importance=0.5), Retire((-1,), refers=0), policy="a")
+        memory.apply(Add(text="proposed", cites=((number(session), 4),)), Retire((-2,), refers=0), policy="a")
+        assert (memory.read(1)[0].trust, memory.read(-2)[0].trust) == (Trust.AGENT, Trust.USER)
+        memory.recall("f1")
+        memory.undo("f1")
+        memory.pin("f1")
+        memory.add("to forget")
+        memory.forget("p2")
+    found = run_cli("fsck", "--db", path)
+    assert "all is well" in found.out + found.err
+
+
+def test_observations_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
+    class Full(Sqlite):
+        full = False
+
+        def commit(self, process: int, batch: Batch) -> None:
+            if self.full:
+                raise StoreFull("no space left", advice="make room")
+            super().commit(process, batch)
+
+    with Hierarchy(disk := Full(str(tmp_path / "m.db")), Budget(8000)) as store:
+        memory = store.memory()
+        memory.add("one")
+        disk.full = True
+        for _ in range(600):
+            memory.recall("p1")
+        disk.full = False
+        memory.add("two")
+        told = [event for event in memory.events() if event.act in (Act.FAULT, Act.NOTE)]
+        assert len(told) < 260
+        assert sum(event.data.get("lost", 1) for event in told) == 600
+        check_collection(memory)

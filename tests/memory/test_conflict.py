@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given, settings, strategies
 
-from kilburn.claims import contested, contradict, is_speaker, plain_name, same_claim, topic
+from kilburn.claims import contested, contradict, is_speaker, plain_name, same_claim, together, topic
 from kilburn.memory.conflict import HALF_LIFE, Settled, Verdict, settle, weight
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
@@ -222,6 +223,63 @@ def test_contested_marks_both_sides_and_not_the_same_twice() -> None:
         [("", claim("Porto")), ("", claim("Braga")), ("", claim("porto")), ("", claim("x", relation="likes", many=True))]
     )
     assert found == [(1,), (0, 2), (1,), ()]
+    assert together(found) == [0, 1, 2, 3]
+    assert together([(3,), (), (), (0,)]) == [0, 3, 1, 2]
+    assert together([]) == []
     assert contradict(claim("Porto"), claim("Braga"))
     assert not contradict(claim("", relation=""), claim("Braga"))
     assert same_claim(claim("Porto"), claim("the porto"))
+
+
+SAID = strategies.builds(
+    put,
+    strategies.builds(
+        Claim,
+        subject=strategies.sampled_from(["Ana", "Bea"]),
+        relation=strategies.sampled_from(["lives in", "works in"]),
+        object=strategies.sampled_from(["Porto", "Braga", "the porto"]),
+        confidence=strategies.sampled_from([0.2, 0.9, 1.0]),
+        correction=strategies.booleans(),
+        many=strategies.sampled_from([False, False, False, True]),
+    ),
+    since=strategies.none() | strategies.integers(0, 9).map(float),
+    until=strategies.none() | strategies.integers(5, 20).map(float),
+)
+PLANS = strategies.lists(
+    strategies.tuples(
+        strategies.lists(strategies.tuples(SAID, strategies.sampled_from(list(Trust))), max_size=4), strategies.floats(0, 12)
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PLANS)
+def test_whatever_is_said_nothing_unrelated_is_retired_and_nothing_twice(
+    plans: list[tuple[list[tuple[Add, Trust]], float]],
+) -> None:
+    held: dict[int, tuple[Page, State]] = {}
+    for new, now in plans:
+        settled = settle(new, held.values(), now=now)
+        adds = [move for move in settled.moves if isinstance(move, Add)]
+        retired = [move for move in settled.moves if isinstance(move, Retire)]
+        assert len(settled.verdicts) == len(settled.rivals) == len(new)
+        assert len(adds) <= len(new) - settled.verdicts.count(Verdict.SAME)
+        assert list(settled.moves) == [*adds, *retired], "an Add comes before what refers to it"
+        assert len({page for move in retired for page in move.pages}) == sum(len(move.pages) for move in retired)
+        places = {}
+        for add in adds:
+            number = -1 - len(held)
+            said = next(trust for one, trust in new if one.claim == add.claim and one.text == add.text)
+            held[number] = page(number, add.claim, now if add.since is None else add.since, said, add.until)  # type: ignore[arg-type]
+            places[len(places)] = number
+        for move in retired:
+            by = held[places[move.refers] if move.refers is not None else move.by][0]
+            for number in move.pages:
+                old, state = held[number]
+                assert state.at is not Place.RETIRED
+                assert old.claim is not None
+                assert by.claim is not None
+                assert topic(old.claim) == topic(by.claim)
+                assert by.trust >= old.trust
+                held[number] = (old, State(at=Place.RETIRED, until=move.until))

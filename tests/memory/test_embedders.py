@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kilburn.errors import SpecError, Unavailable
+from kilburn.errors import ModelError, Overlong, RateLimited, Refused, SpecError, Unavailable
+from kilburn.kernel.resolve import resolve
+from kilburn.memory.bert import parts_of
+from kilburn.memory.embedders.hashing import Hashing
 from kilburn.memory.embedders.minilm import Minilm
+from kilburn.memory.embedders.remote import Remote
 from kilburn.models import weights
+from kilburn.models.retry import Retry
 from kilburn.retrieval import Embedder
+from models.loopback import STALL, Answer, loopback
 
 SENTENCES = [
     "The parser fails on an empty file since the last release.",
@@ -37,8 +44,6 @@ def minilm() -> Minilm:
 def test_minilm_makes_the_vectors_of_the_reference(minilm: Minilm) -> None:
     """Beside the same weights in float32, in torch, one text at a time."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from kilburn.memory.bert import parts_of
-
     tensors, _ = parts_of(weights.find("minilm", "safetensors"))
     config = transformers.BertConfig(
         vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
@@ -100,3 +105,101 @@ def test_an_embedder_is_no_language_model() -> None:
         weights.find("minilm")
     with pytest.raises(SpecError, match="language model"):
         weights.find("smollm2", "safetensors")
+
+
+def test_hashing_is_the_same_everywhere() -> None:
+    embedder = Hashing(16)
+    vectors = embedder.embed(["The parser fails", "the PARSER fails", "", "!?", "日本語 \ud83d"])
+    assert isinstance(embedder, Embedder)
+    assert vectors.shape == (5, 16)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
+    assert np.allclose(vectors[0], vectors[1])
+    assert np.allclose(vectors[2], np.eye(16)[0])
+    assert hashlib.sha256(np.rint(vectors * 100).astype("<i2").tobytes()).hexdigest()[:8] == "19ac07a8"
+    assert resolve("memory.embedders", embedder.name).name == embedder.name
+    for wrong in (
+        "hashing(0)",
+        "hashing('a')",
+        "minilm(version=2)",
+        "remote('m', 0)",
+        "remote('m', 3, 'http://me:secret@host/v1')",
+    ):
+        with pytest.raises(SpecError):
+            resolve("memory.embedders", wrong)
+
+
+def answer_of(*rows: Any) -> Answer:
+    data = [{"object": "embedding", "index": index, "embedding": row} for index, row in rows]
+    return Answer(body={"object": "list", "model": "m", "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}})
+
+
+def test_an_endpoint_gets_batches_and_may_answer_in_any_order() -> None:
+    with loopback(answer_of((1, [0, 2, 0]), (0, [3, 0, 0])), answer_of((0, [0, 0, 5]))) as server:
+        with Remote("m", 3, server.url, batch=2) as remote:
+            vectors = remote.embed(["one", "", "three \ud83d"])
+            assert remote.embed([]).shape == (0, 3)
+        assert np.allclose(vectors, np.eye(3))
+        assert vectors.dtype == np.float32
+        assert [(asked.path, asked.body["input"]) for asked in server.asked] == [
+            ("/embeddings", ["one", " "]),
+            ("/embeddings", ["three ?"]),
+        ]
+        made = resolve("memory.embedders", remote.name)
+        assert (made.name, made.dimensions) == (remote.name, 3)
+        made.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        answer_of((0, [1, 0])),
+        answer_of((0, [1, 0, 0, 0])),
+        answer_of((0, [1, 0, 0]), (1, [1, 0, 0])),
+        answer_of(),
+        answer_of((1, [1, 0, 0])),
+        answer_of((0, [0, 0, 0])),
+        answer_of((0, [1e308, 0, 0])),
+        answer_of((0, ["a", 0, 0])),
+        answer_of((0, None)),
+        Answer(body={"object": "list"}),
+        Answer(body={"data": None}),
+        Answer(body={"data": "none"}),
+        Answer(body=b"<html>"),
+        Answer(body=b""),
+    ],
+)
+def test_an_endpoint_that_sends_something_else_is_named(answer: Answer) -> None:
+    with loopback(answer, forever=True) as server, Remote("m", 3, server.url, retry=Retry(attempts=1)) as remote:
+        with pytest.raises(ModelError, match="m") as failure:
+            remote.embed(["one"])
+        assert "remote('m', 3" in str(failure.value)
+
+
+STATUSES = [(400, Refused), (401, Refused), (413, Overlong), (429, RateLimited), (500, Unavailable), (503, Unavailable)]
+ONCE = Retry(attempts=1)
+
+
+@pytest.mark.parametrize(("status", "error"), STATUSES)
+def test_what_an_endpoint_refuses_is_typed(status: int, error: type[ModelError]) -> None:
+    said = Answer(status=status, body={"error": {"message": "no"}})
+    with loopback(said, forever=True) as server, Remote("m", 3, server.url, retry=ONCE) as remote, pytest.raises(error):
+        remote.embed(["one"])
+
+
+def test_a_passing_failure_is_tried_again_and_silence_ends() -> None:
+    busy = Answer(status=503, body={"error": {"message": "busy"}})
+    with loopback(busy, answer_of((0, [1, 0, 0]))) as server, Remote("m", 3, server.url, retry=Retry(first=0.01)) as remote:
+        assert remote.embed(["one"]).shape == (1, 3)
+    with loopback(Answer(events=[STALL]), forever=True) as server, Remote("m", 3, server.url, timeout=0.2, retry=ONCE) as remote:
+        with pytest.raises(Unavailable, match="in time"):
+            remote.embed(["one"])
+        assert server.gone.wait(10)
+    with Remote("m", 3, server.url, retry=ONCE) as remote, pytest.raises(Unavailable):
+        remote.embed(["nobody listens"])
+
+
+def test_an_endpoint_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(Refused, match="OPENAI_API_KEY"):
+        Remote("m", 3)

@@ -183,6 +183,25 @@ def test_days_are_those_of_the_message(store: Hierarchy) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "claim", "kept"),
+    [
+        ("user lives in Porto", "user | lives in | Porto", True),
+        ("user lives in the city of Porto", "user | lives in | Porto", False),
+        ("user lives in Porto", "user | lives in Porto | Porto", False),
+        ("user lives in Porto", "user | works at | Porto", False),
+        ("user lives in Porto", "user | lives in | Rome", False),
+        ("user lives in Porto", "user | | Porto", False),
+    ],
+)
+def test_the_parts_of_a_fact_are_those_of_its_text(store: Hierarchy, text: str, claim: str, kept: bool) -> None:
+    said(store, "I live in Porto, the city of bridges")
+    run(store, facts(fact(text, claim=claim.replace("| |", "|  |"), correction=True)))
+    page, _ = store.memory().read(-1)
+    assert (page.claim is not None) == kept
+    assert page.claim is None or not page.claim.correction, "nothing in the message corrects anything"
+
+
+@pytest.mark.parametrize(
     "invented",
     [
         "John Doe lives in New York",
@@ -192,6 +211,7 @@ def test_days_are_those_of_the_message(store: Hierarchy) -> None:
         "",
         "Porto",
         "Does user live in Porto?",
+        "I hope you live well in Porto",
         "user " + "lives in Porto " * 60,
     ],
 )
@@ -255,6 +275,12 @@ def test_it_asks_once_more(store: Hierarchy, bad: str) -> None:
     said(store, "I live in Porto")
     learned, _ = run(store, bad, GOOD)
     assert learned.stored == ("f1",)
+
+
+def test_what_a_fact_asks_is_cut_off(store: Hierarchy) -> None:
+    said(store, "I'm vegetarian, can you suggest dinner?")
+    run(store, facts(fact("user is vegetarian, can you suggest dinner?"), fact("can you suggest dinner?")))
+    assert texts(store) == ["user is vegetarian"]
 
 
 def test_a_fence_around_the_json_does_no_harm(store: Hierarchy) -> None:

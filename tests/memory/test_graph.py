@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
 import kilburn
 from kilburn.errors import KernelError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.edges import duplicates, entities, merge, neighbourhood, unmerge
+from kilburn.memory.failures import unattributed
 from kilburn.memory.graph import ALIAS, Graph
 from kilburn.memory.learning import Learned, learn
 from kilburn.message import Kind
@@ -268,6 +270,8 @@ def test_duplicates_are_only_proposed(store: Hierarchy) -> None:
             np = pytest.importorskip("numpy")
             return np.array([[1.0, 0.0] if text.startswith("R") else [0.0, 1.0] for text in texts], dtype="float32")
 
+    told(store, "Ana lives in Porto.", *PORTO)
+    assert duplicates(store.memory()) == []
     found = duplicates(store.memory(), ["Coca-Cola", "Coca Cola", "CocaCola", "Pepsi"])
     assert {frozenset(pair[:2]) for pair in found} == {
         frozenset(pair) for pair in (("Coca-Cola", "Coca Cola"), ("Coca-Cola", "CocaCola"), ("Coca Cola", "CocaCola"))
@@ -299,3 +303,41 @@ def test_forgetting_a_message_takes_the_edges_and_the_names_that_only_they_had(s
 def test_options_that_mean_nothing(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Graph(**options)
+
+
+NAMES = strategies.sampled_from(["Ana", "ana", "Porto", "user", "I", "", "🎸", "Zoe", "Ana Porto", '") or (', "x" * 200])
+WORDS = strategies.sampled_from(["lives in", "is another name of", "likes", "", "\n", "is"])
+REPLIES = strategies.one_of(
+    strategies.text(max_size=20),
+    strategies.lists(
+        strategies.fixed_dictionaries({"name": NAMES}, optional={"kind": WORDS | strategies.just("person")}), max_size=4
+    ).map(lambda found: json.dumps({"entities": found})),
+    strategies.lists(
+        strategies.fixed_dictionaries(
+            {"subject": NAMES, "relation": WORDS, "object": NAMES},
+            optional={"message": strategies.integers(-2, 3), "many": strategies.booleans(), "over": strategies.booleans()},
+        ),
+        max_size=4,
+    ).map(lambda found: json.dumps({"relations": found})),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(strategies.lists(REPLIES, max_size=8))
+def test_whatever_a_model_replies_each_fact_has_its_origin_and_its_entities(replies: list[str]) -> None:
+    with opened() as store:
+        process = store.process("s")
+        for text in ("Ana and Zoe live in Porto, Ana Porto likes it 🎸.", "I like Porto."):
+            process.append({"role": "user", "content": text}, {"role": "assistant", "content": "Good."})
+            learn(store, "s", policy=Graph(), model=Scripted(replies))
+        memory = store.memory()
+        for page, _ in memory.pages(history=True, proposed=True):
+            assert page.claim is not None
+            assert page.claim.subject
+            if page.kind is Kind.FACT:
+                rows = memory.store.read((memory.number, source) for source in page.sources)
+                assert {source.kind for source, _ in rows.values()} == {Kind.ENTITY}
+                assert page.cites
+            else:
+                assert memory.store.citing(memory.number, [page.id])
+        assert unattributed(memory) == []

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,20 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.budget import Budget
 from kilburn.effect import Ask, Find, Note, Outcome
-from kilburn.errors import SpecError, StoreFull, Unavailable
+from kilburn.errors import SpecError, StoreError, StoreFull, Unavailable
 from kilburn.event import Act
+from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.learning import Learned, Learning, alearn, learn
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
+from kilburn.stores.sqlite import Sqlite
 from kilburn.testing import Scripted
+from kilburn.testing.faults import FaultVFS
 
 
 def opened(path: Any = ":memory:", **options: Any) -> Hierarchy:
@@ -207,6 +212,17 @@ def test_a_failure_is_an_outcome_and_is_tried_again_at_the_next_call() -> None:
         assert texts(store) == ["two is a number", "one is a number"]
 
 
+def test_what_waits_and_is_forgotten_in_part_is_learned_from_once() -> None:
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("one"), assistant("1"), user("two"), assistant("2"))
+        assert learn(store, "a", Asking(), Scripted([Unavailable("down"), Unavailable("down")])).failed == ("p1-p2", "p3-p4")
+        session.forget("p1")
+        session.forget("p3-p4")
+        assert learn(store, "a", Asking(), Scripted(["1 is a number"])).stored == ("f1",)
+        assert learn(store, "a", Asking(), Scripted([])) == Learned(memory="@memory")
+
+
 def test_after_three_failures_the_rest_waits() -> None:
     with opened() as store:
         for n in range(8):
@@ -252,11 +268,7 @@ def test_a_policy_that_misbehaves_writes_nothing_and_is_asked_again(plan: Any) -
 
     with opened() as store:
         store.process("a").append(user("I live in Porto."))
-        try:
-            learned = learn(store, "a", Bad())
-        except kilburn.KilburnError:
-            learned = None
-        assert learned is None or learned.failed == ("p1",)
+        assert learn(store, "a", Bad()).failed == ("p1",)
         assert texts(store) == []
         assert learn(store, "a").stored == ("f1",)
 
@@ -315,6 +327,48 @@ def test_a_full_disk_writes_neither_facts_nor_cursor(tmp_path: Path) -> None:
         assert learn(store, "a").stored == ("f1",)
 
 
+def test_on_a_disk_that_fails_each_message_is_learned_from_once(tmp_path: Path) -> None:
+    failures = 0
+    for seed in range(40):
+        path = str(tmp_path / f"{seed}.db")
+        with Hierarchy(Sqlite(path), Budget(4000), "fifo", tokenizer="chars/4") as store:
+            for n in range(4):
+                store.process("a").append(user(f"question {n}"), assistant(f"answer {n}"))
+        vfs = FaultVFS(f"learning-{seed}", seed=seed)
+        broken = Hierarchy(Sqlite(path, vfs=vfs.name), Budget(4000), "fifo", tokenizer="chars/4")
+        try:
+            broken.process("a")
+            vfs.arm(1 + seed)
+            learn(broken, "a", Verbatim())
+        except StoreError:
+            failures += 1
+        finally:
+            vfs.break_down()
+            with suppress(StoreError):
+                broken.close()
+            vfs.lose_power()
+            vfs.unregister()
+        with Hierarchy(Sqlite(path), Budget(4000), "fifo", tokenizer="chars/4") as store:
+            learn(store, "a", Verbatim())
+            assert texts(store) == [text for n in range(4) for text in (f"question {n}", f"answer {n}")], seed
+    assert failures > 20
+
+
+def test_what_the_recall_tool_showed_is_not_learned_again() -> None:
+    policy = Verbatim()
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("I live in Porto."), assistant("ok"), user("where do I live?"))
+        session.append(assistant("let me see", call("recall", "c1")))
+        session.append(memory_tools.call(session, "recall", '{"address": "p1"}', "c1").message("c1"), assistant("In Porto."))
+        session.append(user("I work at Galp."), assistant("Good."))
+        learned = learn(store, "a", policy)
+    assert [said.text for view in policy.views for said in view.new] == [
+        *("I live in Porto.", "ok", "where do I live?", "let me see", "I work at Galp.", "Good.")
+    ]
+    assert not learned.failed
+
+
 def test_forgetting_a_message_forgets_what_was_learned_from_it() -> None:
     with opened() as store:
         session = store.process("a")
@@ -368,6 +422,36 @@ def test_closing_gives_up_and_writes_nothing() -> None:
         learning.close(30)
         assert texts(store) == []
         assert learn(store, "a", Asking(), Scripted(["a fact"])).stored == ("f1",)
+
+
+def test_a_store_that_is_closed_while_learning_ends_it_with_an_error(tmp_path: Path) -> None:
+    store = opened(tmp_path / "s.db")
+    store.process("a").append(user("one"))
+    model = Held()
+    learning = Learning(store, "a", Asking(), model)
+    assert model.asked.wait(30)
+    store.close()
+    model.go_on.set()
+    with pytest.raises(StoreError):
+        learning.result(30)
+    with opened(tmp_path / "s.db") as again:
+        assert texts(again) == []
+        assert learn(again, "a", Asking(), Scripted(["a fact"])).stored == ("f1",)
+
+
+def test_a_page_that_is_forgotten_while_the_model_is_asked_is_not_learned_from() -> None:
+    with opened() as store:
+        session = store.process("a")
+        session.append(user("my secret"), assistant("ok"), user("one"))
+        model = Held()
+        learning = Learning(store, "a", Asking(), model)
+        assert model.asked.wait(30)
+        session.forget("p1")
+        model.go_on.set()
+        learning.result(30)
+        assert len(texts(store)) == 2
+        memory = store.memory()
+        assert all((1, 1) not in page.cites for page, _ in memory.pages(history=True, proposed=True))
 
 
 async def test_the_async_form_learns_the_same_and_can_be_cancelled() -> None:

@@ -66,6 +66,20 @@ STATED = {
     "I went to a support group yesterday": "The user went to a support group on 2026-11-21.",
     "I'm planning to visit Rome in May 2027": "The user plans to visit Rome in May 2027.",
     "😀 I love green tea ☕!!": "The user likes green tea.",
+    "Blue is my favorite color.": "The user's favorite color is Blue.",
+    "My birthday is March 3": "The user's birthday is March 3.",
+    "My goal is to run a marathon": "The user's goal is to run a marathon.",
+    "I play clarinet": "The user plays clarinet.",
+    "My Zotero library has 45 sources": "The user's Zotero library has 45 sources.",
+    "The deadline for the essay is on May 16": "The deadline for the essay is on May 16.",
+    "I've been playing guitar since 2018": "The user has been playing guitar since 2018.",
+    "I'm married to Joana": "The user is married to Joana.",
+    "My wife's name is Joana": "The name of the user's wife is Joana.",
+    "I'm a huge fan of jazz": "The user likes jazz.",
+    "I do yoga on Mondays": "The user's habit: do yoga on Mondays.",
+    "Whenever I ask about code, use Python": "The user's standing instruction: Whenever I ask about code, use Python.",
+    "My email is ana@example.org": "The user's email is ana@example.org.",
+    "We live in Faro": "The user lives in Faro.",
 }
 
 
@@ -265,3 +279,44 @@ def test_the_same_again_in_other_words_is_stored_once() -> None:
     store, _ = conversation(*wordings)
     with store:
         assert len(held(store)) == 5, held(store)
+
+
+TOWNS, FIRMS, FOODS = ("Porto", "Lisbon", "Braga"), ("Galp", "EDP"), ("tea", "rice", "figs")
+FORMS = {
+    TOWNS: ["I live in {}.", "I moved to {}.", "Actually, I live in {}.", "I no longer live in {}.", "Do I live in {}?"],
+    ("Rome",): ["If I lived in {}, I'd sing.", "Bob lives in {}.", '"I live in {}", she said.'],
+    FIRMS: ["I work at {}.", "No, I work at {}."],
+    FOODS: ["I love {}!", "I like {}", "I hate {}.", "I don't like {}.", "I don't like {} anymore."],
+}
+TURN = st.one_of(st.tuples(st.sampled_from(forms), st.sampled_from(things)) for things, forms in FORMS.items())
+
+
+def expected_after(turns: list[tuple[str, str]]) -> set[str]:
+    """What is in force, by another way: the last word on each thing."""
+    town = firm = ""
+    foods: dict[str, str] = {}
+    for form, thing in turns:
+        if form in ("I live in {}.", "I moved to {}.", "Actually, I live in {}."):
+            town = thing
+        elif form.startswith("I no longer"):
+            town = "" if town == thing else town
+        elif "work at" in form:
+            firm = thing
+        elif form.startswith(("I love", "I like")):
+            foods[thing] = "likes"
+        elif form.endswith("anymore."):
+            if foods.get(thing) == "likes":
+                del foods[thing]
+        elif form.startswith(("I hate", "I don't like")):
+            foods[thing] = "dislikes"
+    one = {f"The user lives in {town}.": town, f"The user works at {firm}.": firm}
+    return {text for text, there in one.items() if there} | {f"The user {verb} {food}." for food, verb in foods.items()}
+
+
+@given(st.lists(TURN, min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_the_last_word_on_each_thing_is_in_force(turns: list[tuple[str, str]]) -> None:
+    store, _ = conversation(*(form.format(thing) for form, thing in turns))
+    with store:
+        assert set(held(store)) == expected_after(turns)
+        assert len(held(store)) == len(expected_after(turns))

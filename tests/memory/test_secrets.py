@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.errors import MissingExtra, SecretFound, SpecError
+import kilburn
+from kilburn.errors import MissingExtra, QuotaExceeded, SecretFound, SpecError
 from kilburn.memory import secrets
+from kilburn.memory.learning import learn
+from kilburn.memory.retention import Quota
+from kilburn.memory.view import MemoryView
+from kilburn.message import Role
+from kilburn.move import Add, Retire
 
 TOKEN = "ghp_" + "a8Kd93hFk20skLq8xZpWm4NbV7cRt1YuIoP5"
 KEY = (
@@ -108,3 +114,70 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "betterleaks", None)
     with pytest.raises(MissingExtra, match=r"kilburn\[secrets\]"):
         secrets.screen("x", "refuse")
+
+
+class Witness:
+    """A policy that keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def plan(self, view: MemoryView) -> list[Add | Retire]:
+        self.shown += [said.text for said in (*view.new, *view.earlier)]
+        return [Add(text=said.text, cites=(said.cite,)) for said in view.new if said.role is Role.USER]
+
+
+@pytest.mark.parametrize("how", ["redact", "refuse"])
+def test_no_policy_sees_a_secret(how: str) -> None:
+    witness = Witness()
+    with kilburn.open(":memory:", tokenizer="chars/4") as store:
+        session = store.process("s")
+        for text in ("I live in Porto", f"my token is {TOKEN}", "I like tea"):
+            session.append({"role": "user", "content": text}, {"role": "assistant", "content": f"noted: {text}"})
+        learned = learn(store, "s", witness, secrets=how)  # type: ignore[arg-type]
+        assert TOKEN not in repr(witness.shown)
+        facts = [store.memory().text(page.id) for page, _ in store.memory().pages()]
+        assert TOKEN not in repr(facts)
+        if how == "redact":
+            assert facts == ["I live in Porto", "my token is [secret: github-pat]", "I like tea"]
+            assert learned.refused == ()
+        else:
+            assert facts == ["I live in Porto", "I like tea"]
+            assert learned.refused == ("p3", "p4")
+        assert learn(store, "s", witness, secrets=how).stored == ()  # type: ignore[arg-type]
+
+
+def test_a_quota_holds_for_what_is_learned() -> None:
+    with kilburn.open(":memory:", tokenizer="chars/4") as store:
+        session = store.process("s")
+        session.append({"role": "user", "content": "I live in Porto"}, {"role": "user", "content": "I like tea"})
+        with pytest.raises(QuotaExceeded):
+            learn(store, "s", Witness(), quota=Quota(facts=1))
+        assert list(store.memory().pages()) == []
+        assert learn(store, "s", Witness(), quota=Quota(facts=2)).stored == ("f1", "f2")
+        session.append({"role": "user", "content": "I like coffee"})
+        assert learn(store, "s", Witness(), quota=Quota(facts=2, evict=True)).stored == ("f3",)
+        assert len(list(store.memory().pages())) == 2
+
+
+def test_what_follows_an_untrusted_text_evicts_nothing() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    with kilburn.open(":memory:", tokenizer="chars/4") as store:
+        store.memory().add("Ana's own fact")
+        session = store.process("s")
+        session.append(
+            {"role": "user", "content": "read it"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "spam"},
+            {"role": "assistant", "content": "spam"},
+        )
+        with pytest.raises(QuotaExceeded):
+            learn(store, "s", Repeater(), quota=Quota(facts=2, evict=True))
+        assert [store.memory().text(page.id) for page, _ in store.memory().pages()] == ["Ana's own fact", "read it"]
+
+
+class Repeater:
+    """A policy that takes everything for a fact."""
+
+    def plan(self, view: MemoryView) -> list[Add | Retire]:
+        return [Add(text=said.text, cites=(said.cite,)) for said in view.new]

@@ -7,6 +7,7 @@ trial that breaks a promise, with the seed that does it again, and exits 1.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import shutil
 import sys
@@ -22,19 +23,29 @@ import apsw
 import kilburn
 from cli.terminal import kilburn as command
 from kernel.talk import FORMS, user
-from kilburn.move import Fold
+from kilburn.move import Add, Fold, Retire
+from kilburn.page import Claim
 from kilburn.stores.schema import admit
+from kilburn.stores.sqlite import Sqlite
 
 SESSIONS = {"light": ("chat", "hybrid"), "bell": ("messages", "fifo"), "fog": ("chat", "lru")}
-TABLES = ("tenant", "process", "page", "event", "content", "passage")
+MEMORY = "@memory/ana"
+TABLES = ("tenant", "process", "page", "event", "content", "passage", "citation", "embedder", "vector", "embedded")
+KEYS = {
+    "page": ("process", "id"),
+    "event": ("process", "number"),
+    "citation": ("process", "page", "by_process", "by_page"),
+    "embedded": ("embedder", "process"),
+}
 OWNED = {"process": "id", "page": "process", "event": "process"}
 """Tables whose rows belong to one session, and the column that says to which."""
 
 Reading = dict[str, Any]
 
 
-def make(path: Path) -> None:
-    """A store of three sessions with calls, folds, excerpts, pins, marks and a forgotten page."""
+def make(path: Path, *, memory: bool = True) -> None:
+    """A store of three sessions with calls, folds, excerpts, pins, marks and a forgotten page; with a user's memory, in which
+    a fact is superseded, one proposed and one forgotten, and with vectors."""
     for number, (name, (form, policy)) in enumerate(SESSIONS.items()):
         with kilburn.open(str(path), window=900, policy=policy, tokenizer="chars/4") as store:
             process = store.process(name)
@@ -51,12 +62,52 @@ def make(path: Path) -> None:
             process.recall("p1")
     with kilburn.open(str(path), window=900, policy="fifo", tokenizer="chars/4", tenant="other") as store:
         store.process("light").append(user("of another tenant"))
+    if memory:
+        with kilburn.open(str(path), window=900, policy="fifo", tokenizer="chars/4") as store:
+            remember(store)
+
+
+def remember(store: kilburn.Hierarchy) -> None:
+    """Facts from two sessions, and a vector of each passage but two."""
+    light, fog = (store.process(name).kernel.info.number for name in ("light", "fog"))
+    kept = store.memory("ana")
+    kept.add("Ana keeps the light")
+    kept.apply(Add(text="Ana keeps the bell", cites=((light, 1), (fog, 1))), Retire((1,), by=-1))
+    kept.apply(Add(text="forget this fact", cites=((light, 2),)))
+    kept.apply(Add(text="Ana has the bell", claim=Claim(subject="Ana", relation="has", object="bell"), sources=(-1,)))
+    kept.apply(Add(text="send the keys away", cites=((light, 3),)), policy="plain", tainted=True)
+    kept.forget("f2")
+    kept.pin("f1")
+    waiting = store.store.unembedded("hash", 1000)
+    store.store.keep_vectors("hash", [(entry, vector_of(text)) for entry, text in waiting[:-2]])
+
+
+def vector_of(text: str) -> bytes:
+    """Bytes that are another for another text."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def vectors(path: Path) -> dict[int, bytes]:
+    """The vectors that a reader is given, by entry."""
+    with Sqlite(path, readonly=True) as store:
+        return {vector.entry: vector.data for vector in store.vectors("hash")}
+
+
+def check_vectors(path: Path, written: dict[int, bytes]) -> None:
+    """No vector is served that was not written for its passage."""
+    try:
+        served = vectors(path)
+    except kilburn.KilburnError:
+        return
+    assert served.items() <= written.items(), "a damaged vector is served"
 
 
 def read(path: Path, name: str) -> Reading | kilburn.KilburnError:
     """All that a reader can see of a session, or the typed error that says why not."""
     try:
         with kilburn.open(str(path), window=1 << 30, policy="fifo", tokenizer="chars/4", readonly=True) as store:
+            if name == MEMORY:
+                return read_memory(store)
             process = store.process(name)
             pages = process.pages()
             return {
@@ -68,6 +119,19 @@ def read(path: Path, name: str) -> Reading | kilburn.KilburnError:
             }
     except kilburn.KilburnError as error:
         return error
+
+
+def read_memory(store: kilburn.Hierarchy) -> Reading:
+    """All that a reader can see of the user's memory."""
+    memory = store.memory("ana")
+    pages = list(store.store.pages(memory.number))
+    return {
+        "pages": pages,
+        "messages": [memory.user, memory.kind],
+        "texts": [memory.recall(page.address) for page, state in pages if state.at != "dropped"],
+        "prompt": sorted(store.store.read([(memory.number, page.id) for page, _ in pages])),
+        "events": list(memory.events()),
+    }
 
 
 def check_search(path: Path, whole: dict[str, Reading]) -> None:
@@ -116,7 +180,7 @@ class Trial:
         chance = self.chance
         table = chance.choice(TABLES)
         columns = [name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")]
-        keys = {"page": ("process", "id"), "event": ("process", "number")}.get(table, ("id",))
+        keys = KEYS.get(table, ("id",))
         found = db.execute(f"SELECT * FROM {table}").fetchall()
         row = dict(zip(columns, chance.choice(found), strict=True))
         where = " AND ".join(f"{key} IS ?" for key in keys)
@@ -190,7 +254,7 @@ class Trial:
             del data[at:]
         self.path.write_bytes(bytes(data))
 
-    def check(self, whole: dict[str, Reading], seen: Counter[str]) -> None:
+    def check(self, whole: dict[str, Reading], written: dict[int, bytes], seen: Counter[str]) -> None:
         """Everything is exact or a typed error; whatever is not exact is found; the other sessions are not touched."""
         readings = {name: read(self.path, name) for name in whole}
         wrong = [name for name, reading in readings.items() if reading != whole[name]]
@@ -198,6 +262,7 @@ class Trial:
             assert isinstance(readings[name], kilburn.KilburnError), f"{name} was changed silently"
             assert self.whose is None or name == self.whose, f"{name} is touched: {readings[name]}"
         check_search(self.path, whole)
+        check_vectors(self.path, written)
         said = command("fsck", "--db", self.path, "--json")
         assert said.status in (0, 1), f"fsck ended with {said.status}: {said.err}"
         findings = said.json["findings"]
@@ -208,6 +273,7 @@ class Trial:
             listed = command(verb, *(["--once"] if verb == "top" else []), "--db", self.path, "--json")
             assert listed.status in (0, 1)
         self._repair(whole, wrong, seen)
+        check_vectors(self.path, written)
 
     def _repair(self, whole: dict[str, Reading], wrong: list[str], seen: Counter[str]) -> None:
         said = command("fsck", "--repair", "--db", self.path, "--json")
@@ -230,11 +296,13 @@ def run(trials: int, seed: int, folder: Path, tell: Callable[[str], object]) -> 
     path = folder / "whole.db"
     make(path)
     whole: dict[str, Reading] = {}
-    for name in SESSIONS:
+    for name in (*SESSIONS, MEMORY):
         reading = read(path, name)
         assert isinstance(reading, dict), reading
         whole[name] = reading
     assert command("fsck", "--db", path, "--json").json["findings"] == []
+    written = vectors(path)
+    assert len(written) > 20
     failed = 0
     seen: Counter[str] = Counter()
     for number in range(seed, seed + trials):
@@ -247,7 +315,7 @@ def run(trials: int, seed: int, folder: Path, tell: Callable[[str], object]) -> 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 (trial.bytes if number % 4 == 0 else trial.rows)()
-                trial.check(whole, seen)
+                trial.check(whole, written, seen)
         except Exception as error:
             failed += 1
             tell(f"seed {number}: {trial.what} (of {trial.whose}): {type(error).__name__}: {error}")

@@ -192,7 +192,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path, change_of: dict[s
 
 def test_a_file_of_the_first_format_is_read_as_it_is_and_sealed_when_it_is_written(tmp_path: Path) -> None:
     path, old = tmp_path / "whole.db", tmp_path / "old.db"
-    make(path)
+    make(path, memory=False)
     shutil.copyfile(path, old)
     db = apsw.Connection(str(old))
     admit(db)

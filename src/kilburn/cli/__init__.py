@@ -8,11 +8,14 @@ from __future__ import annotations
 from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     chat,
     demo,
+    documents,
     drift,
     evaluate,
     forget,
     fsck,
     kv,
+    learn,
+    memories,
     models,
     policies,
     recall,
@@ -22,6 +25,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     table,
     top,
     transfer,
+    vectors,
 )
 from kilburn.cli.shell import app, main
 

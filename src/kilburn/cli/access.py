@@ -21,7 +21,7 @@ from kilburn.models.weights import Progress, catalogue, pull
 from kilburn.store import Store
 from kilburn.stores.sqlite import Sqlite
 
-__all__ = ["WIDE", "counter_of", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
+__all__ = ["WIDE", "counter_of", "counting", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough."""
@@ -67,20 +67,33 @@ def session(store: Hierarchy, name: str) -> Process:
     Raises:
         SpecError: there is none of that name.
     """
+    return counting(store, name).process(name)
+
+
+def counting(store: Hierarchy, name: str) -> Hierarchy:
+    """The store, opened with the counter that the agent of a session used, so that nothing is counted again.
+
+    Raises:
+        SpecError: there is no session of that name.
+    """
     infos = store.processes()
     known = [info.name for info in infos]
     if name not in known:
         names = ", ".join(map(repr, known[:5])) + (" ..." if len(known) > 5 else "")
         raise SpecError(f"no session {name!r}", advice=f"this tenant has {names or 'no session'}")
-    return opened(store, infos[known.index(name)].number, name)
+    return _counting(store, infos[known.index(name)].number)
 
 
 def opened(store: Hierarchy, number: int, name: str) -> Process:
     """A session that exists, counted by the counter that its agent used, so that nothing is counted again."""
+    return _counting(store, number).process(name)
+
+
+def _counting(store: Hierarchy, number: int) -> Hierarchy:
     ruler = counter_of(store.store, number)
-    if ruler != store.counter.name:
-        store = Hierarchy(store.store, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
-    return store.process(name)
+    if ruler == store.counter.name:
+        return store
+    return Hierarchy(store.store, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
 
 
 def counter_of(store: Store, number: int) -> str:

@@ -7,69 +7,83 @@ from __future__ import annotations
 
 import sys
 import time
-from datetime import datetime
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
+import msgspec
 import typer
 
-from kilburn.cli.access import existing, session, writing
+from kilburn.cli.access import counting, existing, writing
+from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many
-from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, StoreCorrupt
-from kilburn.event import Act
+from kilburn.kernel.erasure import UNREACHED, Erasure
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.process import Process
-from kilburn.page import Page, address_of
+from kilburn.page import Page, address_of, parse_address
 from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["forget"]
+__all__ = ["carry_out", "forget"]
 
-NOT_REACHED = "not reached: providers' caches, file-system snapshots, and copies of the file made elsewhere"
+SHOWN = 50
+"""Pages that are announced one by one."""
 
 
 @app.command()
 def forget(
-    name: Session,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[SESSION]", help="A session's name, as `kilburn ps` lists it.", show_default=False)
+    ] = None,
     address: Annotated[str | None, typer.Argument(help="p17, a range p17-p42, or f3.", show_default=False)] = None,
     whole: Annotated[bool, typer.Option("--all", help="All of a session that `fsck --repair` quarantined.")] = False,
+    session_: Annotated[str | None, typer.Option("--session", metavar="NAME", help="A whole session.")] = None,
+    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="A user's sessions, memory and documents.")] = None,
+    document: Annotated[str | None, typer.Option("--document", metavar="NAME", help="A document.")] = None,
+    tool: Annotated[str | None, typer.Option("--tool", metavar="NAME", help="The results of a tool, in all sessions.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--source", metavar="NAME", help="What was learned from a session or document; it stays itself.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     why: Annotated[str, typer.Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")] = "",
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Forget pages, with their folds and index entries, for ever; prints a receipt.
+    """Forget pages, with their folds, facts and index entries, for ever; prints a receipt for every place.
+
+    Give a session and an address, or one of the options: then everything that was made from it goes too, in every
+    session and memory.
 
     In a session that `kilburn fsck --repair` quarantined, pages have no addresses any more. --all erases what is left
     of it, including texts that no other session has.
 
-    Example:
+    Examples:
 
         kilburn forget session-1 p17 --yes
+
+        kilburn forget --user ana --dry-run
     """
-    if whole == (address is not None):
-        raise SpecError("forget takes an address, or --all for a session that was quarantined", advice="give one of the two")
+    given = {"session": session_, "user": user, "document": document, "tool": tool, "source": source}
+    chosen = {word: value for word, value in given.items() if value is not None}
+    if name is None and not whole and address is None and len(chosen) == 1:
+        with writing(existing(db), tenant) as store:
+            carry_out(lambda only: store.forget(**chosen, why=why, dry=only), store, yes=yes, json=json, dry=dry)
+        return
+    if name is None or chosen or whole == (address is not None):
+        raise SpecError(
+            "forget takes a session and an address, a session and --all if it was quarantined, or one of --session, --user, "
+            "--document, --tool and --source",
+            advice="give one of these",
+        )
     if address is None:
         _forget_quarantined(existing(db), tenant or "default", name, yes=yes, json=json)
         return
-    with writing(existing(db), tenant) as store:
-        process = session(store, name)
-        pages = process.closure(address)
-        copies, exports = _copies(store, process, pages), _exports(process, pages)
-        if not json:
-            _announce(pages, copies, exports)
-        if not yes:
-            _confirm(many(len(pages), "page"))
-        gone = process.forget(address, why)
-    receipt = {"session": name, "asked": address, "forgotten": gone, "time": time.time(), "copies": copies, "exports": exports}
-    if json:
-        emit(receipt)
-        return
-    tell(f"forgotten: {' '.join(gone)}")
-    tell(NOT_REACHED)
+    with writing(existing(db), tenant) as opened:
+        store = counting(opened, name)
+        carry_out(lambda only: store.forget(session=name, address=address, why=why, dry=only), store, yes=yes, json=json, dry=dry)
 
 
 def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: bool) -> None:
@@ -86,7 +100,7 @@ def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: b
         emit({"session": name, "asked": None, "forgotten": [name], "time": time.time(), "copies": [], "exports": []})
         return
     tell(line(f"forgotten: all of {name}"))
-    tell(NOT_REACHED)
+    _tell_unreached(UNREACHED)
 
 
 def _confirm(what: str) -> None:
@@ -95,39 +109,84 @@ def _confirm(what: str) -> None:
     typer.confirm(f"Forget {what} for ever?", abort=True, err=True)
 
 
-def _announce(pages: list[Page], copies: list[dict[str, str]], exports: list[dict[str, Any]]) -> None:
-    for page in pages:
+def carry_out(forget: Callable[[bool], Erasure], store: Hierarchy, *, yes: bool, json: bool, dry: bool = False) -> None:
+    """Say what would go and what stays, ask, let it go, and print the receipt.
+
+    Args:
+        forget: does it, or only says what would go if it is called with True.
+    """
+    receipt = forget(True)
+    going = _rows(store, receipt)
+    copies = _copies(store, going)
+    if not json:
+        _announce(receipt, going, copies)
+    if not dry:
+        if not yes:
+            _confirm(many(len(going), "page"))
+        receipt = forget(False)
+    session, asked = receipt.asked.get("session"), receipt.asked.get("address")
+    gone = [page.address if name == session and asked else f"{name} {page.address}" for name, page in going]
+    if json:
+        said = {"session": session, "asked": asked or receipt.asked, "forgotten": gone, "dry": dry, "copies": copies}
+        emit(said | {key: value for key, value in msgspec.structs.asdict(receipt).items() if key != "asked"})
+        return
+    for name, ranges in receipt.pages.items():
+        of = "" if name == session and asked else f"{name} "
+        tell(line(f"{'would go' if dry else 'forgotten'}: {of}{' '.join(ranges)}"))
+    for name in receipt.whole:
+        tell(line(f"{'would go' if dry else 'forgotten'}: all of {name}, with its name and its ledger"))
+    if not going and not receipt.whole:
+        tell("nothing to forget")
+    if receipt.places:
+        tell("in all: " + ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items()))
+    for place in receipt.told:
+        tell(line(f"also told: {place}"))
+    _tell_unreached(receipt.unreached)
+
+
+def _tell_unreached(places: Sequence[str]) -> None:
+    tell(f"not reached: {'; '.join(places)}")
+
+
+def _rows(store: Hierarchy, receipt: Erasure) -> list[tuple[str, Page]]:
+    """The pages that a receipt names, each with the name of its process."""
+    found = []
+    for info in store.store.processes():
+        for address in receipt.pages.get(info.name, ()):
+            first, last = parse_address(address)
+            rows = store.store.read((info.number, number) for number in range(first, last + 1))
+            found += [(info.name, page) for page, _ in rows.values()]
+    return found
+
+
+def _announce(receipt: Erasure, going: list[tuple[str, Page]], copies: list[dict[str, str]]) -> None:
+    session = receipt.asked.get("session")
+    for name, page in going[:SHOWN]:
+        of = "" if name == session else f"{name} "
         made = f", made from {' '.join(map(address_of, page.sources))}" if page.sources else ""
-        say(f"goes: {page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{made}  {line(page.label)}")
+        say(line(f"goes: {of}{page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{made}  {page.label}"))
+    if len(going) > SHOWN:
+        say(f"goes: {many(len(going) - SHOWN, 'more page')}")
     for copy in copies:
         say(f"stays: {line(copy['session'])} {copy['address']} has the same text as {copy['of']}")
-    for export in exports:
-        when = datetime.fromtimestamp(export["time"]).astimezone().isoformat(sep=" ", timespec="seconds")
-        say(f"stays: an export of {when} to {line(export['to'])}")
+    for export in receipt.exports:
+        say(line(f"stays: an export of {when(export.time)} to {export.to}"))
+    for name, reason in receipt.left:
+        say(line(f"stays: {name}: {reason}"))
 
 
-def _copies(store: Hierarchy, process: Process, pages: list[Page]) -> list[dict[str, str]]:
+def _copies(store: Hierarchy, going: list[tuple[str, Page]]) -> list[dict[str, str]]:
     """Pages of this tenant that have the same text and stay."""
-    going = {page.digest: page.address for page in pages if page.digest}
-    gone = {page.id for page in pages}
+    digests = {page.digest: page.address for _, page in going if page.digest}
+    gone = {(name, page.id) for name, page in going}
     found = []
-    for info in store.processes():
+    for info in store.store.processes() if digests else ():
         try:
             pages_of = list(store.store.pages(info.number))
         except StoreCorrupt as error:
             say(line(f"kilburn: whether {info.name!r} has a copy cannot be said: {error.what}"))
             continue
         for page, _ in pages_of:
-            if page.digest in going and not (info.name == process.name and page.id in gone):
-                found.append({"session": info.name, "address": page.address, "of": going[page.digest]})
+            if page.digest in digests and (info.name, page.id) not in gone:
+                found.append({"session": info.name, "address": page.address, "of": digests[page.digest]})
     return found
-
-
-def _exports(process: Process, pages: list[Page]) -> list[dict[str, Any]]:
-    """Exports that were made when these pages existed."""
-    first = min((page.id for page in pages if page.id > 0), default=0)
-    return [
-        {"to": event.data["export"], "time": event.time}
-        for event in process.events()
-        if event.act is Act.NOTE and "export" in event.data and 0 < first <= int(event.data.get("last", 0))
-    ]

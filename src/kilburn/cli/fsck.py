@@ -180,7 +180,9 @@ def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[
     if dropped:
         yield f"its source {dropped[0]} was forgotten"
         return
-    if fold.trust > min((source.trust for source in [*sources, *cited]), default=fold.trust):
+    # An entity is only a name, and no evidence of anything.
+    evidence = [source.trust for source in [*sources, *cited] if source.kind is not Kind.ENTITY]
+    if fold.trust > min(evidence, default=fold.trust):
         yield "it is trusted more than its sources"
     if fold.kind is Kind.EXCERPT:
         try:

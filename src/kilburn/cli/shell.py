@@ -20,14 +20,14 @@ import typer
 import typer.main
 
 from kilburn import __version__
-from kilburn.errors import Forgotten, KernelError, KilburnError, SpecError, WireError
+from kilburn.errors import Forgotten, KernelError, KilburnError, MemoryRefused, SpecError, WireError
 from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.process import HitRateWarning
 from kilburn.terminal import say, tell
 
 __all__ = ["Db", "Force", "Json", "Tenant", "app", "main"]
 
-USAGE = (WireError, SpecError, KernelError)
+USAGE = (WireError, SpecError, KernelError, MemoryRefused)
 """Errors in the arguments."""
 
 Unusable: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")

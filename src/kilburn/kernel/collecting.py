@@ -164,7 +164,6 @@ class Collecting:
         self.states: dict[int, State] = {}
         self.index: list[int] = []
         self.events: list[Event] = []
-        self._held: dict[int, list[Retire]] = {}
 
     def carry(self, changes: Sequence[Change]) -> None:
         """Carry the changes out: first all `Add`s, then the others in their order.

@@ -7,6 +7,7 @@ meantime, the change is checked again against what is there now, and tried again
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from kilburn.budget import Counter
 from kilburn.errors import Forgotten, KernelError, KilburnError, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.collecting import Change, Collecting, as_changes, held_of, is_true, keys_of
-from kilburn.kernel.forgetting import Holder, forget, named_closure
+from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
 from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.versions import Version, Versions
 from kilburn.move import Add, Drop, Restore, Retire
@@ -184,7 +185,7 @@ class Collection:
             raise KernelError("a Drop beside other changes", advice="forget on its own: it may reach other processes")
         self._check_writable()
         known = [page for page in changes[0].pages if self.read(page)]
-        forget(self.store, self._opener, self.number, known, changes[0].why)
+        forget(self.store, self._opener, {self.number: known}, changes[0].why)
         return []
 
     def _carried(
@@ -211,6 +212,8 @@ class Collection:
                 if not left:
                     raise
             else:
+                self._originals += sum(page > 0 for page in made.added)
+                self._counted += len(made.added)
                 return made
         raise StoreStale(f"{self.name!r} was changed after event {seen}", advice="read it again, then decide again")
 
@@ -358,7 +361,8 @@ class Collection:
             UnknownAddress, Forgotten. StoreStale: others kept adding to it. StoreError.
         """
         self._check_writable()
-        return forget(self.store, self._opener, self.number, self.resolve(address), why)
+        gone = forget(self.store, self._opener, {self.number: self.resolve(address)}, why)
+        return addresses(self._opener, gone, self.number)
 
     def closure(self, address: str) -> list[tuple[str, Page]]:
         """All pages that forgetting this address would forget, with the names of their processes.
@@ -386,11 +390,11 @@ class Collection:
             self._refresh()
             time = max(self.clock(), self.info.used) if at is None else at
             originals, derived = self._last
-        numbers = [*range(max(0, after) + 1, originals + 1)] if after >= 0 else []
-        ids = iter((*numbers, *range(min(after, 0) - 1, derived - 1, -1)))
+        numbers = range(after + 1, originals + 1) if after >= 0 else range(0)
+        ids = itertools.chain(numbers, range(min(after, 0) - 1, derived - 1, -1))
         left = limit
         while left is None or left > 0:
-            some = [page for page, _ in zip(ids, range(READ), strict=False)]
+            some = list(itertools.islice(ids, READ))
             if not some:
                 return
             rows = self.store.read((self.number, page) for page in some)
@@ -483,9 +487,10 @@ class Collection:
             return
         with self.lock:
             self._observed.append(self._event(act, pages, policy=policy, cause=cause, why=why, data=data))
-            if len(self._observed) >= GATHERED:
-                self.flush()
-                del self._observed[: -GATHERED // 2]
+            if len(self._observed) >= GATHERED and not self.flush():
+                old, self._observed = self._observed[: GATHERED // 2], self._observed[GATHERED // 2 :]
+                lost = sum(int(event.data.get("lost", 1)) for event in old)
+                self._observed.insert(0, self._event(Act.NOTE, (), policy="kernel", data={"lost": lost}))
 
     def flush(self) -> bool:
         """Write the observations that wait, if that is possible at once."""

@@ -7,7 +7,7 @@ everything is looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from kilburn.errors import KernelError, StoreStale
@@ -15,7 +15,7 @@ from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 from kilburn.store import Store
 
-__all__ = ["Holder", "Key", "closure", "forget", "named_closure"]
+__all__ = ["Holder", "Key", "addresses", "closure", "forget", "named_closure"]
 
 Key = tuple[int, int]
 """A page of the tenant: (number of the process, page id)."""
@@ -42,11 +42,12 @@ class Holder(Protocol):
 
 
 Opener = Callable[[int], Holder]
+Roots = Mapping[int, Iterable[int]]
+"""Number of a process -> ids of its pages."""
 
 
-def forget(store: Store, opener: Opener, process: int, pages: Iterable[int], why: str) -> list[str]:
-    """Forget pages of a process and everything that was made from them; returns what went: addresses of that process, and
-    then those of others, each after the name of its process.
+def forget(store: Store, opener: Opener, roots: Roots, why: str) -> list[Key]:
+    """Forget pages of processes and everything that was made from them; returns what went.
 
     Args:
         opener: opens a process by its number.
@@ -54,29 +55,33 @@ def forget(store: Store, opener: Opener, process: int, pages: Iterable[int], why
     Raises:
         StoreStale: others kept adding to it. StoreError. What had gone by then is gone, and trying again goes on.
     """
-    roots, gone = list(pages), dict[int, list[int]]()
+    wanted, gone = {number: list(pages) for number, pages in roots.items()}, list[Key]()
     for left in reversed(range(TRIES)):
         try:
-            for number, some in _steps(store, closure(store, opener, process, roots)):
-                gone.setdefault(number, []).extend(opener(number).drop(some, why))
+            for number, some in _steps(store, closure(store, opener, wanted)):
+                gone += [(number, page) for page in opener(number).drop(some, why)]
         except StoreStale:
             if not left:
                 raise
         else:
             break
-    shown = [address_of(page) for page in sorted(gone.pop(process, []), key=lambda page: (abs(page), page))]
-    for number, others in sorted(gone.items()):
-        shown += [f"{opener(number).name} {address_of(page)}" for page in sorted(others, key=lambda page: (abs(page), page))]
-    return shown
+    return gone
 
 
-def closure(store: Store, opener: Opener, process: int, pages: Iterable[int]) -> list[Key]:
+def addresses(opener: Opener, keys: Iterable[Key], own: int) -> list[str]:
+    """The addresses of pages: `p3` of the process `own`, which come first, `NAME p3` of any other."""
+    ordered = sorted(keys, key=lambda key: (key[0] != own, key[0], abs(key[1]), key[1]))
+    names = {number: "" if number == own else f"{opener(number).name} " for number in {number for number, _ in ordered}}
+    return [f"{names[number]}{address_of(page)}" for number, page in ordered]
+
+
+def closure(store: Store, opener: Opener, roots: Roots) -> list[Key]:
     """All pages that forgetting these would forget, in any process.
 
     An entity is only a name, and is held by what was made from it: it goes with the last of these.
     """
     found: set[Key] = set()
-    fresh: dict[int, set[int]] = {process: set(pages)}
+    fresh: dict[int, set[int]] = {number: set(pages) for number, pages in roots.items()}
     while fresh:
         number, some = fresh.popitem()
         more = set(opener(number).made_from(some)) - {page for other, page in found if other == number}
@@ -92,7 +97,7 @@ def closure(store: Store, opener: Opener, process: int, pages: Iterable[int]) ->
 
 def named_closure(store: Store, opener: Opener, process: int, pages: Iterable[int]) -> list[tuple[str, Page]]:
     """The pages of `closure`, each with the name of its process."""
-    found = closure(store, opener, process, pages)
+    found = closure(store, opener, {process: pages})
     names = {number: opener(number).name for number in {number for number, _ in found}}
     rows = store.read(found)
     return [(names[key[0]], rows[key][0]) for key in found]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +17,7 @@ from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, St
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer
+from kilburn.kernel.erasure import Erasure, erase, erasure_of, made_by, made_from
 from kilburn.kernel.forgetting import Holder
 from kilburn.kernel.found import DamageWarning, Found, Recollection
 from kilburn.kernel.kernel import Kernel
@@ -257,6 +258,101 @@ class Hierarchy:
             if info.damaged:
                 warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)
         return Search(self.store, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
+
+    def forget(
+        self,
+        *,
+        session: str | None = None,
+        address: str | None = None,
+        user: str | None = None,
+        document: str | None = None,
+        tool: str | None = None,
+        source: str | None = None,
+        why: str = "",
+        dry: bool = False,
+    ) -> Erasure:
+        """Forget, for ever and in every place that Kilburn reaches, and say what went from where. Give a session, a user, a
+        document, a tool or a source.
+
+        Args:
+            session: a session, with all that was made from it in any process: folds, facts, passages.
+            address: only these pages of the session, which may also be a collection (`@memory/ana`).
+            user: a user's sessions, memory and documents, and all that was made from them.
+            document: a document, and all that was made from it.
+            tool: the results of a tool in all sessions, and all that was made from them.
+            source: what collections hold that was made from a session or a document. It stays itself.
+            why: a reason for the ledger; say nothing of the content.
+            dry: only say what would go.
+
+        Raises:
+            SpecError: none of these, or more than one; nothing of that name. UnknownAddress, Forgotten.
+            StoreError: the disk fails, or others keep adding to it. Nothing dangles, and asking again goes on.
+        """
+        given = {"session": session, "user": user, "document": document, "tool": tool, "source": source}
+        asked = {name: value for name, value in given.items() if value is not None}
+        if len(asked) != 1 or (address is not None and session is None):
+            raise SpecError("forget takes one of session, user, document, tool and source", advice="an address is of a session")
+        roots, whole = self._to_forget(*asked.popitem(), address)
+        said = {name: value for name, value in (*given.items(), ("address", address)) if value is not None}
+        return self.forget_pages(roots, whole, asked=said, why=why, dry=dry)
+
+    def forget_pages(
+        self,
+        roots: Mapping[int, Iterable[int]],
+        whole: Sequence[ProcessInfo] = (),
+        *,
+        asked: Mapping[str, str] | None = None,
+        why: str = "",
+        dry: bool = False,
+    ) -> Erasure:
+        """Forget pages of several processes and all that was made from them; see `forget`.
+
+        Args:
+            roots: number of a process -> ids of its pages.
+            whole: processes that are forgotten with their names and ledgers.
+            asked: what the receipt repeats.
+        """
+        going = [info for info in whole if not info.damaged]
+        everything = {number: list(pages) for number, pages in roots.items()}
+        everything |= {info.number: [page.id for page, _ in self.store.pages(info.number)] for info in going}
+        receipt = Erasure(
+            asked=dict(asked or {}),
+            time=self.clock(),
+            whole=tuple(info.name for info in going),
+            left=tuple((info.name, info.damaged) for info in whole if info.damaged),
+        )
+        receipt = erasure_of(self.store, self._holder, everything, receipt)
+        if not dry:
+            if self.store.readonly:
+                raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to forget")
+            erase(self.store, self._holder, everything, [info.number for info in going], why)
+            with self._lock:
+                for info in going:
+                    self._processes.pop(info.name, None)
+                    self._collections.pop(info.name, None)
+        return receipt
+
+    def _to_forget(self, what: str, name: str, address: str | None) -> tuple[dict[int, list[int]], list[ProcessInfo]]:
+        """The pages that are to be forgotten, by process, and the processes that are to be forgotten as a whole."""
+        infos = [info for info in self.store.processes() if info.kind is not ProcessKind.FORGOTTEN]
+        if what == "tool":
+            return made_by(self.store, name), []
+        if what == "user" and any(info.user == name for info in infos if name):
+            return {}, [info for info in infos if info.user == name]
+        of = (f"{DOCUMENT}/{name}",) if what == "document" else (name, f"{DOCUMENT}/{name}") if what == "source" else (name,)
+        found = next((info for info in infos if info.name in of), None)
+        if found is None:
+            raise SpecError(f"no {what} {name!r} here", advice="see `kilburn ps`, `memories list` and `documents list`")
+        if what == "source":
+            return made_from(self.store, found), []
+        if address is None:
+            return {}, [found]
+        return {found.number: self._resolved(found, address)}, []
+
+    def _resolved(self, info: ProcessInfo, address: str) -> list[int]:
+        if info.kind is ProcessKind.SESSION:
+            return self.process(info.name).resolve(address)
+        return self._collection(info.name, info.kind, info.user).resolve(address)
 
     def close(self) -> None:
         """Write the waiting observations, and release the file; idempotent."""

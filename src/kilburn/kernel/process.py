@@ -24,7 +24,7 @@ from kilburn.effect import Answer, Ask
 from kilburn.errors import KernelError, KilburnError, StoreCorrupt, StoreReadOnly
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.drive import answerer, arun, run
-from kilburn.kernel.forgetting import Holder, forget, named_closure
+from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
 from kilburn.kernel.found import Found
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
@@ -480,7 +480,8 @@ class Process:
             if kernel.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
             pages = kernel.resolve(address)
-        return forget(kernel.store, self.opener, kernel.info.number, pages, why)
+        number = kernel.info.number
+        return addresses(self.opener, forget(kernel.store, self.opener, {number: pages}, why), number)
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
         """These pages and all that were derived or recalled from them here, without those that are forgotten."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -58,12 +58,12 @@ class Versions:
             fresh += near
         return found
 
-    def _line(self, page: int) -> list[int]:
-        """A page, what superseded it, what superseded that, and so on."""
-        line = [page]
-        while (heir := self._heir.get(line[-1], 0)) and heir not in line:
-            line.append(heir)
-        return line
+    def _line(self, page: int, rows: Collection[int]) -> list[int]:
+        """A page, what superseded it, what superseded that, and so on; those that are forgotten are left out."""
+        line = {page: None}
+        while (page := self._heir.get(page, 0)) and page not in line:
+            line[page] = None
+        return [one for one in line if one in rows]
 
     def undo(self, pages: Sequence[int], rows: Mapping[int, tuple[Page, State]], why: str) -> list[Change]:
         """The changes that undo what last happened to these pages.
@@ -77,27 +77,32 @@ class Versions:
         restored: dict[int, None] = {}
         retired: dict[int, int] = {}
         at = {page: state.at for page, (_, state) in rows.items()}
+        lines = {page: self._line(page, rows) for page in rows}
+
+        def bring_back(superseded_by: int, but: Sequence[int] = ()) -> None:
+            for old, after in lines.items():
+                if after[1:2] == [superseded_by] and at[old] is Place.RETIRED and old not in but:
+                    restored[old] = None
+
         for page in pages:
+            line = lines[page]
             if at[page] is Place.PROPOSED:
                 raise KernelError(f"{address_of(page)} is proposed", advice="accept it, or retire it")
-            olds, line = self._olds.get(page, []), self._line(page)
             if at[page] is Place.OUT and len(line) > 1:
                 # It was superseded, and an undo brought it back.
                 retired[page] = line[1]
-                restored.update((heir, None) for heir in line[-1:] if at.get(heir) is Place.RETIRED)
+                restored.update((heir, None) for heir in line[-1:] if at[heir] is Place.RETIRED)
             elif at[page] is Place.OUT:
                 retired[page] = 0
-                restored.update((old, None) for old in olds if at.get(old) is Place.RETIRED)
+                bring_back(page)
             else:
                 restored[page] = None
                 # What an undo brought back in its place goes again.
-                earlier = [old for old in rows if old != page and page in self._line(old)]
-                retired.update((old, self._heir[old]) for old in earlier if at[old] is Place.OUT)
+                retired.update((old, after[1]) for old, after in lines.items() if page in after[1:] and at[old] is Place.OUT)
                 for heir in line[1:]:
-                    if at.get(heir) is Place.OUT:
+                    if at[heir] is Place.OUT:
                         retired[heir] = 0
-                        others = [old for old in self._olds[heir] if old not in line]
-                        restored.update((old, None) for old in others if at.get(old) is Place.RETIRED)
+                        bring_back(heir, but=line)
         changes: list[Change] = [Restore(tuple(restored), why)] if restored else []
         for page, by in retired.items():
             # It counts as never true, unless it was superseded again: then it ended where that begins.

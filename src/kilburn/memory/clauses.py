@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["HOLE", "Clause", "clauses"]
+__all__ = ["HOLE", "Clause", "clauses", "unasked"]
 
 LONGEST = 20_000
 """Characters; of a longer text only the first and last `ENDS` are read, because most of it was pasted."""
@@ -40,45 +40,41 @@ _TASK = re.compile(
 )
 _FICTION = re.compile(
     r"(?:ok(?:ay)?,? |now,? |please,? |let's |can you |could you )*(?:pretend|imagine|role-?play|act as|suppose|assume"
-    r"|hypothetically"
-    r"|you are an?|in this (?:story|scenario|game)|write|draft|compose|once upon a time)\b",
+    r"|hypothetically|you are an?|in this (?:story|scenario|game)|write|draft|compose|once upon a time)\b",
     re.IGNORECASE,
 )
 _ABOUT_ME = re.compile(r"\b(?:about me|myself|remember|note|mind|know|rules?|instructions?|preferences?|facts)\b", re.IGNORECASE)
 _ASKED = re.compile(
-    r"(?:^|[,;:–—-]\s*|\s(?=(?:and|so|but|then|or)\s))(?:(?:and|so|but|then|or|well|hmm|also|now|just|i'm|i was)\s+)*"
-    r"(?:can|could|would|will|should|shall|do|does|did|is|are|am|was|were|have|has|may|any|what(?:'s)?|how|which|who|whom"
-    r"|where|when|why|wonder(?:ing)?|right|ok|okay|isn't|don't|aren't|doesn't|didn't|won't|haven't|remember)\b.*",
+    r"(?:^|[,;:–—-]\s*|\s(?=(?:and|so|but|then|or)\s))(?:(?:and|so|but|then|or|well|hmm|also|now|just|i'm|i was)\s+)*(?:can"
+    r"|could|would|will|should|shall|do|does|did|is|are|am|was|were|have|has|may|any|what(?:'s)?|how|which|who|whom|where|when"
+    r"|why|wonder(?:ing)?|right|ok|okay|isn't|don't|aren't|doesn't|didn't|won't|haven't|remember)\b.*",
     re.IGNORECASE | re.DOTALL,
 )
 _REQUEST = re.compile(
-    r"[,;–—-]?\s*(?:\b(?:and|so|but)\s+)?\b(?:(?:can|could|would|will) you|(?:how|what|where) (?:can|could|should|do"
-    r"|would) (?:i|we|you)"
-    r"|(?:i'm|i was|i am) (?:just )?wondering|i wonder|please (?:help|tell|give|show|explain)|help me)\b.*",
+    r"[,;–—-]?\s*(?:\b(?:and|so|but)\s+)?\b(?:(?:can|could|would|will) you|(?:how|what|where) (?:can|could|should|do|would)"
+    r" (?:i|we|you)|(?:i'm|i was|i am) (?:just )?wondering|i wonder|please (?:help|tell|give|show|explain)|help me)\b.*",
     re.IGNORECASE | re.DOTALL,
 )
 _CUT = re.compile(
-    r"\s*;\s*|\s+[–—]\s*|\s+-+\s+"
-    r"|,\s+(?=(?:and|but|so|because|since|which|who|whose|where|although|though|while|whereas|as|then|or|if|unless|when"
-    r"|considering|given|especially|with|thanks|plus|in case|can|could)\b)"
-    r"|\s+(?=(?:and|but|so|because|although|though|while|whereas|if|unless|when|where|since|until|till|before|after)"
-    r"\s+(?:i|i'm|i've|i'll|i'd|my|we|we're|we've|our|you|he|she|they|it|it's|the|this|that|there|now)\b)"
-    r"|,\s+(?=(?:i|i'm|i've|i'd|i'll|my|we|it|it's|you|you're|he|she|they|that's|this|the)\b)",
+    r"\s*;\s*|\s+[–—]\s*|\s+-+\s+|,\s+(?=(?:and|but|so|because|since|which|who|whose|where|although|though|while|whereas|as"
+    r"|then|or|if|unless|when|considering|given|especially|with|thanks|plus|in case|can|could)\b)|\s+(?=(?:and|but|so|because"
+    r"|although|though|while|whereas|if|unless|when|where|since|until|till|before|after)\s+(?:i|i'm|i've|i'll|i'd|my|we|we're"
+    r"|we've|our|you|he|she|they|it|it's|the|this|that|there|now)\b)|,\s+(?=(?:i|i'm|i've|i'd|i'll|my|we|it|it's|you|you're|he"
+    r"|she|they|that's|this|the)\b)",
     re.IGNORECASE,
 )
 _PREFIX = re.compile(
-    r"(?:(?:and|but|so|because|cause|since|as|plus|also|well|yes|yeah|yep|yup|ok(?:ay)?|oh|ah|hi|hello|hey|thanks|thank you"
-    r"|btw|by the way|fyi|for (?:context|the record|reference|future reference|your information)|just so you know|in fact"
-    r"|honestly|personally|currently|right now|now|nowadays|these days|lately|recently|although|though|while|whereas"
-    r"|especially|considering|given|that|first(?:ly)?|second(?:ly)?|anyways?|besides|sure|great|cool|wow|hmm|haha|lol"
-    r"|today|please|just|(?P<fix>actually|no|nope|sorry|wait|correction|oops|my mistake|my bad|i was wrong|scratch that"
-    r"|i meant(?: to say)?|i misspoke|let me correct (?:that|myself)))(?=[\s,.:!–—-]"
-    r"|\Z)(?:\s+[A-Z][a-z]+(?=[,!]))?[,.:!–—-]*\s*)+",
+    r"(?:(?:and|but|so|because|cause|since|as|plus|also|well|yes|yeah|yep|yup|ok(?:ay)?|oh|ah|hi|hello|hey|thanks|thank you|btw"
+    r"|by the way|fyi|for (?:context|the record|reference|future reference|your information)|just so you know|in fact|honestly"
+    r"|personally|currently|right now|now|nowadays|these days|lately|recently|although|though|while|whereas|especially"
+    r"|considering|given|that|first(?:ly)?|second(?:ly)?|anyways?|besides|sure|great|cool|wow|hmm|haha|lol|today|please|just"
+    r"|(?P<fix>actually|no|nope|sorry|wait|correction|oops|my mistake|my bad|i was wrong|scratch that|i meant(?: to say)?|i"
+    r" misspoke|let me correct (?:that|myself)))(?=[\s,.:!–—-]|\Z)(?:\s+[A-Z][a-z]+(?=[,!]))?[,.:!–—-]*\s*)+",
     re.IGNORECASE,
 )
 _UNREAL = re.compile(
-    r"\b(?:if|would|could|might|wish|maybe|perhaps|probably|hypothetically|pretend|imagine|suppose|kidding|joking|unless|whether"
-    r"|used to|as though|should have|not sure|don't know|don't think|doubt|instead of saying|for example|e\.g)\b|\x1a",
+    r"\b(?:if|would|could|might|wish|maybe|perhaps|probably|hypothetically|pretend|imagine|suppose|kidding|joking|unless"
+    r"|whether|used to|as though|should have|not sure|don't know|don't think|doubt|instead of saying|for example|e\.g)\b|\x1a",
     re.IGNORECASE,
 )
 _OPENS_UNREAL = re.compile(
@@ -87,8 +83,9 @@ _OPENS_UNREAL = re.compile(
     re.IGNORECASE,
 )
 _REPORTS = re.compile(
-    r"\b(?:said|says?|saying|told|tells?|asked|asks|wrote|writes|thinks?|thought|believes?|claims?|claimed|replied|answered|goes"
-    r"|was like|is like|heard|quoted?|quoth|texted|mentioned|insists?|reads?)(?:\s+(?:me|us|him|her|them|that))*\s*[,:]?\s*\Z",
+    r"\b(?:said|says?|saying|told|tells?|asked|asks|wrote|writes|thinks?|thought|believes?|claims?|claimed|replied|answered"
+    r"|goes|was like|is like|heard|quoted?|quoth|texted|mentioned|insists?|reads?)(?:\s+(?:me|us|him|her|them"
+    r"|that))*\s*[,:]?\s*\Z",
     re.IGNORECASE,
 )
 _SUBORDINATE = re.compile(r"(?:when|where|before|after|until|till|which|who|whose|with)\b", re.IGNORECASE)
@@ -130,13 +127,16 @@ def clauses(text: str) -> Iterator[Clause]:
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "\x1a": " ", "\N{NO-BREAK SPACE}": " "})
 
 
-def _of(sentence: str) -> Iterator[Clause]:
+def unasked(sentence: str) -> str:
+    """A sentence without what it asks: "I'm vegetarian, can you help?" is "I'm vegetarian"; "" of a mere question."""
     if sentence.endswith("?"):
         told = _ASKED.sub("", sentence)
-        if told == sentence:
-            return
-        sentence = told
-    sentence = _REQUEST.sub("", sentence)
+        sentence = "" if told == sentence else told
+    return _REQUEST.sub("", sentence).strip(_MARKS)
+
+
+def _of(sentence: str) -> Iterator[Clause]:
+    sentence = unasked(sentence)
     before = ""
     fix = False
     at = 0

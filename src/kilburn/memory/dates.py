@@ -194,8 +194,8 @@ _MONTH = (
 _DATE = r"(?P<date>\d{1,2})(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>(?:19|20)\d\d)"
 _COUNT = (
-    r"(?i:(?P<count>\d{1,3}|(?:a )?couple of|(?:a )?few|an?|one|two|three|four|five|six|seven|eight|nine|ten)"
-    r" (?P<unit>day|week|month|year)s?)"
+    r"(?i:(?P<count>\d{1,3}|(?:a )?couple of|(?:a )?few|an?|one|two|three|four|five|six|seven|eight|nine|ten) (?P<unit>day|week"
+    r"|month|year)s?)"
 )
 _SOURCES: list[tuple[str, Callable[[re.Match[str], dt.date, bool], _Read]]] = [
     (r"(?:19|20)\d\d-\d\d-\d\d", _iso),

@@ -6,7 +6,7 @@ of citations, and their validity is that of any page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -26,6 +26,9 @@ __all__ = ["Edge", "duplicates", "entities", "merge", "neighbourhood", "unmerge"
 
 MOST = 500
 """Edges of one answer."""
+
+READ = 500
+"""Pages that are read at a time."""
 
 NAMED = 200
 """Passages that are looked at for a name."""
@@ -98,48 +101,59 @@ def neighbourhood(
         raise KernelError(f"depth={depth}, limit={limit}", advice="give numbers of 1 or more")
     memory = store.memory(user)
     ends = _ends(memory, known) if known is not None else None
-    now = store.clock()
-    time = now if at is None else at
-    found: dict[int, Page] = {}
-    states: dict[int, State] = {}
-    seen: set[str] = set()
+    time = store.clock() if at is None else at
+
+    def seen_then(page: Page, state: State) -> State | None:
+        """Its state by what was known, if it was true at that time."""
+        closed = _closed(page, state, ends, known)
+        if closed is None or _since(page) > time or (closed.until is not None and closed.until <= time):
+            return None
+        return closed
+
+    found: dict[int, tuple[Page, State]] = {}
+    heard: set[str] = set()
     fresh = [name]
     for _ in range(depth):
-        names, fresh = fresh, []
-        rows = _around(memory, names, seen)
-        for page, state in sorted(rows, key=lambda row: -_since(row[0])):
-            closed = _closed(page, state, ends, known)
-            if page.id in found or len(found) >= limit or page.claim is None:
-                continue
-            if closed is not None and not (_since(page) <= time and (closed.until is None or time < closed.until)):
-                continue
-            if closed is None:
-                continue
-            found[page.id], states[page.id] = page, closed
-            fresh += [page.claim.subject, page.claim.object]
-    return _edges(memory, found, states)
+        rows = _around(memory, fresh, heard, seen_then, limit - len(found))
+        new = {page: row for page, row in rows.items() if page not in found}
+        found |= dict(sorted(new.items(), key=lambda row: -_since(row[1][0])))
+        fresh = [name for page, _ in new.values() if page.claim is not None for name in (page.claim.subject, page.claim.object)]
+        if not fresh or len(found) >= limit:
+            break
+    return _edges(memory, list(found.values())[:limit])
 
 
-def _around(memory: Collection, names: Iterable[str], seen: set[str]) -> list[tuple[Page, State]]:
-    """All facts about some names and their aliases, whatever their time; `seen` grows by the names."""
+def _around(
+    memory: Collection,
+    names: Iterable[str],
+    heard: set[str],
+    seen_then: Callable[[Page, State], State | None],
+    limit: int,
+) -> dict[int, tuple[Page, State]]:
+    """The facts about some names and their aliases, those that were written last first; `heard` grows by the names."""
     rows: dict[int, tuple[Page, State]] = {}
     waiting = list(names)
-    while waiting:
+    while waiting and len(rows) < limit:
         name = waiting.pop()
-        if _key(name) in seen or not _key(name):
+        if not _key(name) or _key(name) in heard:
             continue
-        seen.add(_key(name))
+        heard.add(_key(name))
         named = _named(memory, name)
         pages = [page.id for page, _ in named if page.kind is Kind.ENTITY]
-        citing = memory.store.citing(memory.number, pages) if pages else []
-        direct = {(memory.number, page.id) for page, _ in named if page.kind is Kind.FACT}
-        for page, state in memory.store.read({*(key for key in citing if key[0] == memory.number), *direct}).values():
-            if page.kind is not Kind.FACT or page.claim is None or state.at not in (Place.OUT, Place.RETIRED):
-                continue
-            rows[page.id] = page, state
-            if page.claim.relation == ALIAS and state.at is Place.OUT:
-                waiting += [page.claim.subject, page.claim.object]
-    return list(rows.values())
+        citing = [key for key in memory.store.citing(memory.number, pages) if key[0] == memory.number] if pages else []
+        keys = list(dict.fromkeys((*citing, *((memory.number, page.id) for page, _ in named if page.kind is Kind.FACT))))
+        for start in range(0, len(keys), READ):
+            for page, state in memory.store.read(keys[start : start + READ]).values():
+                if page.kind is not Kind.FACT or page.claim is None or state.at not in (Place.OUT, Place.RETIRED):
+                    continue
+                if page.claim.relation == ALIAS and state.at is Place.OUT:
+                    waiting += [page.claim.subject, page.claim.object]
+                then = seen_then(page, state)
+                if then is not None:
+                    rows[page.id] = page, then
+            if len(rows) >= limit:
+                break
+    return rows
 
 
 def _since(page: Page) -> float:
@@ -170,38 +184,40 @@ def _closed(page: Page, state: State, ends: dict[int, float | None] | None, know
     return msgspec.structs.replace(state, until=min(both, default=None))
 
 
-def _edges(memory: Collection, found: dict[int, Page], states: dict[int, State]) -> list[Edge]:
-    pages = list(found.values())
-    texts = memory.store.texts({page.digest for page in pages}) if pages else {}
-    rivals = contested((memory.number, page.claim) for page in pages)
-    edges = []
-    for page, against in zip(pages, rivals, strict=True):
-        claim = page.claim
-        if claim is not None:
-            edges.append(
-                Edge(
-                    memory=memory.name,
-                    address=page.address,
-                    subject=claim.subject,
-                    relation=claim.relation,
-                    object=claim.object,
-                    text=texts[page.digest],
-                    since=_since(page),
-                    until=states[page.id].until,
-                    recorded=page.time,
-                    trust=page.trust,
-                    contested=tuple(pages[other].address for other in against),
-                )
-            )
-    return edges
+def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]:
+    texts = memory.store.texts({page.digest for page, _ in rows}) if rows else {}
+    rivals = contested((memory.number, page.claim) for page, _ in rows)
+    return [
+        Edge(
+            memory=memory.name,
+            address=page.address,
+            subject=page.claim.subject,
+            relation=page.claim.relation,
+            object=page.claim.object,
+            text=texts[page.digest],
+            since=_since(page),
+            until=state.until,
+            recorded=page.time,
+            trust=page.trust,
+            contested=tuple(rows[other][0].address for other in against),
+        )
+        for (page, state), against in zip(rows, rivals, strict=True)
+        if page.claim is not None
+    ]
 
 
 def duplicates(
-    memory: Collection, names: Sequence[str], embedder: Embedder | None = None, least: float = 0.9
+    memory: Collection, names: Sequence[str] | None = None, embedder: Embedder | None = None, least: float = 0.9
 ) -> list[tuple[str, str, float]]:
     """Pairs of names that may be one entity, the likeliest first: names that differ only in punctuation or case, and with
-    an embedder those whose vectors have a cosine of `least` or more. It merges nothing: similar names are often two."""
+    an embedder those whose vectors have a cosine of `least` or more. It merges nothing: similar names are often two.
+
+    Args:
+        names: None for those of all entities in force. Each is compared with each.
+    """
     pairs: dict[tuple[str, str], float] = {}
+    if names is None:
+        names = [page.claim.subject for page, _ in memory.pages() if page.kind is Kind.ENTITY and page.claim is not None]
     listed = list(dict.fromkeys(names))
     vectors = embedder.embed(listed) if embedder is not None and listed else None
     for at, one in enumerate(listed):

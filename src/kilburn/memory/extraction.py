@@ -17,13 +17,14 @@ import msgspec
 
 from kilburn.claims import SPEAKER, is_speaker, plain_name
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
+from kilburn.memory.clauses import unasked
 from kilburn.memory.dates import grounded
 from kilburn.memory.view import MemoryView, Said
 from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["Extracted", "agreement", "asked", "covered", "extracted", "is_known"]
+__all__ = ["Extracted", "agreement", "asked", "covered", "day_of", "extracted", "has_many", "is_known", "shown"]
 
 MOST = 20
 """Facts of one exchange."""
@@ -57,6 +58,11 @@ _ONE_AT_A_TIME = re.compile(
 """Relations that have one object at a time; of any other, a new object stands beside the old one."""
 
 _WORD = re.compile(r"\w+")
+_CORRECTS = re.compile(
+    r"\b(?:actually|no|not|n't|sorry|correct(?:ion|ed)?|meant|wrong|instead|mistake|rather|oops)\b|n't\b", re.IGNORECASE
+)
+_SPOKEN_TO = re.compile(r"\b(?:you|your|yours|yourself)\b", re.IGNORECASE)
+"""A sentence to somebody, such as a greeting that the model copied, is no fact."""
 _WORDS_OF_NOTHING = (
     "a an the is are was were be been being am do does did has have had will would can could may might shall should must and or "
     "but not no nor of in on at to for from by with as that this these those it its their they them he she his her user users s "
@@ -135,8 +141,8 @@ def extracted(
 def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str]) -> Ask:
     parts = [("summary of what was said before", view.summary)] if view.summary else []
     parts += [("known facts", "\n".join(known))] if known else []
-    parts += [(f"earlier, {said.role}", _shown(said.text)) for said in view.earlier]
-    parts += [(f"message {at}, {said.role}, said on {day_of(said)}", _shown(said.text)) for at, said in enumerate(view.new, 1)]
+    parts += [(f"earlier, {said.role}", shown(said.text)) for said in view.earlier]
+    parts += [(f"message {at}, {said.role}, said on {day_of(said)}", shown(said.text)) for at, said in enumerate(view.new, 1)]
     words = {"type": "string", "maxLength": LONGEST}
     fields: dict[str, Any] = {
         "message": {"type": "integer", "enum": list(range(1, len(view.new) + 1))},
@@ -158,7 +164,8 @@ def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str
     )
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """A message as a model sees it: of a long one, its head and tail."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n…\n{text[-SHOWN // 2 :]}"
 
 
@@ -173,7 +180,8 @@ def day_of(said: Said) -> str:
 def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     """The fact with its citations; None if it says nothing, or something that nobody said."""
     text = " ".join(fact.text.split())
-    if not 0 < len(text) <= LONGEST or text.endswith("?") or len(text.split()) < 2:
+    text = unasked(text) if text.endswith("?") and len(text) <= LONGEST else text
+    if not 0 < len(text) <= LONGEST or len(text.split()) < 2 or _SPOKEN_TO.search(text):
         return None
     place = fact.message - 1
     named = [view.new[place]] if 0 <= place < len(view.new) else []
@@ -199,7 +207,7 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
         return None
     add = Add(
         text=text,
-        claim=_claim(fact, text),
+        claim=_claim(fact, text, said),
         cites=tuple(cites),
         sources=sources,
         since=said.page.time,
@@ -207,17 +215,24 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     return Extracted(add, said)
 
 
-def _claim(fact: _Fact, text: str) -> Claim | None:
-    """The parts of a fact, if they are of its text; else None."""
+def _claim(fact: _Fact, text: str, source: Said) -> Claim | None:
+    """The parts of a fact, if its text says them in this order; else None."""
     subject, relation, thing = (" ".join(part.split())[:200] for part in (fact.subject, fact.relation, fact.object))
-    if not (subject and relation and thing):
+    words = relation.split()
+    if not (subject and relation and thing) or len(words) > 5 or any(word[0].isupper() for word in words):
         return None
     subject = SPEAKER if is_speaker(subject) else subject
-    words = told(text)
-    if not told(thing) or _matched(told(thing), words) != told(thing):
+    said = re.escape(plain_name(relation)) + r"(?: \w+){0,2} " + re.escape(plain_name(thing))
+    if not re.search(rf"(?<!\w){said}(?!\w)", plain_name(text)):
         return None
-    many = _ONE_AT_A_TIME.fullmatch(plain_name(relation)) is None
-    return Claim(subject=subject, relation=relation, object=thing, confidence=0.7, correction=fact.correction, many=many)
+    correction = fact.correction and _CORRECTS.search(source.text) is not None
+    many = has_many(relation)
+    return Claim(subject=subject, relation=relation, object=thing, confidence=0.7, correction=correction, many=many)
+
+
+def has_many(relation: str) -> bool:
+    """Whether a relation may have several objects at a time; so it is with all that are not known to have one."""
+    return _ONE_AT_A_TIME.fullmatch(plain_name(relation)) is None
 
 
 def told(text: str) -> set[str]:

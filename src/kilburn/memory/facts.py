@@ -114,7 +114,11 @@ class Facts:
             _count(figures, "unchanged")
             return ()
         if add.claim is not None:
-            standing = [row for row in view.about(add.claim.subject, add.claim.relation) if row[0].id not in retired]
+            standing = [
+                row
+                for row in view.about(add.claim.subject, add.claim.relation, add.claim.object if add.claim.many else "")
+                if row[0].id not in retired
+            ]
             settled = settle([(add, trust)], standing, now=view.now, said=[fact.said.page.time], before=place)
             if settled.verdicts[0] is Verdict.SAME:
                 _count(figures, "unchanged")

@@ -176,7 +176,8 @@ def contaminated(memory: Collection, now: float) -> list[Failure]:
 
 
 def examine(store: Hierarchy, user: str = "", *, stale: float = STALE, embedder: str = "") -> list[Failure]:
-    """All failures of a user's memory and of the sessions of that user, and a note of their number in the memory's ledger.
+    """All failures of a user's memory and of the sessions of that user, and a note of their number in the memory's ledger. It
+    reads all of these.
 
     Raises:
         SpecError: no name of a user. StoreReadOnly: there is no such memory.

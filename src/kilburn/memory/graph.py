@@ -20,6 +20,7 @@ import msgspec
 from kilburn.claims import SPEAKER, is_speaker, plain_name, same_claim
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
+from kilburn.memory.extraction import asked, day_of, has_many, shown
 from kilburn.memory.plain import Plain
 from kilburn.memory.view import MemoryPlan, MemoryView, Said
 from kilburn.message import Kind, Trust
@@ -77,7 +78,7 @@ _SECOND = (
 _NAME = re.compile(r"(?:[A-Z\d][\w.&'+#-]*)(?: (?:[A-Z\d][\w.&'+#-]*|de|da|do|van|von|der|of|the|and))*\Z")
 
 
-class _Edge(msgspec.Struct, forbid_unknown_fields=True):
+class _Edge(msgspec.Struct):
     subject: str
     relation: str
     object: str
@@ -87,9 +88,17 @@ class _Edge(msgspec.Struct, forbid_unknown_fields=True):
     over: bool = False
 
 
+class _Edges(msgspec.Struct):
+    relations: list[_Edge]
+
+
 class _Named(msgspec.Struct):
     name: str
     kind: str = ""
+
+
+class _Entities(msgspec.Struct):
+    entities: list[_Named]
 
 
 @dataclass(frozen=True)
@@ -133,36 +142,21 @@ class Graph:
         moves = (yield from made) if isinstance(made, Generator) else made
         return _joined(view, moves, {})
 
-    def _asked(self, ask: Ask, key: str, form: Any) -> Generator[Effect, Answer, Any]:
-        """The list under `key` of a reply, each item of a form; or the outcome, if no reply was one."""
-        outcome = Outcome.FAILED
-        for _ in range(self.tries):
-            answer = yield ask
-            outcome = answer.outcome
-            if answer.ok:
-                items = _listed(answer.text, key, form)
-                if items is not None:
-                    return items
-                outcome = Outcome.REJECTED
-            elif outcome not in (Outcome.EMPTY, Outcome.TRUNCATED):
-                break
-        return outcome
-
     def _entities(self, view: MemoryView) -> Generator[Effect, Answer, dict[str, _Named] | Outcome]:
         """Entities by their plain names. A name that stands nowhere in the messages is the model's invention."""
         schema = _schema("entities", {"name": {"type": "string"}, "kind": {"enum": list(KINDS)}})
-        items = yield from self._asked(self._ask(view, _FIRST, "", schema, "entities"), "entities", _Named)
-        if isinstance(items, Outcome):
-            return items
+        reply = yield from asked(self._ask(view, _FIRST, "", schema, "entities"), _Entities, self.tries)
+        if isinstance(reply, Outcome):
+            return reply
         said = plain_name(" ".join(one.text for one in (*view.earlier, *view.new)))
         named: dict[str, _Named] = {}
-        for item in items[:MOST]:
+        for item in reply.entities[:MOST]:
             name = _spelled(item.name)
             if is_speaker(name):
                 named.setdefault(SPEAKER, _Named(SPEAKER, PERSON))
             elif name and plain_name(name) in said:
                 named.setdefault(plain_name(name), _Named(name, item.kind if item.kind in KINDS else ""))
-        invented = len(items) - len(named)
+        invented = len(reply.entities) - len(named)
         if invented:
             yield Note(why="names that stand in no message", figures={"unmatched": invented})
         return named
@@ -170,18 +164,18 @@ class Graph:
     def _related(self, view: MemoryView, named: dict[str, _Named]) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
         names = [one.name for one in named.values()]
         fields: dict[str, Any] = {"subject": {"enum": names}, "relation": {"type": "string"}, "object": {"enum": names}}
-        fields |= {"message": {"type": "integer", "minimum": 1, "maximum": len(view.new)}}
+        fields |= {"message": {"type": "integer", "enum": list(range(1, len(view.new) + 1))}}
         fields |= {flag: {"type": "boolean"} for flag in ("many", "correction", "over")}
         listed = "Entities:\n" + json.dumps(names, ensure_ascii=False)
         ask = self._ask(view, _SECOND, listed, _schema("relations", fields), "relations")
-        items = yield from self._asked(ask, "relations", _Edge)
-        if isinstance(items, Outcome):
-            yield Note(outcome=items, why="no list of relations")
+        reply = yield from asked(ask, _Edges, self.tries)
+        if isinstance(reply, Outcome):
+            yield Note(outcome=reply, why="no list of relations")
             return []
         new: list[tuple[Add, Trust]] = []
         over: list[Retire] = []
         standing: dict[int, tuple[Page, State]] = {}
-        for item in items[:MOST]:
+        for item in reply.relations[:MOST]:
             one, other = named.get(_key(item.subject)), named.get(_key(item.object))
             relation = _spelled(item.relation)
             if one is None or other is None or one is other or not relation or not 1 <= item.message <= len(view.new):
@@ -192,7 +186,8 @@ class Graph:
                 subject=one.name,
                 relation=relation,
                 object=other.name,
-                many=item.many or relation == ALIAS,
+                confidence=0.7,
+                many=item.many or has_many(relation),
                 correction=item.correction,
             )
             known = view.about(one.name, relation)
@@ -201,7 +196,7 @@ class Graph:
                 continue
             standing |= {page.id: (page, state) for page, state in known}
             new.append((_edge(claim, said), said.page.trust))
-        dropped = min(len(items), MOST) - len(new) - len(over)
+        dropped = len(reply.relations) - len(new) - len(over)
         if dropped:
             yield Note(why="relations of unknown names, or of nothing", figures={"unmatched": dropped})
         settled = settle(new, standing.values(), now=view.now)
@@ -209,8 +204,8 @@ class Graph:
         return [*_joined(view, [*settled.moves, *merged], named), *over]
 
     def _ask(self, view: MemoryView, system: str, more: str, schema: dict[str, Any], purpose: str) -> Ask:
-        parts = [(f"earlier, {said.role}", said.text) for said in view.earlier]
-        parts += [(f"message {at}, {said.role}", said.text) for at, said in enumerate(view.new, 1)]
+        parts = [(f"earlier, {said.role}", shown(said.text)) for said in view.earlier]
+        parts += [(f"message {at}, {said.role}, said on {day_of(said)}", shown(said.text)) for at, said in enumerate(view.new, 1)]
         return Ask(
             prompt="\n\n".join(part for part in (with_headings(parts), more) if part),
             system=system,
@@ -229,15 +224,6 @@ def _schema(key: str, fields: dict[str, Any]) -> dict[str, Any]:
         "required": [key],
         "additionalProperties": False,
     }
-
-
-def _listed(text: str, key: str, form: Any) -> Any:
-    """The list under a key of a JSON object, each item of a form; None if the text is something else."""
-    try:
-        found = msgspec.json.decode(text)
-        return msgspec.convert(found[key], list[form], strict=False)
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):
-        return None
 
 
 def _spelled(name: str) -> str:

@@ -8,7 +8,10 @@ counts as "nothing to learn". Each policy has its own cursor in each session.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
+import math
 import threading
 import time
 import weakref
@@ -19,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from kilburn.claims import topic
+from kilburn.claims import is_speaker, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
-from kilburn.errors import Forgotten, KernelError, SpecError, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreStale, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded
@@ -29,11 +32,13 @@ from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.memory.retention import Quota, within
+from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Said
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place, address_of, span_of
-from kilburn.store import State
+from kilburn.store import ProcessInfo, State
 
 __all__ = ["Learned", "Learning", "alearn", "learn"]
 
@@ -47,6 +52,12 @@ TRIES = 5
 
 FAILURES = 3
 """Exchanges in a row for which the model failed, after which the rest waits for the next call."""
+
+BLOCK = 1_000
+"""Events of a memory's ledger that are looked through backwards at first for a cursor; doubled each time."""
+
+SKEW = 86_400.0
+"""Seconds by which clocks may differ: a cursor in a session is no older than the session, less this."""
 
 ABOUT = 64
 """Passages that are looked through for what is in force about a subject."""
@@ -65,6 +76,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
         proposed: addresses of new pages that wait until a person accepts them, because untrusted text was read before.
         failed: addresses, in the session, of texts that nothing could be learned from yet; the next call tries again.
         why: what failed last, or "".
+        refused: addresses, in the session, of texts that were left out because they hold a secret.
     """
 
     memory: str
@@ -74,9 +86,19 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
     proposed: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     why: str = ""
+    refused: tuple[str, ...] = ()
 
 
-def learn(store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None) -> Learned:
+def learn(
+    store: Hierarchy,
+    session: str | Process,
+    policy: Any = "plain",
+    model: Any = None,
+    user: str | None = None,
+    *,
+    secrets: Secrets = None,
+    quota: Quota | None = None,
+) -> Learned:
     """Learn from what was said in a session since the last call.
 
     Args:
@@ -84,21 +106,31 @@ def learn(store: Hierarchy, session: str | Process, policy: Any = "plain", model
         policy: a spec such as "plain" or "facts", or an object with `plan`.
         model: answers what the policy asks: a spec or a model; None for that of the store.
         user: whose memory it goes into; None for the user of the session.
+        secrets: what to do with a text that holds a secret, before any policy or model sees it: "redact" puts a mark in its
+            place; "refuse" leaves the text out, as if it had not been said; None does not look.
+        quota: what the memory may hold. What follows an untrusted text never evicts anything.
 
     Raises:
-        SpecError: no such policy or model, or the policy asks a model and there is none. StoreError: nothing of the
-            exchange in hand was written; what came before stays.
+        SpecError: no such policy or model, or the policy asks a model and there is none. QuotaExceeded, StoreError: nothing
+            of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without the extra.
     """
-    job = _Job(store, session, policy, user)
+    job = _Job(store, session, policy, user, secrets, quota)
     return run(job.learn(), _answering(store, model))
 
 
 async def alearn(
-    store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None
+    store: Hierarchy,
+    session: str | Process,
+    policy: Any = "plain",
+    model: Any = None,
+    user: str | None = None,
+    *,
+    secrets: Secrets = None,
+    quota: Quota | None = None,
 ) -> Learned:
     """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
     written."""
-    job = _Job(store, session, policy, user)
+    job = _Job(store, session, policy, user, secrets, quota)
     return await arun(job.learn(), _answering(store, model))
 
 
@@ -109,12 +141,20 @@ class Learning:
     """
 
     def __init__(
-        self, store: Hierarchy, session: str | Process, policy: Any = "plain", model: Any = None, user: str | None = None
+        self,
+        store: Hierarchy,
+        session: str | Process,
+        policy: Any = "plain",
+        model: Any = None,
+        user: str | None = None,
+        *,
+        secrets: Secrets = None,
+        quota: Quota | None = None,
     ) -> None:
         self._stop = threading.Event()
         self._learned: Learned | None = None
         self._error: BaseException | None = None
-        job = _Job(store, session, policy, user, stopped=self._stop.is_set)
+        job = _Job(store, session, policy, user, secrets, quota, stopped=self._stop.is_set)
         answer = _answering(store, model)
         self._thread = threading.Thread(target=self._work, args=(job, answer), name="kilburn-learn", daemon=True)
         self._thread.start()
@@ -163,7 +203,8 @@ def _answering(store: Hierarchy, model: Any) -> Callable[[Ask], Answer]:
 
 
 class _Exchange(msgspec.Struct, frozen=True):
-    """Texts to plan for together, those before them, and where the cursor stands afterwards (0: it stays)."""
+    """Texts to plan for together and those before them, without their words, and where the cursor stands afterwards (0: it
+    stays)."""
 
     new: tuple[Said, ...]
     earlier: tuple[Said, ...]
@@ -199,21 +240,44 @@ class _Course(msgspec.Struct):
 
 
 class _Bookmarks:
-    """How far each policy has learned from each session, read from the ledger of a memory as it grows."""
+    """How far each policy has learned from each session, read from the ledger of a memory: what is new in it, and
+    backwards as far as it is needed."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], _Progress] = {}
-        self._head = 0
+        # The ledger is known between these events, the second included.
+        self._low = self._high = 0
         self._lock = threading.Lock()
 
-    def of(self, memory: Collection, session: int, policy: str) -> _Progress:
+    def of(self, memory: Collection, session: ProcessInfo, policy: str) -> _Progress:
+        """How far a policy has learned from a session; from nothing, if the ledger does not say."""
+        key, block = (session.number, policy), BLOCK
         with self._lock:
-            for event in memory.store.events(memory.number, self._head):
-                self._head = event.number
-                if event.act is Act.NOTE and "learned" in event.data:
-                    fields = {name: event.data.get(name) for name in _Progress.__struct_fields__}
-                    self._known[event.data["learned"], event.policy] = msgspec.convert(fields, _Progress)
-            return self._known.get((session, policy), _Progress())
+            head = memory.head
+            if not self._high:
+                self._low = self._high = head
+            self._known |= _noted(memory, self._high, head)[0]
+            self._high = max(self._high, head)
+            while self._low and key not in self._known:
+                low = max(0, self._low - block)
+                noted, since = _noted(memory, low, self._low)
+                self._known = noted | self._known
+                self._low, block = low, 2 * block
+                if since < session.created - SKEW:
+                    break  # the session did not exist then
+            return self._known.get(key, _Progress())
+
+
+def _noted(memory: Collection, after: int, upto: int) -> tuple[dict[tuple[int, str], _Progress], float]:
+    """What a stretch of the ledger says last of each policy and session, and the time of its first event."""
+    known: dict[tuple[int, str], _Progress] = {}
+    since = math.inf
+    for event in itertools.takewhile(lambda event: event.number <= upto, memory.store.events(memory.number, after)):
+        since = min(since, event.time)
+        if event.act is Act.NOTE and "learned" in event.data:
+            fields = {name: event.data.get(name) for name in _Progress.__struct_fields__}
+            known[event.data["learned"], event.policy] = msgspec.convert(fields, _Progress)
+    return known, since
 
 
 _bookmarks: weakref.WeakKeyDictionary[Collection, _Bookmarks] = weakref.WeakKeyDictionary()
@@ -228,6 +292,8 @@ class _Job:
         session: str | Process,
         policy: Any,
         user: str | None,
+        secrets: Secrets = None,
+        quota: Quota | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.process = session if isinstance(session, Process) else store.process(session)
@@ -239,6 +305,7 @@ class _Job:
         self.session = self.process.kernel.info.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
         self.clock = store.clock
+        self.secrets, self.quota = secrets, quota
         self.stopped = stopped
         self.stored: list[str] = []
         self.retired: list[str] = []
@@ -246,6 +313,7 @@ class _Job:
         self.unchanged = 0
         self.failed: dict[tuple[int, int], str] = {}
         self.why = ""
+        self.refused: dict[str, None] = {}
 
     def learn(self) -> Generator[Ask, Answer, Learned]:
         """All exchanges that are new or wait; begins anew if others learn at the same time."""
@@ -268,10 +336,11 @@ class _Job:
             proposed=tuple(self.proposed),
             failed=tuple(self.failed.values()),
             why=self.why,
+            refused=tuple(self.refused),
         )
 
     def _progress(self) -> _Progress:
-        return self.bookmarks.of(self.memory, self.session, self.name)
+        return self.bookmarks.of(self.memory, self.process.kernel.info, self.name)
 
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
@@ -279,9 +348,10 @@ class _Job:
         failures = 0
         for place, exchange in enumerate(exchanges):
             if self.stopped():
-                break
+                return
             head = self.memory.head
-            course = yield from self._plan(self._view(exchange))
+            view = self._view(exchange)
+            course = (yield from self._plan(view)) if view.new else _Course()
             if self.stopped():
                 return
             if course.lacks_model and not course.moves:
@@ -296,12 +366,15 @@ class _Job:
                 self.failed.update({each.span: span_of(*each.span) for each in rest})
                 break
         else:
-            progress = msgspec.structs.replace(progress, upto=max(end, progress.upto))
+            # What waited and was forgotten since waits no longer.
+            waiting = tuple(span for span in progress.waiting if span in self.failed)
+            progress = msgspec.structs.replace(progress, upto=max(end, progress.upto), waiting=waiting)
         if progress != written:
             self._commit((), progress, {}, Trust.USER, None)
 
     def _after(self, exchange: _Exchange, course: _Course, progress: _Progress) -> _Progress:
-        waiting = {span for span in progress.waiting if span != exchange.span}
+        first, last = exchange.span
+        waiting = {(low, high) for low, high in progress.waiting if high < first or last < low}
         if course.failure:
             waiting.add(exchange.span)
             self.failed[exchange.span] = span_of(*exchange.span)
@@ -315,21 +388,31 @@ class _Job:
         figures: dict[str, Any] = dict(course.figures)
         if course.asked:
             figures["asked"] = [str(outcome) for outcome in course.asked]
-        moves = self._allowed(course.moves, exchange, figures)
-        if not (moves or course.asked or course.failure):
-            self.unchanged += course.figures.get("unchanged", 0)
-            return msgspec.structs.replace(course, moves=moves)
         taint = min(said.taint for said in exchange.new)
         try:
-            self._commit(moves, self._after(exchange, course, progress), figures, taint, head, course)
-        except (StoreStale, Forgotten, UnknownAddress):
+            moves = self._allowed(course.moves, exchange, figures)
+            quota = self.quota
+            if quota is not None and taint < Trust.AGENT:
+                quota = msgspec.structs.replace(quota, evict=False)
+            course = msgspec.structs.replace(course, moves=within(quota, self.memory, moves, self.clock()))
+            if course.moves or course.asked or course.failure:
+                self._commit(course.moves, self._after(exchange, course, progress), figures, taint, head, course)
+        except (StoreStale, QuotaExceeded):
             raise
         except KernelError as error:
+            if isinstance(error, Forgotten | UnknownAddress) and self._is_overtaken(exchange, head):
+                raise
             log.info("the plan of %s was refused: %s", self.name, error)
             course = msgspec.structs.replace(course, moves=(), noted=Outcome.ILLEGAL, why=type(error).__name__)
             self._commit((), self._after(exchange, course, progress), figures, taint, head, course)
         self.unchanged += course.figures.get("unchanged", 0)
         return course
+
+    def _is_overtaken(self, exchange: _Exchange, head: int) -> bool:
+        """Whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
+        self.process.refresh()
+        said = (each.page.id for each in (*exchange.earlier, *exchange.new))
+        return self.memory.head != head or any(self.process.window.at(page) is Place.DROPPED for page in said)
 
     def _commit(
         self,
@@ -364,34 +447,41 @@ class _Job:
             gone = {page.id for page in pages if process.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
             heard = list(_heard(self.session, pages, gone))
             wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
-            process.fetch(said.page for said, wants in zip(heard, wanted, strict=True) if wants)
-            groups: list[list[int]] = []
-            for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
-                if wants and (not groups or not _belongs(said, [heard[n] for n in groups[-1]], progress)):
-                    groups.append([])
-                if wants:
-                    groups[-1].append(at)
-            found = []
-            for group in groups:
-                new = tuple(self._with_text(heard[at]) for at in group)
-                low = min(said.taint for said in new)
-                before = [
-                    said for said in heard[: group[0]] if not said.recalled and (low < Trust.AGENT or said.taint >= Trust.AGENT)
-                ]
-                earlier = tuple(self._with_text(said) for said in before[-EARLIER:])
-                last = new[-1].page.id
-                found.append(_Exchange(new, earlier, last if last > progress.upto else 0))
+        groups: list[list[int]] = []
+        for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
+            if wants and (not groups or not _belongs(said, [heard[n] for n in groups[-1]], progress)):
+                groups.append([])
+            if wants:
+                groups[-1].append(at)
+        found = []
+        for group in groups:
+            new = tuple(heard[at] for at in group)
+            tainted = min(said.taint for said in new) < Trust.AGENT
+            before = (heard[at] for at in range(group[0] - 1, -1, -1))
+            fit = (said for said in before if not said.recalled and (tainted or said.taint >= Trust.AGENT))
+            last = new[-1].page.id
+            found.append(_Exchange(new, tuple(itertools.islice(fit, EARLIER))[::-1], last if last > progress.upto else 0))
         return found, pages[-1].id if pages else 0
 
-    def _with_text(self, said: Said) -> Said:
-        return Said(said.process, said.page, self.process.text(said.page.id), said.recalled, said.taint)
+    def _with_texts(self, heard: Sequence[Said]) -> tuple[Said, ...]:
+        """With their texts, without the secrets in them; without those that hold one and are to be refused."""
+        self.process.fetch(said.page for said in heard)
+        found = []
+        for said in heard:
+            try:
+                text, _ = screen(self.process.text(said.page.id), self.secrets)
+                found.append(dataclasses.replace(said, text=text))
+            except SecretFound as error:
+                log.info("%s of session %s is not learned from: %s", said.address, self.process.name, error.what)
+                self.refused[said.address] = None
+        return tuple(found)
 
     def _view(self, exchange: _Exchange) -> MemoryView:
         memory = self.memory
         summary = next((page.id for page, _ in self._about(f"session {self.process.name}", SUMMARY)), 0)
         return MemoryView(
-            new=exchange.new,
-            earlier=exchange.earlier,
+            new=self._with_texts(exchange.new),
+            earlier=self._with_texts(exchange.earlier),
             summary=memory.text(summary) if summary else "",
             now=self.clock(),
             session=self.process.name,
@@ -402,13 +492,15 @@ class _Job:
             summary_page=summary,
         )
 
-    def _about(self, subject: str, relation: str = "") -> list[tuple[Page, State]]:
+    def _about(self, subject: str, relation: str, thing: str = "") -> list[tuple[Page, State]]:
         """What is in force about a subject; see `MemoryView.about`."""
         wanted = topic(Claim(subject=subject, relation=relation))
-        rows = self._found(f"{subject} {relation}", ABOUT)
+        # Half of a memory may be about its user: that word finds nothing.
+        words = [relation, thing] if is_speaker(subject) and (relation or thing) else [subject, relation, thing]
         found = []
-        for page, state in rows:
-            if page.claim is not None and (topic(page.claim) == wanted or (not relation and topic(page.claim)[:2] == wanted[:2])):
+        for page, state in self._found(" ".join(words), ABOUT):
+            known = topic(page.claim) if page.claim is not None else None
+            if known is not None and (known == wanted or (not relation and known[:2] == wanted[:2])):
                 found.append((page, state))
         return sorted(found, key=lambda row: (-row[0].time, row[0].id))
 

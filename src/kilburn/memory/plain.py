@@ -41,8 +41,7 @@ class Plain:
                     found = [(by, one) for by, one in found if one.over == meant.over or not same_claim(one.claim, meant.claim)]
                     found.append((said, meant))
         new = [(_add(said, one), said.page.trust) for said, one in found if not one.over]
-        about = dict.fromkeys((one.claim.subject, one.claim.relation) for _, one in found)
-        standing = {page.id: (page, state) for slot in about for page, state in view.about(*slot)}
+        standing = {page.id: (page, state) for _, one in found for page, state in view.standing(one.claim)}
         spoken = [said.page.time for said, one in found if not one.over]
         settled = settle(new, standing.values(), now=view.now, said=spoken)
         retired = {page for move in settled.moves if isinstance(move, Retire) for page in move.pages}
@@ -108,7 +107,7 @@ def _ended(said: Said, statement: Statement, view: MemoryView, retired: set[int]
         claim = msgspec.structs.replace(claim, relation=_OPPOSITE[claim.relation])
     return tuple(
         page.id
-        for page, _ in view.about(claim.subject, claim.relation)
+        for page, _ in view.standing(claim)
         if page.id not in retired
         and page.trust <= said.page.trust
         and page.claim is not None

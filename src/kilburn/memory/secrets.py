@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from kilburn.errors import MissingExtra, SecretFound, SpecError
 from kilburn.page import Span
 
-__all__ = ["Secret", "Secrets", "find", "screen"]
+__all__ = ["Secret", "Secrets", "find", "is_installed", "screen"]
 
 Secrets = Literal["refuse", "redact"] | None
 """What to do with a secret: refuse the whole text, put a mark in its place, or do not look (None)."""
@@ -49,6 +50,11 @@ class Secret(msgspec.Struct, frozen=True, order=True):
 
     span: Span
     rule: str
+
+
+def is_installed() -> bool:
+    """Whether the scanner is there."""
+    return find_spec("betterleaks") is not None
 
 
 def find(text: str) -> list[Secret]:

@@ -58,8 +58,8 @@ _ONLY_ONE_WORDS = "wife husband partner girlfriend boyfriend mother mom mum fath
 _ONLY_ONE = frozenset(_ONLY_ONE_WORDS.split())
 _NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"
 _NO_NAME_WORDS = (
-    "i im ive i'm i've and but so the a an no not yes oh well monday tuesday wednesday thursday friday saturday "
-    "sunday back when if later crazy out here there just was is has will can called named"
+    "i im ive i'm i've and but so the a an no not yes oh well monday tuesday wednesday thursday friday saturday sunday back "
+    "when if later crazy out here there just was is has will can called named"
 )
 _NO_NAME = frozenset(_NO_NAME_WORDS.split())
 _ADVERB = (
@@ -83,36 +83,34 @@ _THIRD = re.compile(r"(?:live|work|love|like|enjoy|hate|prefer|play|own|drive|sp
 
 _ANAPHORA = re.compile(
     r"\b(?:it|its|this|that|these|those|them|they|he|she|him|his|her|hers|their|theirs|there|here|you|your|yours|ya|such|same"
-    r"|others?|ones?|things?|stuff|something|everything|anything|nothing|some|someone|everyone|anyone|each|both|way|i"
-    r"|i'm|i've|i'd"
-    r"|we|what|how|why|which|who|else|so|lot|lots|bit)\b",
+    r"|others?|ones?|things?|stuff|something|everything|anything|nothing|some|someone|everyone|anyone|each|both|way|i|i'm|i've"
+    r"|i'd|we|what|how|why|which|who|else|so|lots?|bit|tons?)\b",
     re.IGNORECASE,
 )
 _EMPTY = re.compile(
-    r"(?:to|the|a|an|my|and|or|of|all|any|every|more|most|many|no|not|being|having|seeing|hearing|knowing|getting|when"
-    r"|if|about|like"
-    r"|look|idea|sound|thought|feel|feeling|fact|working|doing|making)\b",
+    r"(?:to|the|a|an|my|and|or|of|all|any|every|more|most|many|no|not|being|having|seeing|hearing|knowing|getting|when|if|about"
+    r"|like|look|idea|sound|thought|feel|feeling|fact|working|doing|making|on|project|new|few|fun|help|great|good|time|bit"
+    r"|really|too)\b",
     re.IGNORECASE,
 )
 _TAIL = re.compile(
     r"[\s,]+(?:now|too|as well|these days|nowadays|though|lol|haha|already|at the moment|right now|currently|by the way|btw"
-    r"|actually|again|anyways?|so far|a lot|very much|so much|the most|yet|today|and|or|but|either|instead|dearly|best"
-    r"|please|thanks|thank you|you know|i guess|i think|to be honest|tbh|of course|for sure)[\s.!,]*\Z",
+    r"|actually|again|anyways?|so far|a lot|very much|so much|the most|yet|today|and|or|but|either|instead|dearly|best|please"
+    r"|thanks|thank you|you know|i guess|i think|to be honest|tbh|of course|for sure)[\s.!,]*\Z",
     re.IGNORECASE,
 )
 _OBJECT_ENDS = re.compile(
-    r"\s*(?:[(\x1a]|:(?!\d)|\s(?:(?:in|for|on|with|at|to|of) (?:this|that|it|these|those)\b|because|so that|which|who"
-    r"|whose|where|when|whenever|while|but|if|though|although|since (?:I|i|we|my|it)"
-    r"|as (?:I|i|we|my|it)|and (?:I|i|we|my|it|they|he|she|would|was|am|have|need|want|hope|try|currently|recently"
-    r"|just)|hoping|thinking|wondering"
-    r"|considering|especially|including|thanks to|due to|even|like (?:I|i|we|you)|just like|compared|according)\b).*",
+    r"\s*(?:[(\x1a]|:(?!\d)|\s(?:(?:in|for|on|with|at|to|of) (?:this|that|it|these|those)\b|because|so that|which|who|whose"
+    r"|where|when|whenever|while|but|if|though|although|since (?:I|i|we|my|it)|as (?:I|i|we|my|it)|and (?:I|i|we|my|it|they|he"
+    r"|she|would|was|am|have|need|want|hope|try|currently|recently|just)|hoping|thinking|wondering|considering|especially"
+    r"|including|thanks to|due to|even|like (?:I|i|we|you)|just like|compared|according)\b).*",
     re.DOTALL,
 )
+_TO_THAT = re.compile(r"\s*\w+ (?:this|that|it|these|those)\b")
 _COMMA = re.compile(r",(?!\s?\d)(?!\s*[A-Z][\w]+\s*\Z).*", re.DOTALL)
 _ASIDE = re.compile(
-    r",\s*(?:\Z|[A-Z]|especially|particularly|mostly|mainly|like|such|including|even|too|thanks|haha|lol|right|so|also"
-    r"|for|in|at|on|by|to"
-    r"|from|every|usually|actually|you know|please|not|\w+ing\b|\w+ly\b)"
+    r",\s*(?:\Z|[A-Z]|especially|particularly|mostly|mainly|like|such|including|even|too|thanks|haha|lol|right|so|also|for|in"
+    r"|at|on|by|to|from|every|usually|actually|you know|please|not|\w+ing\b|\w+ly\b)"
 )
 _NOT = re.compile(r",\s+(?:and )?not (?:in |at |on |a |an |the )?(?P<wrong>[^,]{1,60})\Z")
 
@@ -120,28 +118,27 @@ _NUMBERS = "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twent
 _MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 _VALUE = (
     rf"(?:[$€£]\s?\d[\d,.]*(?:\s?(?:[kKmM]|million|thousand)\b)?[^,;]{{0,40}}|\d[^,;]{{0,50}}|(?:{_NUMBERS})\b[^,;]{{0,40}}"
-    rf"|{_MONTH}\.? \d[^,;]{{0,40}}(?:, (?:19|20)\d\d)?|(?:next|this) \w+)"
+    rf"|{_MONTH}\.? \d[^,;]{{0,40}}(?:, (?:19|20)\d\d)?|[\w.+-]+@[\w.-]+\w|(?:next|this) \w+)"
 )
 _WHEN = rf"(?:(?:on|at|by|in|for|next|this)\s+)?(?:(?:\w+day|tomorrow|tonight|{_MONTH}\.? \d|\d|next|this|the \d).*)"
 _EVENT = (
-    r"(?:[\w'’&-]+ ){0,4}?(?:appointment|meeting|interview|exam|test|flight|call|reservation|booking|deadline"
-    r"|presentation|surgery"
-    r"|check-?up|class|wedding|concert|conference|party|game|match|trip|visit|session|due date|launch|demo|recital|ceremony)"
+    r"(?:[\w'’&-]+ ){0,4}?(?:appointment|meeting|interview|exam|test|flight|call|reservation|booking|deadline|presentation"
+    r"|surgery|check-?up|class|wedding|concert|conference|party|game|match|trip|visit|session|due date|launch|demo|recital"
+    r"|ceremony)"
 )
 
 _STATES = (
-    r"(?:(?:a )?(?:vegetarian|vegan|pescatarian)|lactose intolerant|gluten[- ]free|diabetic|left-handed|colou?r-?blind|deaf|blind"
-    r"|married|single|divorced|engaged|widowed|pregnant|retired|unemployed|self-employed|transgender|trans|gay|lesbian|bisexual"
-    r"|non-?binary|queer|autistic|dyslexic|muslim|christian|jewish|buddhist|hindu|catholic|atheist|agnostic|bilingual|sober"
-    r"|american|british|english|scottish|irish|welsh|canadian|australian|german|french|italian|spanish|portuguese|dutch|belgian"
-    r"|swiss|austrian|swedish|norwegian|danish|finnish|polish|czech|greek|turkish|russian|ukrainian|indian|pakistani|chinese"
-    r"|japanese|korean|vietnamese|thai|filipino|indonesian|mexican|brazilian|argentinian|colombian|nigerian|kenyan|egyptian"
-    r"|moroccan|south african|israeli|iranian|hungarian|romanian|cuban|jamaican)"
+    r"(?:(?:a )?(?:vegetarian|vegan|pescatarian)|lactose intolerant|gluten[- ]free|diabetic|left-handed|colou?r-?blind|deaf"
+    r"|blind|married|single|divorced|engaged|widowed|pregnant|retired|unemployed|self-employed|transgender|trans|gay|lesbian"
+    r"|bisexual|non-?binary|queer|autistic|dyslexic|muslim|christian|jewish|buddhist|hindu|catholic|atheist|agnostic|bilingual"
+    r"|sober|american|british|english|scottish|irish|welsh|canadian|australian|german|french|italian|spanish|portuguese|dutch"
+    r"|belgian|swiss|austrian|swedish|norwegian|danish|finnish|polish|czech|greek|turkish|russian|ukrainian|indian|pakistani"
+    r"|chinese|japanese|korean|vietnamese|thai|filipino|indonesian|mexican|brazilian|argentinian|colombian|nigerian|kenyan"
+    r"|egyptian|moroccan|south african|israeli|iranian|hungarian|romanian|cuban|jamaican)"
 )
 _NO_IDENTITY = re.compile(
-    r"an? (?:bit|little|lot|few|couple|ton|mess|wreck|fool|idiot|sucker|step|week|day|month|while|year|minute|hour|tad"
-    r"|huge believer"
-    r"|firm believer|believer|great|good|bad|happy|sad|busy|part|(?:[\w-]+ )?fan\Z|member of (?:it|this)|loss|beginner"
+    r"an? (?:bit|little|lot|few|couple|ton|mess|wreck|fool|idiot|sucker|step|week|day|month|while|year|minute|hour|tad|huge"
+    r" believer|firm believer|believer|great|good|bad|happy|sad|busy|part|(?:[\w-]+ )?fan\Z|member of (?:it|this)|loss|beginner"
     r" at this|kind of)\b",
     re.IGNORECASE,
 )
@@ -162,6 +159,7 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
         (r"(?:am|come) (?:originally )?from (?P<o>[A-Z].+)", "is from", ONE),
         (r"grew up in (?P<o>.+)", "grew up in", ONE),
         (r"was born (?:in|on) (?P<o>.+)", "was born in", ONE),
+        (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", ONE),
         (r"(?:am|have been) allergic to (?P<o>.+)", "is allergic to", MANY),
         (rf"am (?P<o>(?i:{_STATES}))(?: (?:for|since|with|to|and) .*)?", "is", MANY),
         (
@@ -171,7 +169,6 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
         ),
         (r"am (?P<o>\d{1,3})(?: years old| years of age| y/?o)?", "is aged", ONE),
         (r"am (?P<o>an? .+)", "is", MANY),
-        (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", ONE),
         (r"(?P<v>love|like|enjoy|adore) (?P<o>.+)", "likes", MANY),
         (
             r"(?:hate|dislike|detest|can not stand|do not (?:really )?(?:like|enjoy)|am not a (?:big |huge )?fan of) (?P<o>.+)",
@@ -204,10 +201,10 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
         (r"am (?P<o>\d[\d.,']*\s?(?:cm|m|feet|ft|kg|lbs?|pounds)\b.*)", "measures", ONE),
         (r"(?:am planning to|plan to|am going to|will be) (?P<o>.+)", "plans to", MANY),
         (
-            r"(?P<o>(?:went|visited|attended|started|joined|finished|completed|bought|adopted|got|won|ran|signed up|met|received"
-            r"|submitted|launched|opened|lost|quit|booked|scheduled|enrolled|passed|hosted|organi[sz]ed|painted"
-            r"|published|traveled"
-            r"|travelled|flew|hiked|took|began|applied|hired|volunteered|performed|celebrated|had|made|saw|read|watched)\b.+)",
+            r"(?P<o>(?:went|visited|attended|started|joined|finished|completed|bought|adopted|got|won|ran|signed up|met"
+            r"|received|submitted|launched|opened|lost|quit|booked|scheduled|enrolled|passed|hosted|organi[sz]ed|painted"
+            r"|published|traveled|travelled|flew|hiked|took|began|applied|hired|volunteered|performed|celebrated|had|made|saw"
+            r"|read|watched)\b.+)",
             "event",
             MANY,
         ),
@@ -217,35 +214,32 @@ _SAYS = {"drive": "drives", "own": "owns", "speak": "speaks", "collect": "collec
 _SAYS |= {"study": "studies", "volunteer": "volunteers", "coach": "coaches"}
 
 _ORDER = re.compile(
-    r"(?:(?:i want you to|i'd like you to|you should|you must|make sure (?:to|you)|be sure to|i need you to)\s+)?"
-    r"(?P<how>always|never|do not ever|don't ever|from now on,?(?: please)?(?: always)?|from here on,?|going"
-    r" forward,?(?: please)?(?: always)?"
-    r"|in (?:the )?future,?(?: please)?(?: always)?|for (?:all|any) (?:future|your) (?:answers|responses|replies"
-    r"|questions),?(?: please)?"
-    r"|(?:whenever|every time|each time|any time) (?:i|you) [^,]{3,120},(?: please)?(?: always| never)?)\s+(?P<what>.+)",
+    r"(?:(?:i want you to|i'd like you to|you should|you must|make sure (?:to|you)|be sure to|i need you to)\s+)?(?P<how>always"
+    r"|never|do not ever|don't ever|from now on,?(?: please)?(?: always)?|from here on,?|going forward,?(?: please)?(?:"
+    r" always)?|in (?:the )?future,?(?: please)?(?: always)?|for (?:all|any) (?:future|your) (?:answers|responses|replies"
+    r"|questions),?(?: please)?|(?:whenever|every time|each time|any time) (?:i|you) [^,]{3,120},(?: please)?(?: always|"
+    r" never)?)\s+(?P<what>.+)",
     re.IGNORECASE | re.DOTALL,
 )
 _ORDERED = re.compile(
-    r"(?:do not |don't |never |always )?(?:use|include|format|provide|answer|respond|reply|write|explain|show|give"
-    r" (?!up)|keep (?!going|it up|on\b|your head|smil)|ask|check|confirm|cite|speak"
-    r"|call|address|highlight|report|specify|prioriti[sz]e|tailor|maintain|combine|mention|list|add|avoid|put|end|return"
-    r"|follow|run|commit|sign|convert|translate|double-check|verify|suggest|recommend|limit|describe|summari[sz]e"
-    r"|display|output|present|refer|quote|skip|send|share|book|schedule|order|treat|assume|begin|start (?:with|by|your"
-    r"|each|every)|note|round|spell"
-    r"|consult|require|structure|link|state|name|point out|offer|break|compare|generate|produce|document|print|be"
-    r" (?:brief|concise"
-    r"|formal|polite|direct|honest|specific))\b",
+    r"(?:do not |don't |never |always )?(?:use|include|format|provide|answer|respond|reply|write|explain|show|give (?!up)|keep"
+    r" (?!going|it up|on\b|your head|smil)|ask|check|confirm|cite|speak|call|address|highlight|report|specify|prioriti[sz]e"
+    r"|tailor|maintain|combine|mention|list|add|avoid|put|end|return|follow|run|commit|sign|convert|translate|double-check"
+    r"|verify|suggest|recommend|limit|describe|summari[sz]e|display|output|present|refer|quote|skip|send|share|book|schedule"
+    r"|order|treat|assume|begin|start (?:with|by|your|each|every)|note|round|spell|consult|require|structure|link|state|name"
+    r"|point out|offer|break|compare|generate|produce|document|print|be (?:brief|concise|formal|polite|direct|honest"
+    r"|specific))\b",
     re.IGNORECASE,
 )
 _MEMO = re.compile(
-    r"(?:please |also |can you )*(?:remember|note|keep in mind|bear in mind|do not forget|don't forget|make a note)(?:"
-    r" that|:|,)\s*"
-    r"(?!time\b|day\b|when\b|you\b|we\b|what\b|how\b|one\b)(?P<what>.+)",
+    r"(?:please |also |can you )*(?:remember|note|keep in mind|bear in mind|do not forget|don't forget|make a note)(?: that|:"
+    r"|,(?= (?:i|my|we)\b))\s*(?!time\b|day\b|when\b|you\b|we\b|what\b|how\b|one\b)(?P<what>.+)",
     re.IGNORECASE | re.DOTALL,
 )
 _CALL_ME = re.compile(rf"(?:(?:you can|please|everyone|everybody|people|friends|they|just) )*calls? me (?P<o>{_NAME})\Z")
-_MY_NAME = re.compile(rf"[Mm]y (?:full |first |real )?name is (?P<o>{_NAME}|[a-z]+)(?: and .*)?\Z")
+_MY_NAME = re.compile(rf"[Mm]y (?:full |first |real )?name is (?P<o>{_NAME}|[a-z]+)(?:(?: and|,) .*)?\Z")
 _I_AM = re.compile(rf"I am (?P<o>{_NAME})(?:,.*)?\Z")
+_I_AM_A = re.compile(rf"(?:I am|[Mm]y name is) {_NAME}, (?P<o>an? [^,]{{3,60}})(?:,.*)?\Z")
 _KIN_NAME = re.compile(rf"[Mm]y (?P<kin>{_KIN})(?:'s name is| is (?:called|named)|, who is called|, named) (?P<o>{_NAME})")
 _APPOSED = re.compile(rf"\b[Mm]y (?P<kin>{_KIN}),? (?P<o>{_NAME})(?!['\w-])")
 _FAVOURITE = re.compile(
@@ -255,39 +249,36 @@ _IS_FAVOURITE = re.compile(
     r"(?P<o>[\w' -]{2,40}?) (?:is|are) my (?:all-time |absolute )?favou?rite (?P<r>[\w-]+(?: [\w-]+){0,2})\Z"
 )
 _MINE_IS = re.compile(
-    rf"(?:[Mm]y|[Oo]ur) (?P<r>[\w'’ -]{{2,50}}?) (?:is|are|was|has|have)(?: now| currently| been| just| recently)*"
-    rf"(?: (?:at|on|by|set (?:for|to|at)|due (?:on|by|in)?|scheduled (?:for|on)|around|about|improved to|reached"
-    rf"|increased to|changed to|moved to|up to|down to))?"
-    rf" (?P<o>{_VALUE})\Z"
+    rf"(?:[Mm]y|[Oo]ur) (?P<r>[\w'’ -]{{2,50}}?) (?:is|are|was|has|have)(?: now| currently| been| just| recently)*(?: (?:at|on"
+    rf"|by|set (?:for|to|at)|due (?:on|by|in)?|scheduled (?:for|on)|around|about|improved to|reached|increased to|changed to"
+    rf"|moved to|up to|down to))? (?P<o>{_VALUE})\Z"
 )
 _THE_IS = re.compile(
-    rf"(?:[Tt]he|[Mm]y|[Oo]ur) (?P<r>{_EVENT}(?: (?:for|of|with) [\w' -]{{2,40}}?)?) (?:is|has been|was) (?:now )?(?:on"
-    rf"|at|by|due|set for|scheduled for|moved to)?"
-    rf"\s*(?P<o>{_WHEN})\Z"
+    rf"(?:[Tt]he|[Mm]y|[Oo]ur) (?P<r>{_EVENT}(?: (?:for|of|with) [\w' -]{{2,40}}?)?) (?:is|has been|was) (?:now )?(?:on|at|by"
+    rf"|due|set for|scheduled for|moved to)?\s*(?P<o>{_WHEN})\Z"
 )
 _HAVE_EVENT = re.compile(
-    rf"(?:I|[Ww]e) (?:have|have got|scheduled|booked|have booked|have scheduled|am having) (?:a|an|my|our|the|another) "
-    rf"(?P<r>{_EVENT}(?: (?:with|for|at|to|about) [\w'. &-]{{2,60}}?)?) (?P<o>{_WHEN})\Z"
+    rf"(?:I|[Ww]e) (?:have|have got|scheduled|booked|have booked|have scheduled|am having) (?:a|an|my|our|the|another)"
+    rf" (?P<r>{_EVENT}(?: (?:with|for|at|to|about) [\w'. &-]{{2,60}}?)?) (?P<o>{_WHEN})\Z"
 )
 _MOVED = re.compile(
-    rf"(?:[Mm]y|[Tt]he|[Oo]ur) (?P<r>{_EVENT}(?: (?:with|for|at) [\w'. -]{{2,40}}?)?) (?:got |was |has been |is |had to be )?"
-    rf"(?:moved|rescheduled|postponed|pushed(?: back)?|changed|shifted)(?: from .{{2,40}}?)? (?:to|until|for) (?P<o>.+)\Z"
+    rf"(?:[Mm]y|[Tt]he|[Oo]ur) (?P<r>{_EVENT}(?: (?:with|for|at) [\w'. -]{{2,40}}?)?) (?:got |was |has been |is |had to be"
+    rf" )?(?:moved|rescheduled|postponed|pushed(?: back)?|changed|shifted)(?: from .{{2,40}}?)? (?:to|until|for) (?P<o>.+)\Z"
 )
 _BIRTHDAY = re.compile(rf"[Mm]y birthday is (?:on )?(?P<o>(?:the )?(?:{_MONTH}|\d).*)\Z")
 _GOAL = re.compile(r"[Mm]y (?:main |ultimate |long-term )?(?P<r>goal|dream|dream job) is (?:to )?(?P<o>.+)\Z")
 _NO_MORE = re.compile(
-    r"(?:I|[Ww]e) (?:(?:no longer|do not|am not|am no longer|have stopped|stopped|quit|gave up)"
-    r" )(?P<rest>.+?)(?P<more>,? (?:any ?more|any longer))?\Z"
+    r"(?:I|[Ww]e) (?:(?:no longer|do not|am not|am no longer|have stopped|stopped|quit|gave up) )(?P<rest>.+?)(?P<more>,?"
+    r" (?:any ?more|any longer))?\Z"
 )
 _IT_IS_NOT = re.compile(
-    r"(?:(?:I meant|it is|it should be|I said)\s+)?not (?P<w1>[^,]{2,40}?),? but (?P<o1>[^,]{2,40})\Z"
-    r"|(?:I meant|it is|it should be|I said)\s+(?P<o2>[^,]{2,40}?),? (?:and )?not (?P<w2>[^,]{2,40})\Z",
+    r"(?:(?:I meant|it is|it should be|I said)\s+)?not (?P<w1>[^,]{2,40}?),? but (?P<o1>[^,]{2,40})\Z|(?:I meant|it is|it"
+    r" should be|I said)\s+(?P<o2>[^,]{2,40}?),? (?:and )?not (?P<w2>[^,]{2,40})\Z",
     re.IGNORECASE,
 )
 _HABIT = re.compile(
-    r"(?:I|[Ww]e) (?P<o>(?:(?:usually|always|often|typically|normally) )?[a-z]+ (?:.{2,60} )?(?:(?:every|each|once a"
-    r"|twice a|three times a) "
-    r"(?:day|morning|evening|night|week|month|year|weekend|weekday|\w+day)|on \w+days)\b[^,]{0,40})\Z"
+    r"(?:I|[Ww]e) (?P<o>(?:(?:usually|always|often|typically|normally) )?[a-z]+ (?:.{2,60} )?(?:(?:every|each|once a|twice a"
+    r"|three times a) (?:day|morning|evening|night|week|month|year|weekend|weekday|\w+day)|on \w+days)\b[^,]{0,40})\Z"
 )
 
 
@@ -319,6 +310,8 @@ def _of(clause: Clause, said: float) -> Iterator[Statement]:
     if memo is not None:
         yield from _memo(memo["what"], said)
         return
+    if (apposition := _I_AM_A.match(text)) is not None:
+        yield from _ruled(USER, f"am {apposition['o']}", said)
     for match in _APPOSED.finditer(text):
         if (found := _relative(match["kin"], match["o"])) is not None:
             yield found
@@ -435,6 +428,8 @@ def _statement(
 def _object(raw: str, said: float, *, past: bool = False, words: int = 14) -> tuple[str, float | None, float | None] | None:
     """What the words name, with the times between which it is said to hold; None where that is in doubt."""
     text = _OBJECT_ENDS.sub("", raw)
+    if " " not in text.strip() and _TO_THAT.match(raw[len(text) :]):
+        return None  # "escaping to that world"
     if not _is_list(text):
         comma = _COMMA.search(text)
         if comma is not None and not _ASIDE.match(comma[0]):
@@ -610,7 +605,7 @@ def _dated(match: re.Match[str], said: float) -> Statement | None:
         when, found = grounded(f"on {match['o']}", said)
     made = _object(when, said, words=10)
     what = re.sub(r" (?:scheduled|set|booked|planned|coming up|to \w+)\Z", "", _for_others(match["r"].strip()))
-    if made is None or not found or _ANAPHORA.search(what):
+    if made is None or not found or _ANAPHORA.search(what) or what.endswith(" from"):
         return None
     when = made[0] if re.match(r"(?:on|at|by|in|for) ", made[0]) else f"on {made[0]}"
     text = f"The {what} is {when}." if match[0][0] in "Tt" else f"The user's {what} is {when}."
@@ -635,7 +630,7 @@ def _aimed(match: re.Match[str], said: float) -> Statement | None:
 def _habit(match: re.Match[str], said: float) -> Statement | None:
     made = _object(match["o"], said)
     if made is None or re.match(
-        r"(?:was|were|am|had|have|did|went|know|think|see|feel|will|can|met|look|need|want|hope)\b", made[0]
+        r"(?:was|were|am|had|have|did|went|know|think|see|feel|will|can|met|look|need|want|hope|just|have|started)\b", made[0]
     ):
         return None
     return _statement(USER, "habit", made[0], many=True, text=f"The user's habit: {made[0]}.")

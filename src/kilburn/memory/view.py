@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from kilburn.effect import Answer, Effect
 from kilburn.message import Role, Trust
 from kilburn.move import Add, Retire
-from kilburn.page import Page
+from kilburn.page import Claim, Page
 from kilburn.store import State
 
 __all__ = ["SUMMARY", "MemoryPlan", "MemoryPolicy", "MemoryView", "Said"]
@@ -58,6 +58,14 @@ class Said:
         return self.page.role
 
 
+class About(Protocol):
+    """See `MemoryView.about`."""
+
+    def __call__(self, subject: str, relation: str, thing: str = "") -> Sequence[tuple[Page, State]]:
+        """What is in force about a subject."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryView:
     """The frozen state of the boundary between a session and a memory, valid while the plan runs.
@@ -72,8 +80,8 @@ class MemoryView:
         user: whose memory it is, or "" for all users.
         page: a page of the memory, by its id.
         text: its exact text.
-        about: what is in force about a subject, all of it or with one relation: pages with their states, newest first. Names
-            are compared without regard to case and blanks.
+        about: what is in force about a subject, with one relation or (with "") any: pages with their states, newest first, 64
+            at most. If a subject has more, those that mention `thing`, which may be given as a third argument, come first.
         summary_page: the id of the page that holds the summary, or 0.
     """
 
@@ -85,13 +93,17 @@ class MemoryView:
     user: str
     page: Callable[[int], Page]
     text: Callable[[int], str]
-    about: Callable[[str, str], Sequence[tuple[Page, State]]]
+    about: About
     summary_page: int = 0
 
     @property
     def taint(self) -> Trust:
         """The lowest trust of what was read before and in `new`; below AGENT, what is learned is only proposed."""
         return min((said.taint for said in self.new), default=Trust.USER)
+
+    def standing(self, claim: Claim) -> Sequence[tuple[Page, State]]:
+        """What is in force that a claim may repeat or contradict."""
+        return self.about(claim.subject, claim.relation, claim.object if claim.many else "")
 
 
 MemoryPlan = Sequence[Add | Retire] | Generator[Effect, Answer, Sequence[Add | Retire]]

@@ -16,7 +16,7 @@ from kilburn.models.deadline import Deadline
 from kilburn.models.provider_errors import error_of
 from kilburn.models.retry import Retry
 
-__all__ = ["Collector", "SdkModel"]
+__all__ = ["Collector", "SdkClient", "SdkModel"]
 
 
 class Collector(Protocol):
@@ -35,47 +35,30 @@ class Collector(Protocol):
         ...
 
 
-class SdkModel(ABC):
-    """A model behind an SDK.
+class SdkClient:
+    """What speaks to an endpoint through an SDK.
 
     Args:
         sdk: the module to import, which is also the extra that brings it.
         name: the model's name there.
-        context: its window in tokens, or None where unknown.
-        tokenizer: a name for `kilburn.tokens`, or a counter.
-        timeout: seconds of silence before a call is given up; `Request.timeout` bounds the whole reply.
+        timeout: seconds of silence before a call is given up.
         retry: how failed calls are made again; None as `Retry` does by itself.
 
     Raises:
         MissingExtra: the SDK is not installed.
     """
 
-    form: str
-    _answer: ClassVar[str]
-    """What the endpoint sends, in words."""
     _client: Any
 
-    def __init__(self, sdk: str, name: str, context: int | None, tokenizer: Any, timeout: float, retry: Retry | None) -> None:
+    def __init__(self, sdk: str, name: str, timeout: float, retry: Retry | None) -> None:
         try:
             self._sdk = import_module(sdk)
             self._network_error = import_module("httpx2").HTTPError
         except ModuleNotFoundError as error:
             raise MissingExtra(sdk, sdk) from error
         self.name = name
-        self.context = context
-        self.tokenizer: Any = tokenizer
         self._timeout = timeout
         self._retry = retry or Retry()
-
-    def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The reply as it comes. Failures before the first piece are tried again.
-
-        Raises:
-            Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
-        """
-        if not request.messages:
-            raise Refused("a request without messages", advice="send at least one message")
-        yield from self._retry.stream(lambda left: self._once(request, left), request.timeout)
 
     def close(self) -> None:
         """Close the connections that are kept open."""
@@ -86,6 +69,53 @@ class SdkModel(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _error_of(self, error: Any, passed: bool) -> ModelError:
+        silent = any(base.__name__ == "TimeoutException" for base in type(error).__mro__)
+        if passed or silent or isinstance(error, self._sdk.APITimeoutError):
+            return self._late_error()
+        if isinstance(error, self._network_error | self._sdk.APIConnectionError):
+            reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+            return Unavailable(f"{self.name}: {reason}", advice=f"is anything listening at {self._client.base_url}?")
+        status = getattr(error, "status_code", None)
+        headers = error.response.headers if isinstance(error, self._sdk.APIStatusError) else None
+        # An error inside a stream carries the stream's own status, which says nothing.
+        return error_of(self.name, None if status == 200 else status, error.body, str(error), headers)
+
+    def _late_error(self) -> Unavailable:
+        return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")
+
+
+class SdkModel(SdkClient, ABC):
+    """A model behind an SDK.
+
+    Args:
+        sdk, name, timeout, retry: see `SdkClient`; `Request.timeout` bounds the whole reply.
+        context: its window in tokens, or None where unknown.
+        tokenizer: a name for `kilburn.tokens`, or a counter.
+
+    Raises:
+        MissingExtra: the SDK is not installed.
+    """
+
+    form: str
+    _answer: ClassVar[str]
+    """What the endpoint sends, in words."""
+
+    def __init__(self, sdk: str, name: str, context: int | None, tokenizer: Any, timeout: float, retry: Retry | None) -> None:
+        super().__init__(sdk, name, timeout, retry)
+        self.context = context
+        self.tokenizer: Any = tokenizer
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        """The reply as it comes. Failures before the first piece are tried again.
+
+        Raises:
+            Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
+        """
+        if not request.messages:
+            raise Refused("a request without messages", advice="send at least one message")
+        yield from self._retry.stream(lambda left: self._once(request, left), request.timeout)
 
     @abstractmethod
     def _open(self, request: Request, silence: float) -> Any:
@@ -114,18 +144,3 @@ class SdkModel(ABC):
         if passed:
             raise self._late_error()
         yield collector.reply()
-
-    def _error_of(self, error: Any, passed: bool) -> ModelError:
-        silent = any(base.__name__ == "TimeoutException" for base in type(error).__mro__)
-        if passed or silent or isinstance(error, self._sdk.APITimeoutError):
-            return self._late_error()
-        if isinstance(error, self._network_error | self._sdk.APIConnectionError):
-            reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
-            return Unavailable(f"{self.name}: {reason}", advice=f"is anything listening at {self._client.base_url}?")
-        status = getattr(error, "status_code", None)
-        headers = error.response.headers if isinstance(error, self._sdk.APIStatusError) else None
-        # An error inside a stream carries the stream's own status, which says nothing.
-        return error_of(self.name, None if status == 200 else status, error.body, str(error), headers)
-
-    def _late_error(self) -> Unavailable:
-        return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")

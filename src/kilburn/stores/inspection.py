@@ -238,6 +238,7 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[
 
 def _citations(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[Session]) -> Iterator[Finding]:
     """Compares the index of citations with the pages, and looks for what they cite."""
+    sessions = [one for one in sessions if not one.damaged]
     wanted = _cited(sealed, sessions)
     names = {one.number for one in sessions}
     there = {one for number in names for one in rows(db, f"{citations.SELECT} WHERE by_process = ?", number)}
@@ -295,7 +296,7 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: Vect
         _restate(db, sealed, session)
         made, characters = _rebuild_process(db, index, session)
         _recount(db, sealed, session, made, characters)
-    sessions = [one for one in sealed.sessions(tenant) if not one.quarantined]
+    sessions = [one for one in sealed.sessions(tenant) if not one.damaged]
     db.executemany("DELETE FROM citation WHERE by_process = ?", [(one.number,) for one in sessions])
     citations.add(db, _cited(sealed, sessions))
     vectors.clean()

@@ -325,6 +325,12 @@ class Memory:
             found = [vector for vector in self._vectors.get(embedder, {}).values() if vector.number > after]
         yield from found
 
+    def embedders(self) -> list[str]:
+        """The names of the embedders that vectors are kept of, in the order in which they first came."""
+        with self._lock:
+            self._check_open()
+            return list(self._vectors)
+
     def drop_vectors(self, embedder: str) -> None:
         """Remove all vectors of this embedder."""
         with self._lock:

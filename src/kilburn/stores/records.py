@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import StoreError
-from kilburn.event import STATE, Event
+from kilburn.event import STATE, Act, Event
 from kilburn.page import Page
 
 __all__ = ["UNREADABLE", "event_of", "page_of", "record_of_event", "record_of_page", "scrub", "seal_of", "telling_words"]
@@ -181,8 +181,9 @@ def telling_words(page: Page) -> set[str]:
 
 def scrub(event: Event, words: set[str]) -> Event:
     """The event without its reason, and without values in its data that contain one of these words. The keys are
-    Kilburn's own and stay."""
-    return msgspec.structs.replace(event, why="", data={key: _blank(value, words) for key, value in event.data.items()})
+    Kilburn's own and stay. So does the reason of a person who forgets, unless it contains one of the words."""
+    why = _blank(event.why, words) if event.act is Act.DROP else ""
+    return msgspec.structs.replace(event, why=why, data={key: _blank(value, words) for key, value in event.data.items()})
 
 
 def _blank(value: object, words: set[str]) -> object:

@@ -178,12 +178,10 @@ CREATE TABLE citation(
     PRIMARY KEY(process, page, by_process, by_page)
 ) STRICT, WITHOUT ROWID;
 
--- size: bytes of each of its vectors.
 CREATE TABLE embedder(
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant INTEGER NOT NULL REFERENCES tenant(id),
     name TEXT NOT NULL,
-    size INTEGER NOT NULL,
     UNIQUE(tenant, name)
 ) STRICT;
 
@@ -225,7 +223,7 @@ CREATE TEMP VIEW page AS SELECT *, NULL AS until FROM main.page;
 
 EMPTY = """
 CREATE TEMP VIEW citation AS SELECT 0 AS process, 0 AS page, 0 AS by_process, 0 AS by_page WHERE 0;
-CREATE TEMP VIEW embedder AS SELECT 0 AS id, 0 AS tenant, '' AS name, 0 AS size WHERE 0;
+CREATE TEMP VIEW embedder AS SELECT 0 AS id, 0 AS tenant, '' AS name WHERE 0;
 CREATE TEMP VIEW vector AS SELECT 0 AS id, 0 AS embedder, 0 AS entry, x'' AS data, x'' AS seal WHERE 0;
 CREATE TEMP VIEW embedded AS SELECT 0 AS embedder, 0 AS process, 0 AS done WHERE 0;
 """

@@ -68,7 +68,18 @@ class Session(ProcessInfo, frozen=True, kw_only=True):
     @property
     def info(self) -> ProcessInfo:
         """The session as callers of the store see it."""
-        return ProcessInfo(**{name: getattr(self, name) for name in ProcessInfo.__struct_fields__})
+        return ProcessInfo(
+            number=self.number,
+            name=self.name,
+            created=self.created,
+            head=self.head,
+            pages=self.pages,
+            tokens=self.tokens,
+            used=self.used,
+            damaged=self.damaged,
+            kind=self.kind,
+            user=self.user,
+        )
 
     def whole(self) -> Session:
         """Itself.
@@ -93,6 +104,8 @@ class Sealed:
     def __init__(self, db: apsw.Connection, *, seals: bool) -> None:
         self._db = db
         self.seals = seals
+        # What was last read of each session, so that a row that is still the same is not verified again.
+        self._read_before: dict[int, tuple[Row, Session]] = {}
 
     def intact(self, seal: object, *values: object) -> bool:
         """Whether a row's values are those that were sealed."""
@@ -146,6 +159,15 @@ class Sealed:
         return self._session(found) if found else None
 
     def _session(self, found: Row) -> Session:
+        known = self._read_before.get(found[0])
+        if known is not None and known[0] == found:
+            return known[1]
+        session = self._verified(found)
+        if isinstance(found[0], int):
+            self._read_before[found[0]] = found, session
+        return session
+
+    def _verified(self, found: Row) -> Session:
         number, tenant, stored, created, aside, kind, user, seal, *counters, tally = found
         name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
         damaged = ""

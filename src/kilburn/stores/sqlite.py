@@ -41,6 +41,9 @@ log = logging.getLogger("kilburn")
 CHUNK = 1000
 """Events read at a time, so that no read transaction stays open while a caller thinks."""
 
+FEW = 200
+"""Processes that are read one by one; of more, all of the tenant's are read at once."""
+
 PAUSE = 0.005
 """Seconds between two tries to become the writer."""
 
@@ -88,7 +91,9 @@ class Sqlite:
         self._patience = busy_timeout
         # Set while the write-ahead log may still contain erased bytes.
         self._log_uncut = False
-        # The state of the file of which the extents of all processes are known.
+        self._nothing_waits: dict[str, tuple[object, int]] = {}
+        # All processes and their extents, each with the state of the file of which it is known.
+        self._known: tuple[tuple[object, int], Sequence[Session]] | None = None
         self._extents: tuple[tuple[object, int], Extents] | None = None
         # Set once every session's row was looked at, before the first new one is made.
         self._surveyed = False
@@ -319,11 +324,22 @@ class Sqlite:
     def processes(self) -> list[ProcessInfo]:
         """All processes of the tenant, oldest first; damaged ones say so."""
         with self._reading("reading"):
-            infos = [one.info for one in self._sealed.sessions(self._number)]
+            infos = [one.info for one in self._sessions()]
             lost = self._sessions_made() - len(infos)
         if lost > 0:
             infos.append(ProcessInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}"))
         return infos
+
+    def _sessions(self) -> Sequence[Session]:
+        """All sessions; read once for each state of the file, because there may be very many."""
+        state = self._state()
+        if self._known is None or self._known[0] != state:
+            self._known = state, self._sealed.sessions(self._number)
+        return self._known[1]
+
+    def _state(self) -> tuple[object, int]:
+        """Changes whenever anybody writes to the file."""
+        return self._db.pragma("data_version"), self._db.total_changes()
 
     def _session(self, process: int) -> Session | None:
         """A session of this tenant that is whole; None where there is none of that number.
@@ -418,8 +434,13 @@ class Sqlite:
             if processes is None:
                 hits = self._index.search(query, self._everywhere(), limit)
             else:
-                known = [self._sealed.session(self._number, number) for number in sorted(set(processes))]
-                whole = [one for one in known if one is not None and not one.damaged and one.passages]
+                wanted = set(processes)
+                if len(wanted) > FEW:
+                    known = [one for one in self._sessions() if one.number in wanted]
+                else:
+                    some = [self._sealed.session(self._number, number) for number in sorted(wanted)]
+                    known = [one for one in some if one is not None]
+                whole = [one for one in known if not one.damaged and one.passages]
                 extents = Extents([(one.number, one.passages) for one in whole], sum(one.characters for one in whole))
                 hits = self._index.search(query, extents, limit, apart=len(whole) > 1)
             spans = self._index.spans([number for number, _ in hits])
@@ -427,8 +448,8 @@ class Sqlite:
         return [_passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in readable]
 
     def _everywhere(self) -> Extents:
-        """The extents of all processes. They are read once for each state of the file, because there may be very many."""
-        state = self._db.pragma("data_version"), self._db.total_changes()
+        """The extents of all processes; read once for each state of the file."""
+        state = self._state()
         if self._extents is None or self._extents[0] != state:
             select = (
                 "SELECT id, passages, characters FROM process NOT INDEXED WHERE tenant = ? AND passages AND NOT aside ORDER BY id"
@@ -470,6 +491,10 @@ class Sqlite:
             StoreCorrupt: a text is not what was written.
         """
         with self._reading("reading"):
+            # A search asks this every time: after "none waits" nothing is looked at until somebody writes.
+            state = row(self._db, "PRAGMA data_version"), self._db.total_changes()
+            if self._nothing_waits.get(embedder) == state:
+                return []
             texts: dict[tuple[int, int], str] = {}
             found = []
             for entry, page, start, stop in self._vectors.waiting(check_name(embedder, "embedder"), limit):
@@ -477,6 +502,8 @@ class Sqlite:
                 if key not in texts:
                     texts[key] = content_of(self._db, *key)
                 found.append((entry, texts[key][start:stop]))
+            if not found and limit > 0:
+                self._nothing_waits[embedder] = state
         return found
 
     def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
@@ -498,6 +525,11 @@ class Sqlite:
             yield from found
             if not after:
                 return
+
+    def embedders(self) -> list[str]:
+        """The names of the embedders that vectors are kept of, in the order in which they first came."""
+        with self._reading("reading"):
+            return self._vectors.names()
 
     def drop_vectors(self, embedder: str) -> None:
         """Remove all vectors of this embedder.

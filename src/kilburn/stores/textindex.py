@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cache
 from itertools import accumulate
 from typing import cast
@@ -44,6 +44,9 @@ ROWS = 4096
 
 DEPTH = 33
 """Passages visited for each word of each range at least."""
+
+RUNS = 64
+"""Ranges that are each looked through by themselves; more are cheaper to pick out of the whole."""
 
 ENOUGH = 8
 """Passages with rarer words that are visited for each hit, before common words are only looked up among these."""
@@ -222,15 +225,20 @@ class TextIndex:
         first = ROWS if apart else depth
         found = [self._having(word, ranges, first) for word in words]
         full = [len(numbers) >= first for numbers in found]
+        wanted = set(extents.processes)
         if apart:
-            wanted = set(extents.processes)
-            ranges = _ranges(wanted)
+            runs = _ranges(wanted)
             for at, numbers in enumerate(found):
-                if full[at]:
-                    found[at] = self._having(words[at], ranges, depth)
-                    full[at] = len(ranges) == 1 and len(found[at]) >= depth
-                else:
-                    found[at] = [number for number in numbers if number >> 32 in wanted]
+                inside = [number for number in numbers if number >> 32 in wanted]
+                if full[at] and len(runs) > RUNS:
+                    inside = self._having_within(words[at], inside, numbers[-1], ranges[0][1], wanted, depth)
+                    full[at] = len(inside) >= depth
+                elif full[at]:
+                    inside = self._having(words[at], runs, depth)
+                    full[at] = len(runs) == 1 and len(inside) >= depth
+                found[at] = inside
+            if len(runs) == 1:
+                ranges = runs
         short = [(K1 + 1) / (1 + K1 * (1 - B + B * length / max(extents.mean, 1.0))) for length in CLASS_LENGTH]
         sizes = [extents.estimate(numbers) if cut else len(numbers) for numbers, cut in zip(found, full, strict=True)]
         rarities: dict[int, float] = {}
@@ -241,7 +249,7 @@ class TextIndex:
             numbers = found[at]
             if full[at] and visited >= ENOUGH * limit:
                 # Most passages that have a common word and no rarer one cannot be among the best.
-                numbers = self._having(words[at], ranges, ROWS, among=rarer)
+                numbers = [number for number in self._having(words[at], ranges, ROWS, rarer) if number >> 32 in wanted]
             else:
                 rarer.append(words[at])
                 visited += len(numbers)
@@ -267,6 +275,16 @@ class TextIndex:
         found: list[int] = []
         for (numbers,) in rows_of_each(self._db, self._scan, bindings):
             found += _integers(numbers)
+        return found
+
+    def _having_within(self, word: str, found: list[int], last: int, high: int, wanted: Set[int], depth: int) -> list[int]:
+        """The first entries of these processes that have a word, of which `found` are those up to entry `last`."""
+        while len(found) < depth:
+            numbers = self._having(word, [(last + 1, high)], ROWS)
+            found += [number for number in numbers if number >> 32 in wanted]
+            if len(numbers) < ROWS:
+                break
+            last = numbers[-1]
         return found
 
     def stems(self, text: str) -> set[str]:

@@ -25,15 +25,22 @@ class VectorTable:
     def __init__(self, db: apsw.Connection, tenant: int) -> None:
         self._db, self._tenant = db, tenant
 
-    def embedder(self, name: str) -> tuple[int, int] | None:
-        """The number of an embedder, and the bytes of each of its vectors."""
-        found = row(self._db, "SELECT id, size FROM embedder WHERE tenant = ? AND name = ?", self._tenant, name)
-        return (found[0], found[1]) if found else None
+    def embedder(self, name: str) -> int:
+        """The number of an embedder; 0 if it has no vectors here."""
+        found = row(self._db, "SELECT id FROM embedder WHERE tenant = ? AND name = ?", self._tenant, name)
+        return found[0] if found else 0
+
+    def _seal(self, name: str, entry: int, data: bytes) -> bytes:
+        return seal_of("vector", self._tenant, name, entry, data)
+
+    def names(self) -> list[str]:
+        """The embedders, in the order in which they first came."""
+        return [name for (name,) in rows(self._db, "SELECT name FROM embedder WHERE tenant = ? ORDER BY id", self._tenant)]
 
     def waiting(self, name: str, limit: int) -> list[tuple[int, int, int, int]]:
         """At most so many passages without a vector of this embedder, of the newest processes first: entry, page, start,
         stop."""
-        embedder, _ = self.embedder(name) or (0, 0)
+        embedder = self.embedder(name)
         select = (
             "SELECT id, coalesce(done, 0) FROM process LEFT JOIN embedded ON embedded.process = process.id AND embedder = ?"
             " WHERE tenant = ? AND NOT aside AND passages > coalesce(done, 0) ORDER BY id DESC"
@@ -60,12 +67,12 @@ class VectorTable:
         """
         if not vectors:
             return
-        known = self.embedder(name)
-        if known is None:
-            insert = "INSERT INTO embedder(tenant, name, size) VALUES(?, ?, ?)"
-            self._db.execute(insert, (self._tenant, name, len(vectors[0][1])))
-            known = self._db.last_insert_rowid(), len(vectors[0][1])
-        embedder, size = known
+        embedder = self.embedder(name)
+        if not embedder:
+            self._db.execute("INSERT INTO embedder(tenant, name) VALUES(?, ?)", (self._tenant, name))
+            embedder = self._db.last_insert_rowid()
+        last = row(self._db, "SELECT length(data) FROM vector WHERE embedder = ? ORDER BY id DESC LIMIT 1", embedder)
+        size = last[0] if last else len(vectors[0][1])
         wrong = next((len(data) for _, data in vectors if len(data) != size), None)
         if wrong is not None or not size:
             what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
@@ -76,9 +83,7 @@ class VectorTable:
             "INSERT OR REPLACE INTO vector(embedder, entry, data, seal) SELECT ?1, ?2, ?3, ?4"
             " WHERE EXISTS(SELECT 1 FROM passage WHERE id = ?2)"
         )
-        kept = [
-            (embedder, entry, data, seal_of("vector", embedder, entry, data)) for entry, data in vectors if entry >> 32 in owned
-        ]
+        kept = [(embedder, entry, data, self._seal(name, entry, data)) for entry, data in vectors if entry >> 32 in owned]
         self._db.executemany(insert, kept)
         for process in sorted({entry >> 32 for _, entry, *_ in kept}):
             self._advance(embedder, process)
@@ -98,16 +103,13 @@ class VectorTable:
     def read(self, name: str, after: int, limit: int) -> tuple[list[Vector], int]:
         """Of at most so many vectors with a greater number than `after`, those that are whole; and the number of the last
         one that was looked at, or 0 if there are no more."""
-        known = self.embedder(name)
-        if known is None:
-            return [], 0
-        embedder, size = known
+        embedder = self.embedder(name)
         select = "SELECT id, entry, data, seal FROM vector WHERE embedder = ? AND id > ? ORDER BY id LIMIT ?"
         found = rows(self._db, select, embedder, after, limit)
         whole = [
             Vector(number=number, entry=entry, data=data)
             for number, entry, data, seal in found
-            if seal == seal_of("vector", embedder, entry, data) and len(data) == size
+            if seal == self._seal(name, entry, data)
         ]
         return whole, found[-1][0] if found else 0
 
@@ -117,14 +119,14 @@ class VectorTable:
 
     def drop(self, name: str) -> None:
         """Remove all vectors of an embedder, and its name."""
-        known = self.embedder(name)
-        if known is not None:
+        embedder = self.embedder(name)
+        if embedder:
             for statement in (
                 "DELETE FROM vector WHERE embedder = ?",
                 "DELETE FROM embedded WHERE embedder = ?",
                 "DELETE FROM embedder WHERE id = ?",
             ):
-                self._db.execute(statement, (known[0],))
+                self._db.execute(statement, (embedder,))
 
     def mistaken(self) -> Iterator[tuple[int, str]]:
         """Processes and embedders of which a passage waits for a vector, and the table says that none does."""
@@ -145,13 +147,16 @@ class VectorTable:
             done = "SELECT DISTINCT entry >> 32 FROM vector WHERE embedder = ?"
             for (process,) in rows(self._db, done, embedder):
                 self._advance(embedder, process)
+        # Such a name may be a damaged one.
+        unused = "DELETE FROM embedder WHERE tenant = ? AND id NOT IN (SELECT embedder FROM vector NOT INDEXED)"
+        self._db.execute(unused, (self._tenant,))
 
     def damaged(self) -> Iterator[tuple[int, int]]:
         """Number and entry of the vectors that are not what was written, or whose passage does not exist."""
         select = (
-            "SELECT vector.id, entry, embedder, data, seal, passage.id IS NOT NULL FROM vector"
+            "SELECT vector.id, entry, name, data, seal, passage.id IS NOT NULL FROM vector"
             " LEFT JOIN passage ON passage.id = entry JOIN embedder ON embedder.id = embedder WHERE tenant = ?"
         )
-        for number, entry, embedder, data, seal, there in rows_of_each(self._db, select, [(self._tenant,)]):
-            if not there or seal != seal_of("vector", embedder, entry, data):
+        for number, entry, name, data, seal, there in rows_of_each(self._db, select, [(self._tenant,)]):
+            if not there or seal != self._seal(name, entry, data):
                 yield number, entry

@@ -503,8 +503,11 @@ def check_vectors(store: Store) -> None:
     (*_, last) = store.vectors("hash")
     assert (last.entry, last.data) == (waiting[2][0], b"BETA")
     assert last.number > kept[-1].number
+    store.keep_vectors("another", [(waiting[2][0], b"one")])
+    assert store.embedders() == ["hash", "another"]
     store.drop_vectors("hash")
     store.drop_vectors("never there")
+    assert store.embedders() == ["another"]
     assert list(store.vectors("hash")) == []
     assert len(store.unembedded("hash", 10)) == 3
     store.keep_vectors("hash", [(waiting[2][0], b"of another length")])

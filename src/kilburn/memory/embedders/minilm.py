@@ -11,9 +11,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from kilburn.errors import MissingExtra, ModelError, Unavailable
+from kilburn.errors import MissingExtra, ModelError, SpecError, Unavailable
 from kilburn.models.download import Download, digest, disk_errors, folder, recorded_digest
 from kilburn.models.weights import catalogue, find
 
@@ -32,22 +33,25 @@ class Minilm:
     """all-MiniLM-L6-v2, of which a text's first 256 tokens count.
 
     Args:
+        version: of the graph; there is one so far. Vectors of different versions are never compared.
         threads: of the processor.
 
     Raises:
+        SpecError: no such version.
         MissingExtra: the extra `embed` is not installed.
         Unavailable: the weights are not on this machine.
     """
 
-    name = "minilm-l6-v2/1"
+    name = "minilm(version=1)"
     dimensions = 384
 
-    def __init__(self, threads: int = 2) -> None:
+    def __init__(self, version: int = 1, *, threads: int = 2) -> None:
+        if version != 1:
+            raise SpecError(f"minilm has no version {version!r}", advice="use version 1")
+        # Looked for, and imported when they are needed: that takes a second.
         for module in ("numpy", "onnx", "tokenizers", "onnxruntime"):
-            try:
-                import_module(module)
-            except ModuleNotFoundError as error:
-                raise MissingExtra(module, "embed") from error
+            if find_spec(module) is None:
+                raise MissingExtra(module, "embed")
         self._weights = find("minilm", "safetensors")
         self._threads = threads
         self._lock = threading.Lock()

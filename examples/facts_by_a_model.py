@@ -1,0 +1,54 @@
+"""Let a model extract facts from a talk; here a script plays the model, and once answers badly.
+
+The model sees the exchange and what is known already. Its answers are held to a JSON schema, a fact counts only if its words
+were said, and an answer that cannot be used is asked for again, then recorded as failed and tried at the next call.
+
+It prints:
+
+    first call: stored nothing, failed p1-p2
+    second call: stored f1
+    third call: stored f2, retired f1
+    what is known: Ana lives in Braga
+    what was known: Ana lives in Porto
+"""
+
+from __future__ import annotations
+
+import json
+
+import kilburn
+from kilburn.memory.learning import Learned, learn
+from kilburn.testing import Scripted
+
+
+def fact(text: str, town: str) -> str:
+    parts = {"subject": "Ana", "relation": "lives in", "object": town, "correction": False}
+    return json.dumps({"facts": [{"message": 1, "text": text, **parts}]})
+
+
+def told(learned: Learned) -> str:
+    done = [f"stored {' '.join(learned.stored) or 'nothing'}"]
+    done += [f"retired {' '.join(learned.retired)}"] if learned.retired else []
+    done += [f"failed {' '.join(learned.failed)}"] if learned.failed else []
+    return ", ".join(done)
+
+
+def main() -> None:
+    policy = "facts(summary=False)"
+    with kilburn.open(":memory:", window=1_000, tokenizer="chars/4") as store:
+        talk = store.process("monday", user="ana")
+        talk.append({"role": "user", "content": "Ana lives in Porto."}, {"role": "assistant", "content": "Noted."})
+        print("first call:", told(learn(store, talk, policy, Scripted(['{"facts": [{"te', ""]))))
+        print("second call:", told(learn(store, talk, policy, Scripted([fact("Ana lives in Porto", "Porto")]))))
+
+        talk.append({"role": "user", "content": "Ana lives in Braga now."}, {"role": "assistant", "content": "Noted."})
+        print("third call:", told(learn(store, talk, policy, Scripted([fact("Ana lives in Braga", "Braga")]))))
+
+        memory = store.memory("ana")
+        now = [page.id for page, _ in memory.pages()]
+        print("what is known:", *map(memory.text, now))
+        print("what was known:", *[memory.text(page.id) for page, _ in memory.pages(history=True) if page.id not in now])
+
+
+if __name__ == "__main__":
+    main()

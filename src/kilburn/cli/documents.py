@@ -1,0 +1,150 @@
+"""`documents`: texts beside the memory, found by the same search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from kilburn.cli.access import existing, reading, writing
+from kilburn.cli.forget import carry_out
+from kilburn.cli.memories import Look, secrets_of
+from kilburn.cli.screen import age, count, many, progress, table
+from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.errors import SpecError
+from kilburn.kernel.collection import Collection
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.memory.documents import Ingested, in_order, ingest, name_of, text_of
+from kilburn.memory.documents import documents as documents_of
+from kilburn.terminal import emit, line, say, tell
+
+__all__ = ["add", "documents", "list_documents", "remove", "show_document"]
+
+documents = typer.Typer(help="Texts to be searched beside the memory.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(documents, name="documents")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A document's name, as `documents list` has it.", show_default=False)]
+
+
+@documents.command("add")
+def add(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Files, or folders with all texts in them.", show_default=False)
+    ],
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call it; else its absolute path.")] = None,
+    user: Annotated[str, typer.Option("--user", metavar="NAME", help="Whose it is; else of all users.")] = "",
+    secrets: Look = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Add files and folders to what is searched, or bring them up to date: only what changed is read in again.
+
+    Texts are told by their content; what is none is passed over, and so are links and hidden files in folders. Text from
+    files is data: it has the trust of a tool's output.
+
+    Example:
+
+        kilburn documents add docs README.md
+    """
+    if name is not None and len(paths) > 1:
+        raise SpecError("--name with several paths", advice="add them one by one")
+    looked = secrets_of(secrets)
+    found: list[Ingested] = []
+    with writing(db or "agent.db", tenant) as store:
+        for path in paths:
+            with progress(f"reading {path}") as done:
+                found.append(ingest(store, path, name, user, secrets=looked, progress=done))
+    if json:
+        emit([{"path": str(path)} | msgspec.structs.asdict(one) for path, one in zip(paths, found, strict=True)])
+        return
+    for path, one in zip(paths, found, strict=True):
+        for file, why in one.skipped:
+            say(line(f"passed over: {file}: {why}"))
+        for gone in one.gone:
+            say(line(f"gone, and retired: {gone}"))
+        figures = f"{count(one.added)} chunks added, {count(one.retired)} retired, {count(one.unchanged)} unchanged"
+        tell(line(f"{path}: {many(len(one.documents), 'document')} new or changed; {figures}"))
+        if one.redacted:
+            say(f"{many(one.redacted, 'secret')} redacted")
+
+
+@documents.command("list")
+def list_documents(
+    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only this user's.")] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """List the documents.
+
+    Example:
+
+        kilburn documents list
+    """
+    with reading(db, tenant) as store:
+        rows = [_row(document) for document in documents_of(store, user)]
+    if json:
+        emit(rows)
+        return
+    heads = ("document", "user", "chunks", "tokens", "changed")
+    table(heads, ((row["document"], row["user"], row["chunks"], row["tokens"], f"{age(row['changed'])} ago") for row in rows))
+    tell(many(len(rows), "document"))
+
+
+def _row(document: Collection) -> dict[str, Any]:
+    here = [page for page, _ in document.pages()]
+    return {
+        "document": name_of(document),
+        "user": document.user,
+        "chunks": len(here),
+        "tokens": sum(page.tokens for page in here),
+        "changed": document.info.used,
+    }
+
+
+@documents.command("show")
+def show_document(name: Name, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Write the text of a document to standard output, as it was taken in last.
+
+    Example:
+
+        kilburn documents show handbook
+    """
+    with reading(db, tenant) as store:
+        document = _named(store, name)
+        text, chunks = text_of(document), [page.address for page in in_order(document)]
+    if json:
+        emit({"document": name, "chunks": chunks, "text": text})
+        return
+    tell(text, end="" if text.endswith("\n") else "\n")
+
+
+@documents.command("remove")
+def remove(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    why: Annotated[str, typer.Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")] = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Forget a document for ever, with all that was made from it; prints a receipt. The file itself is not touched.
+
+    Example:
+
+        kilburn documents remove handbook --yes
+    """
+    with writing(existing(db), tenant) as store:
+        _named(store, name)
+        carry_out(lambda only: store.forget(document=name, why=why, dry=only), store, yes=yes, json=json)
+
+
+def _named(store: Hierarchy, name: str) -> Collection:
+    known = {name_of(document): document for document in documents_of(store)}
+    if name not in known:
+        names = ", ".join(map(repr, list(known)[:5])) + (" ..." if len(known) > 5 else "")
+        raise SpecError(f"no document {name!r}", advice=f"this tenant has {names or 'none'}")
+    return known[name]

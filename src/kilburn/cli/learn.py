@@ -1,0 +1,79 @@
+"""`learn`: what was said in a session becomes facts in a memory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from kilburn.cli.access import counting, existing, model_of, writing
+from kilburn.cli.memories import describe, secrets_of
+from kilburn.cli.screen import many, progress
+from kilburn.cli.session import Session
+from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.memory.learning import learn as learn_from
+from kilburn.memory.retention import Quota
+from kilburn.terminal import emit, line, say, tell
+
+__all__ = ["learn"]
+
+
+@app.command()
+def learn(
+    name: Session,
+    policy: Annotated[
+        str, typer.Option(metavar="SPEC", help="What decides: plain needs no model; facts, additive and graph ask one.")
+    ] = "plain",
+    model: Annotated[str | None, typer.Option(metavar="SPEC", help='Who answers: "qwen", "chat(\'gpt-5\')" ...')] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="Whose memory it goes into; else that of the session's user.")
+    ] = None,
+    most: Annotated[int | None, typer.Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has so many.")] = None,
+    evict: Annotated[bool, typer.Option("--evict", help="With --quota: retire the least valuable ones instead.")] = False,
+    secrets: Annotated[
+        str | None,
+        typer.Option(
+            "--secrets", metavar="WORD", help="refuse, redact or off; else redact, where the extra `secrets` is installed."
+        ),
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Learn facts from what was said in a session since the last time. Nothing is learned from twice.
+
+    What follows an untrusted text (a tool's output) is only proposed: `kilburn memories list --proposed`.
+
+    Example:
+
+        kilburn learn session-1
+    """
+    looked, quota = secrets_of(secrets, "redact"), Quota(facts=most, evict=evict) if most is not None else None
+    speaker = model_of(model)
+    try:
+        with writing(existing(db), tenant) as opened:
+            store = counting(opened, name)
+            with progress(f"learning from {name}"):
+                learned = learn_from(store, name, policy, speaker, user, secrets=looked, quota=quota)
+            memory = next(one for one in store.collections() if one.name == learned.memory)
+            new = [describe(memory, *memory.read(memory.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
+    finally:
+        if hasattr(speaker, "close"):
+            speaker.close()
+    if json:
+        emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})
+    else:
+        for row in new:
+            tell(line(f"{row['address']}  {row['text']}" + ("  (proposed)" if row["at"] == "proposed" else "")))
+        for address in learned.retired:
+            tell(f"no longer true: {address}")
+        whose = f"for {memory.user}" if memory.user else "for all users"
+        tell(line(f"{many(len(learned.stored), 'fact')} learned {whose}, {many(learned.unchanged, 'other')} known already"))
+        if learned.proposed:
+            say(f"{many(len(learned.proposed), 'proposed fact')}: see kilburn memories list --proposed")
+        for address in learned.refused:
+            say(line(f"left out: {name} {address} holds a secret"))
+    if learned.failed:
+        say(line(f"kilburn: nothing could be learned yet from {' '.join(learned.failed)}: {learned.why}; run it again"))
+        raise typer.Exit(1)

@@ -1,0 +1,421 @@
+"""Long-term memory: `remember` writes a fact; `memories` lists facts, shows where they are from, and takes them back."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
+
+import typer
+
+from kilburn.cli.access import existing, reading, writing
+from kilburn.cli.forget import carry_out
+from kilburn.cli.moments import moment, seconds, when
+from kilburn.cli.screen import count, table
+from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.errors import SpecError, UnknownAddress
+from kilburn.kernel.collecting import is_true
+from kilburn.kernel.collection import Collection
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.memory.retention import Quota, sweep
+from kilburn.memory.retention import remember as keep
+from kilburn.memory.secrets import is_installed
+from kilburn.message import Trust
+from kilburn.move import Retire
+from kilburn.page import Page, Place, address_of
+from kilburn.store import ProcessKind, State
+from kilburn.terminal import emit, line, tell
+
+Change = Callable[[Collection], object]
+
+__all__ = ["Look", "User", "describe", "memories", "remember", "secrets_of"]
+
+memories = typer.Typer(
+    help="What is remembered for long: list it, see where it is from, take it back.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(memories, name="memories")
+
+User = Annotated[str, typer.Option("--user", metavar="NAME", help="Whose memory; else that of all users.")]
+Fact = Annotated[
+    str, typer.Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as `memories list` has it.", show_default=False)
+]
+Why = Annotated[str, typer.Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")]
+Look = Annotated[
+    str | None,
+    typer.Option("--secrets", metavar="WORD", help="refuse, redact or off; else refuse, where the extra `secrets` is installed."),
+]
+
+
+def secrets_of(word: str | None, otherwise: Literal["refuse", "redact"] = "refuse") -> Literal["refuse", "redact"] | None:
+    """What `--secrets` says; `otherwise` where it says nothing and the scanner is installed.
+
+    Raises:
+        SpecError: none of its words.
+    """
+    if word is None:
+        return otherwise if is_installed() else None
+    if word not in ("refuse", "redact", "off"):
+        raise SpecError(f"--secrets {word[:40]!r}", advice="use refuse, redact or off")
+    return "refuse" if word == "refuse" else "redact" if word == "redact" else None
+
+
+@app.command()
+def remember(
+    text: Annotated[str, typer.Argument(help="What to remember, in a sentence.", show_default=False)],
+    user: User = "",
+    since: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="From when it is true: 2026-05-17, or 30d for 30 days ago.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="WHEN", help="Until when it is true: 2026-05-17, or 30d from now.")] = None,
+    importance: Annotated[float, typer.Option(min=0.0, max=1.0, help="0 to 1: raises it in searches.")] = 0.0,
+    pin: Annotated[bool, typer.Option("--pin", help="No quota and no sweep removes it.")] = False,
+    most: Annotated[
+        int | None, typer.Option("--quota", metavar="FACTS", min=0, help="Refuse it if there are so many already.")
+    ] = None,
+    evict: Annotated[bool, typer.Option("--evict", help="With --quota: retire the least valuable ones instead.")] = False,
+    secrets: Look = None,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Remember a fact for long, for one user or for all. It can be found at once.
+
+    Example:
+
+        kilburn remember "Ana prefers tea" --user ana
+    """
+    now = time.time()
+    times = {"since": moment(since, "--since", now), "until": moment(until, "--until", now, 1)}
+    looked = secrets_of(secrets)
+    quota = Quota(facts=most, evict=evict) if most is not None else None
+    with writing(db or "agent.db", tenant) as store:
+        address = keep(store, text, user, **times, importance=importance, pin=pin, secrets=looked, quota=quota)
+        memory = store.memory(user)
+        page, state = memory.read(memory.resolve(address)[0])
+        row = describe(memory, page, state)
+    if json:
+        emit(row)
+        return
+    tell(
+        line(
+            f"{address}{f' of {user}' if user else ''}  {row['text']}"
+            + (f"  (until {when(page.until)})" if page.until is not None else "")
+        )
+    )
+
+
+@memories.command("list")
+def list_memories(
+    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only this user's.")] = None,
+    at: Annotated[str | None, typer.Option(metavar="WHEN", help="What was true then: 2026-05-17, or 30d ago.")] = None,
+    proposed: Annotated[bool, typer.Option("--proposed", help="Only what waits to be accepted.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Also what is not true any more, or not yet.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Facts at most.")] = 1000,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """List what is remembered: of all users, or of one; now, or as of an earlier time.
+
+    Examples:
+
+        kilburn memories list --user ana
+
+        kilburn memories list --at 2026-05-17
+    """
+    then = moment(at, "--at", time.time())
+    rows: list[dict[str, Any]] = []
+    with reading(db, tenant) as store:
+        for memory in _memories(store, user):
+            for page, state in memory.pages(then, proposed=proposed or history, history=history):
+                if len(rows) >= limit:
+                    break
+                if not proposed or state.at is Place.PROPOSED:
+                    rows.append(describe(memory, page, state, then))
+    if json:
+        emit(rows)
+        return
+    heads = ("user", "address", "what", "from", "until", "trust", "is")
+    cells = ("user", "address", "text")
+    table(
+        heads, ((*(row[key] for key in cells), when(row["since"]), when(row["until"]), row["trust"], marks(row)) for row in rows)
+    )
+    many = "1 memory" if len(rows) == 1 else f"{count(len(rows))} memories"
+    tell(f"{many}; there may be more: --limit" if len(rows) >= limit else many)
+
+
+def _memories(store: Hierarchy, user: str | None) -> Iterator[Collection]:
+    for memory in store.collections():
+        if memory.kind is ProcessKind.MEMORY and user in (None, memory.user):
+            yield memory
+
+
+def _memory(store: Hierarchy, user: str, address: str) -> Collection:
+    """A user's memory that has this address.
+
+    Raises:
+        SpecError: there is no such memory. UnknownAddress, Forgotten.
+    """
+    known = [memory for memory in _memories(store, None) if memory.user == user]
+    others = ", ".join(repr(memory.user) for memory in _memories(store, None) if memory.user)
+    if not known:
+        whose = f"of {user!r}" if user else "of all users"
+        raise SpecError(
+            f"there is no memory {whose}", advice=f"give --user: {others}" if others else "see kilburn remember --help"
+        )
+    try:
+        known[0].resolve(address)
+    except UnknownAddress as error:
+        if not user and others:
+            raise UnknownAddress(error.what, advice=f"{error.advice}; for another memory give --user: {others}") from None
+        raise
+    return known[0]
+
+
+def describe(memory: Collection, page: Page, state: State, at: float | None = None) -> dict[str, Any]:
+    """All about a page of a collection."""
+    ends = [end for end in (page.until, state.until) if end is not None]
+    return {
+        "user": memory.user,
+        "address": page.address,
+        "text": memory.text(page.id),
+        "kind": str(page.kind),
+        "since": page.time if page.since is None else page.since,
+        "until": min(ends, default=None),
+        "written": page.time,
+        "at": str(state.at),
+        "in_force": is_true(page, state, time.time() if at is None else at),
+        "pinned": state.pinned,
+        "importance": state.importance,
+        "trust": Trust(page.trust).name.lower(),
+        "claim": None if page.claim is None else [page.claim.subject, page.claim.relation, page.claim.object],
+        "sources": [address_of(source) for source in page.sources],
+        "tokens": page.tokens,
+    }
+
+
+def marks(row: dict[str, Any]) -> str:
+    """What is particular to a fact's state, in words."""
+    said = []
+    if row["at"] != Place.OUT:
+        said.append(row["at"])
+    elif not row["in_force"]:
+        said.append("not true then" if row["until"] is None else "over")
+    if row["pinned"]:
+        said.append("pinned")
+    if row["importance"]:
+        said.append(f"importance {row['importance']:g}")
+    return ", ".join(said)
+
+
+@memories.command("show")
+def show_memory(address: Fact, user: User = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Show facts with their provenance: who said it, where, and what was made from it.
+
+    Example:
+
+        kilburn memories show f3 --user ana
+    """
+    with reading(db, tenant) as store:
+        memory = _memory(store, user, address)
+        rows = [_provenance(store, memory, number) for number in memory.resolve(address)]
+    if json:
+        emit(rows)
+        return
+    for number, row in enumerate(rows):
+        tell("\n" * bool(number) + _card(row))
+
+
+def _provenance(store: Hierarchy, memory: Collection, number: int) -> dict[str, Any]:
+    page, state = memory.read(number)
+    row = describe(memory, page, state)
+    names = {info.number: info.name for info in store.store.processes()}
+    cited = store.store.read(page.cites)
+    row["cites"] = [
+        {
+            "session": names.get(process, "?"),
+            "address": source.address,
+            "role": str(source.role),
+            "trust": Trust(source.trust).name.lower(),
+            "time": source.time,
+            "label": source.label,
+        }
+        for (process, _), (source, _) in cited.items()
+    ]
+    row["made_from_it"] = [
+        address_of(citer) if process == memory.number else f"{names.get(process, '?')} {address_of(citer)}"
+        for process, citer in store.store.citing(memory.number, [number])
+    ]
+    return row
+
+
+def _card(row: dict[str, Any]) -> str:
+    lines = [
+        f"{row['address']}  {row['kind']}, {count(row['tokens'])} tokens, trust {row['trust']}",
+        f"  written   {when(row['written'])}",
+        f"  true      from {when(row['since'])}" + (f" until {when(row['until'])}" if row["until"] is not None else ""),
+        f"  is        {', '.join(filter(None, ('in force' if row['in_force'] else '', marks(row))))}",
+    ]
+    if row["claim"]:
+        lines.append(f"  says      {line(' | '.join(row['claim']))}")
+    for cite in row["cites"]:
+        said = f"{cite['role']}, {when(cite['time'])}, trust {cite['trust']}: {cite['label']}"
+        lines.append(f"  from      {line(cite['session'])} {cite['address']}  {line(said)}")
+        if not cite["session"].startswith("@"):
+            lines.append(f"            kilburn recall {line(shlex.quote(cite['session']))} {cite['address']}")
+    if row["sources"]:
+        lines.append(f"  made from {' '.join(row['sources'])}")
+    if not row["cites"] and not row["sources"]:
+        lines.append("  from      a person told it")
+    if row["made_from_it"]:
+        lines.append(f"  used in   {line(' '.join(row['made_from_it']))}")
+    return "\n".join([*lines, "", row["text"]])
+
+
+@memories.command("history")
+def history_of(address: Fact, user: User = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Show what a fact superseded and what superseded it, with everything that happened to them.
+
+    Example:
+
+        kilburn memories history f3 --user ana
+    """
+    with reading(db, tenant) as store:
+        memory = _memory(store, user, address)
+        rows = []
+        for version in memory.history(address):
+            told = [
+                {"act": str(event.act), "time": event.time, "policy": event.policy, "cause": event.cause, "why": event.why}
+                for event in version.events
+            ]
+            rows.append(describe(memory, version.page, version.state) | {"events": told})
+    if json:
+        emit(rows)
+        return
+    for row in rows:
+        tell(line(f"{row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else "")))
+        for event in row["events"]:
+            by = "a person" if event["policy"] == "user" else event["policy"]
+            tell(line(f"    {when(event['time'])}  {event['act']} by {by}" + (f": {event['why']}" if event["why"] else "")))
+
+
+def _change(address: str, user: str, change: Change, done: str, db: str | None, tenant: str | None, json: bool) -> None:
+    """Do something to the facts of an address, and print them."""
+    with writing(existing(db), tenant) as store:
+        memory = _memory(store, user, address)
+        numbers = memory.resolve(address)
+        change(memory)
+        rows = [describe(memory, *memory.read(number)) for number in numbers]
+    if json:
+        emit(rows)
+        return
+    for row in rows:
+        tell(line(f"{done}: {row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else "")))
+
+
+@memories.command("undo")
+def undo(address: Fact, user: User = "", why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Undo what last happened to facts: bring back what was superseded, or retire what superseded it.
+
+    Undoing once more leads back.
+
+    Example:
+
+        kilburn memories undo f3 --user ana
+    """
+    _change(address, user, lambda memory: memory.undo(address, why), "undone", db, tenant, json)
+
+
+@memories.command("accept")
+def accept(address: Fact, user: User = "", why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Put proposed facts in force. A fact is proposed if untrusted text was read before it was written.
+
+    Example:
+
+        kilburn memories accept f3 --user ana
+    """
+    _change(address, user, lambda memory: memory.accept(address, why), "accepted", db, tenant, json)
+
+
+@memories.command("retire")
+def retire(address: Fact, user: User = "", why: Why = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Retire facts that are not true any more, or reject proposed ones. They stay readable, as history.
+
+    Example:
+
+        kilburn memories retire f3 --user ana
+    """
+
+    def retired(memory: Collection) -> None:
+        memory.apply(Retire(pages=tuple(memory.resolve(address)), why=why))
+
+    _change(address, user, retired, "retired", db, tenant, json)
+
+
+@memories.command("pin")
+def pin(address: Fact, user: User = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Pin facts: no policy, quota or sweep removes them.
+
+    Example:
+
+        kilburn memories pin p1 --user ana
+    """
+    _change(address, user, lambda memory: memory.pin(address), "pinned", db, tenant, json)
+
+
+@memories.command("unpin")
+def unpin(address: Fact, user: User = "", db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Let pinned facts be retired again.
+
+    Example:
+
+        kilburn memories unpin p1 --user ana
+    """
+    _change(address, user, lambda memory: memory.unpin(address), "unpinned", db, tenant, json)
+
+
+@memories.command("forget")
+def forget_memory(
+    address: Fact,
+    user: User = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    why: Why = "",
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Forget facts for ever, with all that was made from them; prints a receipt. What they were learned from stays.
+
+    Example:
+
+        kilburn memories forget f3 --user ana --yes
+    """
+    with writing(existing(db), tenant) as store:
+        memory = _memory(store, user, address)
+        carry_out(lambda only: store.forget(session=memory.name, address=address, why=why, dry=only), store, yes=yes, json=json)
+
+
+@memories.command("sweep")
+def sweep_memories(
+    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only this user's memory.")] = None,
+    retention: Annotated[str, typer.Option(metavar="TIME", help="How long after its end a fact is kept: 30d, 12h, 0d.")] = "30d",
+    history: Annotated[
+        str | None, typer.Option(metavar="TIME", help="The same for superseded facts; else they are kept for ever.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Forget the facts whose time has been over for longer than their retention; prints a receipt.
+
+    Pinned facts stay, and so does what they were made from.
+
+    Example:
+
+        kilburn memories sweep --retention 30d --yes
+    """
+    kept, over = seconds(retention, "--retention"), None if history is None else seconds(history, "--history")
+    with writing(existing(db), tenant) as store:
+        carry_out(lambda only: sweep(store, user, retention=kept, history=over, dry=only).receipt, store, yes=yes, json=json)

@@ -1,0 +1,162 @@
+"""Forgetting by a person's word, and its receipt: what went, from which places, and what is out of reach.
+
+What is asked for becomes pages of processes; what was made from them, in any process, goes first. A process that is
+forgotten as a whole loses its name, its user and its ledger too. A crash in the middle leaves nothing dangling, and
+asking again goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from kilburn.errors import StoreError
+from kilburn.event import Act
+from kilburn.kernel.forgetting import Holder, closure, forget
+from kilburn.kernel.receipts import ranges
+from kilburn.message import Kind
+from kilburn.page import Page, Place
+from kilburn.store import ProcessInfo, ProcessKind, Store
+
+__all__ = ["UNREACHED", "Erasure", "Export", "erase", "erasure_of", "made_by", "made_from"]
+
+UNREACHED = (
+    "copies of the file and backups made elsewhere",
+    "file-system snapshots and blocks that the disk has freed",
+    "caches and logs of providers that were sent a prompt with it",
+    "other programs that have the store open, until they read it again",
+)
+
+TRIES = 20
+"""How often a process is looked at again because another writer adds to it."""
+
+Key = tuple[int, int]
+
+
+class Export(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy that Kilburn made and does not touch: whose, where it went, and when, in seconds since the epoch."""
+
+    session: str
+    to: str
+    time: float
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """The receipt of a forget.
+
+    Args:
+        asked: what was to be forgotten, as it was asked for.
+        time: seconds since the epoch.
+        pages: for each process, by its name, the addresses of its pages that went, in ranges.
+        whole: names of the processes of which nothing is left, neither name nor ledger.
+        places: how much went from where: originals, folds, facts, entities, chunks, and entries of the index of words, each of
+            which takes its vectors, and its place among those that wait for one, with it.
+        told: places outside the store that erased what they had made from these pages, such as spilled keys and values.
+        exports: copies that Kilburn knows of.
+        left: (name, reason) of processes that stay: they are damaged, or somebody else's, and what goes was made from them.
+        unreached: what no program of this machine's user can say.
+    """
+
+    asked: dict[str, str]
+    time: float
+    pages: dict[str, tuple[str, ...]] = {}
+    whole: tuple[str, ...] = ()
+    places: dict[str, int] = {}
+    told: tuple[str, ...] = ()
+    exports: tuple[Export, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    unreached: tuple[str, ...] = UNREACHED
+
+
+def made_from(store: Store, info: ProcessInfo) -> dict[int, list[int]]:
+    """What collections hold that was made from pages of a process: process -> pages, the process itself left out."""
+    found: dict[int, list[int]] = {}
+    pages = [page.id for page, _ in store.pages(info.number)]
+    for number, page in store.citing(info.number, pages) if pages else ():
+        if number != info.number:
+            found.setdefault(number, []).append(page)
+    return found
+
+
+def made_by(store: Store, tool: str) -> dict[int, list[int]]:
+    """The results of a tool, in every session: process -> pages."""
+    found: dict[int, list[int]] = {}
+    for info in store.processes():
+        if info.kind is ProcessKind.SESSION and not info.damaged:
+            calls: dict[int, str | None] = {}
+            for page, state in store.pages(info.number):
+                calls[page.id] = page.name if page.kind is Kind.CALL else None
+                if page.answers and calls.get(page.answers) == tool and state.at is not Place.DROPPED:
+                    found.setdefault(info.number, []).append(page.id)
+    return found
+
+
+def erasure_of(store: Store, opener: Callable[[int], Holder], roots: Mapping[int, Iterable[int]], receipt: Erasure) -> Erasure:
+    """The receipt of what forgetting these pages forgets; nothing is changed.
+
+    Args:
+        roots: process -> pages.
+        receipt: what is said already.
+    """
+    keys = closure(store, opener, roots)
+    places = Counter[str]()
+    pages: dict[int, list[int]] = {}
+    names = {info.number: info.name for info in store.processes()}
+    kinds = {info.number: info.kind for info in store.processes()}
+    rows = store.read(keys)
+    for (number, page), (known, _) in rows.items():
+        pages.setdefault(number, []).append(page)
+        places[_place_of(known, kinds[number])] += 1
+    places["index entries"] = sum(map(len, store.entries(keys).values()))
+    cited = {process for known, _ in rows.values() for process, _ in known.cites} - pages.keys()
+    stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
+    told = {name for number in pages for name in getattr(opener(number), "erasers", ())}
+    exports = [export for number in sorted(pages) for export in _exports(store, number, names[number], pages[number])]
+    return msgspec.structs.replace(
+        receipt,
+        pages={names[number]: ranges(some) for number, some in sorted(pages.items())},
+        places={place: count for place, count in places.items() if count},
+        told=tuple(sorted(told)),
+        exports=tuple(exports),
+        left=(*receipt.left, *stays),
+    )
+
+
+def _place_of(page: Page, kind: ProcessKind) -> str:
+    if kind is ProcessKind.DOCUMENT:
+        return "chunks"
+    if page.kind in (Kind.FACT, Kind.ENTITY):
+        return "facts" if page.kind is Kind.FACT else "entities"
+    return "originals" if page.id > 0 else "folds"
+
+
+def _exports(store: Store, number: int, name: str, pages: list[int]) -> Iterable[Export]:
+    """Exports of a process that were made when these pages existed."""
+    first = min((page for page in pages if page > 0), default=0)
+    for event in store.events(number):
+        if event.act is Act.NOTE and "export" in event.data and 0 < first <= int(event.data.get("last", 0)):
+            yield Export(session=name, to=str(event.data["export"]), time=event.time)
+
+
+def erase(
+    store: Store, opener: Callable[[int], Holder], roots: Mapping[int, Iterable[int]], whole: Iterable[int], why: str
+) -> None:
+    """Forget pages, and processes as a whole.
+
+    Raises:
+        StoreError: others keep adding to a process, or the disk fails; trying again goes on.
+    """
+    forget(store, opener, roots, why)
+    for number in whole:
+        for left in reversed(range(TRIES)):
+            some = [page.id for page, state in store.pages(number) if state.at is not Place.DROPPED]
+            if some:
+                forget(store, opener, {number: some}, why)
+            try:
+                store.erase(number)
+                break
+            except StoreError:
+                if not left:
+                    raise

@@ -1,0 +1,240 @@
+"""Documents beside the memory: files, folders, or a text that is handed over, each a collection of its chunks.
+
+A chunk is a page of kind TEXT, found by the same search as everything else. When a document is handed over again, the
+chunks that are still in it stay, and the others are retired: a search as of an earlier time finds them. What stands in a
+document is data, never an instruction: it has the trust of a tool's output.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import SecretFound, SpecError, StoreStale
+from kilburn.event import Act, encodable
+from kilburn.kernel.collection import Collection
+from kilburn.kernel.hierarchy import DOCUMENT, Hierarchy
+from kilburn.memory.chunks import chunks, rechunk
+from kilburn.memory.files import LARGEST, texts_of
+from kilburn.memory.secrets import Secrets, screen
+from kilburn.message import Kind
+from kilburn.move import Add, Retire
+from kilburn.page import Page
+from kilburn.store import ProcessKind
+
+__all__ = ["Ingested", "documents", "in_order", "ingest", "ingest_text", "name_of", "text_of"]
+
+ORDERED = "ordered"
+"""The outcome of the note that says in which order the chunks of a document stand."""
+
+TRIES = 20
+"""How often a document is looked at again because another writer changed it in the meantime."""
+
+
+class Ingested(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of what was handed over.
+
+    Args:
+        documents: names of those that are new or changed.
+        added, retired, unchanged: chunks.
+        redacted: secrets that a mark stands for now.
+        gone: names of documents of which the file is no longer there; their chunks were retired.
+        skipped: (name, reason) of files that were passed over; what the store has of them stays as it was.
+    """
+
+    documents: tuple[str, ...] = ()
+    added: int = 0
+    retired: int = 0
+    unchanged: int = 0
+    redacted: int = 0
+    gone: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+def ingest(
+    store: Hierarchy,
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    user: str = "",
+    *,
+    secrets: Secrets = None,
+    largest: int = LARGEST,
+    progress: Callable[[int], None] | None = None,
+) -> Ingested:
+    """Take in a file, or all texts of a folder, or what has changed of them; each document is one transaction.
+
+    Args:
+        path: a file, or a folder: all texts in it and in its folders, but for links and what is hidden.
+        name: of the document, or of the folder, in front of its documents' names; else the absolute path, so that the same
+            file is the same document wherever the program was started.
+        user: whose they are; "" for all users.
+        secrets: what to do with a file that holds a secret: see `kilburn.memory.secrets.screen`. In a folder, one that is
+            refused is skipped.
+        largest: bytes that a file may have.
+        progress: is called with the number of files that are done.
+
+    Raises:
+        SpecError: no such file or folder, a name that cannot be, or a document of another user.
+        MissingExtra: the extra `documents` (or `secrets`) is not installed.
+        StoreError: the documents up to here are taken in, and trying again goes on.
+    """
+    place = Path(path)
+    base = name if name is not None else place.absolute().as_posix()
+    folder = place.is_dir()
+    parts: list[Ingested] = []
+    seen: set[str] = set()
+    for number, file in enumerate(texts_of(place, largest), 1):
+        of = str(PurePosixPath(base) / file.path) if folder else base
+        seen.add(of)
+        try:
+            parts.append(_skipped(of, file.skipped) if file.skipped else ingest_text(store, file.text, of, user, secrets=secrets))
+        except (SecretFound, SpecError) as error:
+            if not folder:
+                raise
+            parts.append(_skipped(of, error.what))
+        if progress is not None:
+            progress(number)
+    if folder:
+        for document in documents(store, user):
+            of = name_of(document)
+            # Of a folder that was passed over, nothing is known.
+            if of.startswith(f"{base}/") and not any(
+                str(above) in seen for above in (PurePosixPath(of), *PurePosixPath(of).parents)
+            ):
+                parts.append(_withdrawn(document))
+    return Ingested(**{field: _sum(getattr(part, field) for part in parts) for field in Ingested.__struct_fields__ if parts})
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    first, *others = values
+    return sum(others, first)
+
+
+def _skipped(name: str, why: str) -> Ingested:
+    return Ingested(skipped=((name, why),))
+
+
+def _withdrawn(document: Collection) -> Ingested:
+    """Retire all of a document, because its file is gone."""
+    pages = tuple(page.id for page, _ in document.pages())
+    if not pages:
+        return Ingested()
+    document.apply(Retire(pages=pages, why="its file is gone"))
+    return Ingested(retired=len(pages), gone=(name_of(document),))
+
+
+def ingest_text(store: Hierarchy, text: str, name: str, user: str = "", *, secrets: Secrets = None) -> Ingested:
+    """Take in a text as the document of a name, or what has changed of it; one transaction.
+
+    Raises:
+        SpecError: a blank text, a name that cannot be, or a document of another user.
+        SecretFound: see `kilburn.memory.secrets.screen`. MissingExtra. StoreError.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise SpecError(f"document {str(name)[:80]!r} without a text", advice="give a text, or remove the document")
+    clean, found = screen(encodable(text), secrets)
+    document = store.document(name, user)
+    left, made = TRIES, Ingested()
+    while True:
+        try:
+            made = _changed(document, clean, name)
+            break
+        except StoreStale:
+            left -= 1
+            if not left:
+                raise
+    return msgspec.structs.replace(made, redacted=len(found))
+
+
+def _changed(document: Collection, text: str, name: str) -> Ingested:
+    """Bring a document to a text: keep the chunks that are still in it, in one transaction."""
+    seen = document.head
+    before = in_order(document)
+    texts = document.store.texts({page.digest for page in before})
+    old = [texts[page.digest] for page in before]
+    new = rechunk(old, text, name) if old else chunks(text, name)
+    if new == old:
+        return Ingested(unchanged=len(old))
+    kept = _kept(old, new, [page.id for page in before])
+    stays = set(kept.values())
+    gone = tuple(page.id for page in before if page.id not in stays)
+    changes: list[Add | Retire] = [
+        Add(text=chunk, kind=Kind.TEXT, why="document") for at, chunk in enumerate(new) if at not in kept
+    ]
+    added = len(changes)
+    if gone:
+        changes.append(Retire(pages=gone, why="no longer in the document"))
+    # The new pages have no numbers yet: -1 and so on down stand for them, in their order.
+    fresh = iter(range(-1, -added - 1, -1))
+    order = _ranges(kept.get(at) or next(fresh) for at in range(len(new)))
+    document.apply(*changes, seen=seen, note={"outcome": ORDERED, "chunks": order})
+    return Ingested(documents=(name,), added=added, retired=len(gone), unchanged=len(kept))
+
+
+def _kept(old: Sequence[str], new: Sequence[str], pages: Sequence[int]) -> dict[int, int]:
+    """Which of the new chunks are pages already: those at the same place first, then those that moved."""
+    kept: dict[int, int] = {}
+    left = dict(zip(pages, old, strict=True))
+    for here, there, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
+        kept |= {there + at: pages[here + at] for at in range(length)}
+    spare: dict[str, list[int]] = {}
+    for page in left.keys() - kept.values():
+        spare.setdefault(left[page], []).append(page)
+    for at, chunk in enumerate(new):
+        if at not in kept and spare.get(chunk):
+            kept[at] = spare[chunk].pop()
+    return kept
+
+
+def _ranges(pages: Iterable[int]) -> list[list[int]]:
+    """Pages as (first, last) of each stretch of neighbours; the numbers of new ones count down."""
+    found: list[list[int]] = []
+    for page in pages:
+        if found and page == found[-1][1] + (1 if page > 0 else -1) and (page > 0) == (found[-1][1] > 0):
+            found[-1][1] = page
+        else:
+            found.append([page, page])
+    return found
+
+
+def _expanded(first: int, last: int, added: Sequence[int]) -> Sequence[int]:
+    """The pages of a range of `_ranges`, those that were new by their numbers."""
+    return range(first, last + 1) if first > 0 else added[-first - 1 : -last]
+
+
+def in_order(document: Collection) -> list[Page]:
+    """The chunks of a document that are in force, as they stand in its text."""
+    here = {page.id: page for page, _ in document.pages()}
+    order: list[int] = []
+    added: tuple[int, ...] = ()
+    for event in document.events():
+        if event.act is Act.ADMIT:
+            added = event.pages
+        elif event.act is Act.NOTE and event.data.get("outcome") == ORDERED:
+            order = [page for first, last in event.data["chunks"] for page in _expanded(first, last, added)]
+    wanted = dict.fromkeys(page for page in (*order, *here) if page in here)
+    return [here[page] for page in wanted]
+
+
+def text_of(document: Collection) -> str:
+    """The text of a document as it was handed over last, but for chunks that were forgotten."""
+    pages = in_order(document)
+    texts = document.store.texts({page.digest for page in pages})
+    return "".join(texts[page.digest] for page in pages)
+
+
+def documents(store: Hierarchy, user: str | None = None) -> Iterator[Collection]:
+    """The documents of a tenant, or of one of its users, oldest first."""
+    for collection in store.collections():
+        if collection.kind is ProcessKind.DOCUMENT and user in (None, collection.user):
+            yield collection
+
+
+def name_of(document: Collection) -> str:
+    """The name that a document was given."""
+    return document.name.removeprefix(f"{DOCUMENT}/")

@@ -1,0 +1,332 @@
+"""Forgetting by page, session, user, document, tool and source: nothing of it is left in any file, and no route finds it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.errors import Forgotten, KernelError, SpecError, StoreReadOnly, StoreStale
+from kilburn.event import Act
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.memory.documents import ingest_text
+from kilburn.message import Kind
+from kilburn.move import Add, Fold, Retire
+from kilburn.page import Claim, Place
+
+pytest.importorskip("semantic_text_splitter")
+
+EMBEDDER = "hand-made"
+VECTOR = b"canaryvector" * 8
+CALL = {"id": "canarycall", "type": "function", "function": {"name": "canarytool", "arguments": '{"canaryargument": 1}'}}
+
+
+def fill(store: Hierarchy) -> None:
+    """One user's session, memory and document, with a canary in every field, and facts made from them elsewhere."""
+    ana = store.process("canarysession", user="canaryuser")
+    ana.append({"role": "user", "content": "canarytext I moved to Porto", "name": "canaryname"})
+    ana.append({"role": "assistant", "content": "canaryreply", "tool_calls": [CALL]})
+    ana.append({"role": "tool", "tool_call_id": "canarycall", "content": "canaryresult"})
+    ana.append({"role": "user", "content": "canarylast"})
+    ana.unpin("p1")
+    ana.apply(Fold(pages=(1,), text="canarysummary", why="canarywhy"))
+    ana.search("canaryquery")
+    ana.record(Act.NOTE, policy="learner", why="canarynote", canarykey="canarydata")
+    number = ana.kernel.info.number
+    memory, shared = store.memory("canaryuser"), store.memory()
+    claim = Claim(subject="canarysubject", relation="canaryrelation", object="canaryobject")
+    memory.apply(
+        Add(text="canaryentity", kind=Kind.ENTITY, why="canarywhy"),
+        Add(text="canaryfact", claim=claim, cites=((number, 1),), refers=(0,), why="canarywhy"),
+        policy="learner",
+    )
+    memory.add("canarytold", claim=claim, importance=0.5, why="canarywhy")
+    memory.apply(Add(text="canarynewer", sources=(-1,), why="canarywhy"), Retire(pages=(-1,), refers=0, why="canarywhy"))
+    memory.note("canaryoutcome", "canarywhy", figure="canaryfigure")
+    shared.apply(Add(text="canaryshared", cites=((number, 1), (number, -1)), why="canarywhy"))
+    shared.apply(Add(text="canaryfromtool", cites=((number, 4),), why="canarywhy"), policy="learner")
+    ingest_text(store, "canarychunk one. " * 80, "canaryfolder/canaryfile.md", "canaryuser")
+    document = store.document("canaryfolder/canaryfile.md").number
+    shared.apply(Add(text="canaryfromdocument", cites=((document, 1),), why="canarywhy"))
+    waiting = [entry for entry, _ in store.store.unembedded(EMBEDDER, 1000)]
+    store.store.keep_vectors(EMBEDDER, [(entry, VECTOR) for entry in waiting[: len(waiting) // 2]])
+
+
+def keep(store: Hierarchy) -> None:
+    """What somebody else has, and must keep."""
+    store.process("light").append({"role": "user", "content": "the lamp burns colza oil"})
+    store.memory("bob").add("Bob keeps the lamp")
+    ingest_text(store, "A manual of lamps.", "manual")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    with kilburn.open(str(tmp_path / "store" / "agent.db"), tokenizer="chars/4", policy="fifo") as store:
+        keep(store)
+        fill(store)
+        keep(store)
+    return tmp_path / "store" / "agent.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Hierarchy]:
+    with kilburn.open(str(path), tokenizer="chars/4", policy="fifo") as opened:
+        yield opened
+
+
+def canaries(path: Path) -> set[bytes]:
+    """The canaries that any file of the store's folder has."""
+    data = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    return set(re.findall(rb"canary[a-z]*", data))
+
+
+def told(store: Hierarchy) -> str:
+    """Everything that the store's verbs say of any process."""
+    found: list[Any] = []
+    for info in store.store.processes():
+        found += [info, *store.store.events(info.number), *store.store.pages(info.number)]
+    for collection in store.collections():
+        for page, state in collection.pages(history=True, proposed=True):
+            found += [page, state, collection.text(page.id), collection.history(page.address)]
+    found += store.store.vectors(EMBEDDER)
+    found += store.store.unembedded(EMBEDDER, 1000)
+    words = ("canarytext", "canaryfact", "canaryshared", "canarychunk", "canarytold", "canaryfromtool", "Porto")
+    for word in words:
+        found += store.recall(word, 10_000) if hasattr(store, "recall") else []
+        found += store.store.search(word)
+    for info in store.processes():
+        found += [store.process(info.name).messages(), list(store.process(info.name).events())]
+    return repr(found)
+
+
+def check_kept(store: Hierarchy) -> None:
+    assert store.process("light").recall("p1") == "the lamp burns colza oil"
+    assert store.memory("bob").text(1) == "Bob keeps the lamp"
+    assert store.document("manual").text(1) == "A manual of lamps."
+    assert store.store.findings() == []  # type: ignore[attr-defined]
+
+
+def test_of_a_user_no_byte_is_left_and_no_route_finds_one(path: Path, store: Hierarchy) -> None:
+    assert len(canaries(path)) > 12
+    assert "canary" in told(store)
+    held = store.process("canarysession"), store.memory("canaryuser")
+    before = store.forget(user="canaryuser", dry=True)
+    assert "canaryshared" in told(store)
+    receipt = store.forget(user="canaryuser", why="asked by her")
+    assert (receipt.pages, receipt.places, receipt.whole) == (before.pages, before.places, before.whole)
+    assert set(receipt.whole) == {"canarysession", "@memory/canaryuser", "@document/canaryfolder/canaryfile.md"}
+    assert set(receipt.pages) == {*receipt.whole, "@memory"}
+    assert receipt.places["folds"] == 1
+    assert receipt.places["facts"] == 6
+    assert receipt.places["index entries"] > 8
+    assert "canary" not in told(store)
+    for process in held:
+        with pytest.raises(StoreStale):
+            process.recall("p1")
+    check_kept(store)
+    store.close()
+    assert canaries(path) == set()
+    with kilburn.open(str(path), tokenizer="chars/4", policy="fifo") as again:
+        assert "canary" not in told(again)
+        check_kept(again)
+        assert again.process("canarysession").append({"role": "user", "content": "new"}) == "p1"
+
+
+def test_before_it_is_closed_no_byte_is_left_either(path: Path, store: Hierarchy) -> None:
+    store.forget(user="canaryuser")
+    assert canaries(path) == set()
+
+
+@pytest.mark.parametrize(
+    ("what", "whole", "others"),
+    [
+        ({"session": "canarysession"}, ["canarysession"], {"@memory", "@memory/canaryuser"}),
+        ({"document": "canaryfolder/canaryfile.md"}, ["@document/canaryfolder/canaryfile.md"], {"@memory"}),
+        ({"session": "@memory/canaryuser"}, ["@memory/canaryuser"], set()),
+    ],
+)
+def test_a_whole_process_goes_with_all_that_was_made_from_it(
+    path: Path, store: Hierarchy, what: dict[str, str], whole: list[str], others: set[str]
+) -> None:
+    receipt = store.forget(**what)
+    assert list(receipt.whole) == whole
+    assert set(receipt.pages) == {*whole, *others}
+    assert not {info.name for info in store.store.processes()} & set(whole)
+    check_kept(store)
+    left = told(store)
+    for name in whole:
+        assert name not in left
+
+
+def test_of_a_session_a_document_and_the_facts_told_nothing_is_left(path: Path, store: Hierarchy) -> None:
+    store.forget(session="canarysession")
+    store.forget(document="canaryfolder/canaryfile.md")
+    store.forget(session="@memory/canaryuser")
+    assert "canary" not in told(store)
+    store.close()
+    assert canaries(path) == set()
+
+
+def test_the_results_of_a_tool_go_and_what_was_made_from_them(store: Hierarchy) -> None:
+    receipt = store.forget(tool="canarytool")
+    assert receipt.pages == {"canarysession": ("p4",), "@memory": ("f2",)}
+    assert receipt.whole == ()
+    left = told(store)
+    assert "canaryresult" not in left
+    assert "canaryfromtool" not in left
+    assert "canaryfact" in left
+    assert store.forget(tool="canarytool").pages == {}
+    assert store.forget(tool="no such tool").pages == {}
+
+
+def test_what_was_learned_from_a_source_goes_and_the_source_stays(store: Hierarchy) -> None:
+    receipt = store.forget(source="canarysession")
+    assert set(receipt.pages) == {"@memory", "@memory/canaryuser"}
+    assert store.process("canarysession").recall("p1") == "canarytext I moved to Porto"
+    receipt = store.forget(source="canaryfolder/canaryfile.md")
+    assert set(receipt.pages) == {"@memory"}
+    assert store.document("canaryfolder/canaryfile.md").pages(limit=1)
+    assert [page.address for page, _ in store.memory().pages(proposed=True)] == []
+
+
+def test_a_page_goes_with_its_fold_and_facts(path: Path, store: Hierarchy) -> None:
+    dry = store.forget(session="canarysession", address="p1", dry=True)
+    receipt = store.forget(session="canarysession", address="p1")
+    assert receipt.pages == dry.pages
+    assert receipt.pages["canarysession"] == ("f1", "p1")
+    assert receipt.asked == {"session": "canarysession", "address": "p1"}
+    left = told(store)
+    for gone in ("canarytext", "canarysummary", "canaryfact", "canaryshared", "canaryentity"):
+        assert gone not in left, gone
+        assert gone.encode() not in b"".join(file.read_bytes() for file in path.parent.iterdir()), gone
+    with pytest.raises(Forgotten):
+        store.forget(session="canarysession", address="p1")
+    assert store.process("canarysession").recall("p4") == "canaryresult"
+
+
+def test_a_fact_is_forgotten_by_its_address_too(store: Hierarchy) -> None:
+    receipt = store.forget(session="@memory/canaryuser", address="f1")
+    assert receipt.left == (("canarysession", "what goes was made from it"),)
+    assert set(receipt.pages) == {"@memory/canaryuser"}
+    assert "canarynewer" not in told(store)
+
+
+def test_places_outside_the_store_are_told_and_named(store: Hierarchy) -> None:
+    gone: list[int] = []
+    store.process("canarysession").erasers["the shelf of spilled pages"] = gone.extend
+    receipt = store.forget(session="canarysession")
+    assert receipt.told == ("the shelf of spilled pages",)
+    assert {1, 2, 3, 4} <= set(gone)
+    assert receipt.unreached
+
+
+def test_exports_are_named_and_stay(store: Hierarchy) -> None:
+    session = store.process("canarysession")
+    with session.batch() as kernel:
+        kernel.record(Act.NOTE, policy="user", cause="user", export="/tmp/copy.jsonl", last=4)
+    receipt = store.forget(user="canaryuser")
+    assert [(export.session, export.to) for export in receipt.exports] == [("canarysession", "/tmp/copy.jsonl")]
+
+
+BAD = [
+    "",
+    " ",
+    "nobody",
+    "canaryuse",
+    "%",
+    "canaryuser' OR '1'='1",
+    '") or true or ("',
+    "*",
+    "canary*",
+    "a\0b",
+    "\ud800",
+    "\u202e",
+    "@forgotten/1",
+]
+
+
+@pytest.mark.parametrize("what", ["user", "session", "document", "source"])
+def test_a_name_that_is_nobodys_forgets_nothing(store: Hierarchy, what: str) -> None:
+    before = told(store)
+    for name in BAD:
+        with pytest.raises(SpecError):
+            store.forget(**{what: name})  # type: ignore[arg-type]
+    assert told(store) == before
+
+
+def test_a_tool_or_an_address_of_no_page_forgets_nothing(store: Hierarchy) -> None:
+    before = told(store)
+    for name in BAD:
+        assert store.forget(tool=name).pages == {}
+        with pytest.raises(KernelError):
+            store.forget(session="canarysession", address=name)
+    assert told(store) == before
+
+
+@pytest.mark.parametrize("asked", [{}, {"user": "a", "session": "b"}, {"address": "p1"}, {"user": "a", "address": "p1"}])
+def test_it_must_be_said_what(store: Hierarchy, asked: dict[str, str]) -> None:
+    with pytest.raises(SpecError, match="one of"):
+        store.forget(**asked)  # type: ignore[arg-type]
+
+
+def test_a_reader_forgets_nothing_and_may_ask_what_would_go(path: Path) -> None:
+    with kilburn.open(str(path), readonly=True, tokenizer="chars/4", policy="fifo") as store:
+        assert store.forget(user="canaryuser", dry=True).places["facts"] == 6
+        with pytest.raises(StoreReadOnly):
+            store.forget(user="canaryuser")
+
+
+DYING = """
+import os, sys
+import kilburn
+from kilburn.stores.sqlite import Sqlite
+
+left = int(sys.argv[2])
+
+class Dying(Sqlite):
+    def commit(self, process, batch):
+        super().commit(process, batch)
+        self._count(bool(batch.erase))
+
+    def erase(self, process):
+        super().erase(process)
+        self._count(True)
+
+    def _count(self, erased):
+        global left
+        left -= erased
+        if erased and left <= 0:
+            os._exit(9)
+
+from kilburn.budget import Budget
+from kilburn.kernel.hierarchy import Hierarchy
+store = Hierarchy(Dying(sys.argv[1]), Budget(8000), "fifo", tokenizer="chars/4")
+store.forget(user="canaryuser")
+os._exit(0)
+"""
+
+
+def test_after_a_crash_in_the_middle_nothing_dangles_and_asking_again_goes_on(path: Path) -> None:
+    steps = 0
+    while True:
+        steps += 1
+        done = subprocess.run([sys.executable, "-c", DYING, str(path), "1"], check=False, timeout=60)
+        assert done.returncode in (0, 9, 1)
+        with kilburn.open(str(path), tokenizer="chars/4", policy="fifo") as store:
+            check_kept(store)
+            left = [info for info in store.store.processes() if info.user == "canaryuser"]
+            for collection in store.collections():
+                for page, _ in collection.pages(history=True, proposed=True):
+                    assert len(store.store.read(page.cites)) == len(page.cites)
+                    assert all(state.at is not Place.DROPPED for _, state in store.store.read(page.cites).values())
+        if not left:
+            break
+    assert steps > 5
+    assert canaries(path) == set()

@@ -1,0 +1,356 @@
+"""Vectors of a store's passages: what waits, what serves, what vanishes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kilburn.errors import ModelError, Refused, SpecError, StoreError, Unavailable
+from kilburn.memory.choice import vectors_for
+from kilburn.memory.embedders.hashing import Hashing
+from kilburn.memory.scan import BLOCK, Scan, pack
+from kilburn.memory.vectors import SHORT, Vectors
+from kilburn.store import Batch, Store
+from kilburn.stores.memory import Memory
+from kilburn.stores.sqlite import Sqlite
+from kilburn.testing.stores import batch_of, start
+
+Open = Callable[..., Store]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store = Memory() if request.param == "memory" else Sqlite(str(tmp_path / "a.db"))
+    yield made
+    made.close()
+
+
+class Counting(Hashing):
+    """Hashing that counts its calls, and fails on demand."""
+
+    def __init__(self, dimensions: int = 64, name: str = "") -> None:
+        super().__init__(dimensions)
+        self.name = name or self.name
+        self.calls: list[int] = []
+        self.fail: Callable[[Sequence[str]], Exception | None] = lambda texts: None
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        self.calls.append(len(texts))
+        error = self.fail(texts)
+        if error is not None:
+            raise error
+        return super().embed(texts)
+
+
+def text_of(store: Store, entry: int, texts: dict[int, str]) -> str:
+    passage = store.passages([entry])[entry]
+    return texts[passage.page][slice(*passage.span)]
+
+
+def wait_for(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def units(count: int, dimensions: int = 64, seed: int = 0) -> np.ndarray[Any, Any]:
+    found = np.random.default_rng(seed).normal(size=(count, dimensions)).astype(np.float32)
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def test_what_was_just_stored_is_found_at_once(store: Store) -> None:
+    process = start(store)
+    texts = {1: "the parser fails on an empty file", 2: "a dinner with friends in Lisbon", 3: "rain in the afternoon"}
+    store.commit(process, batch_of(0, texts))
+    vectors = Vectors(store, "hashing(64)")
+    (best, cosine), *_ = vectors.nearest("empty files and the parser", None, 3)
+    assert text_of(store, best, texts) == texts[1]
+    assert 0.2 < cosine <= 1
+    store.commit(process, batch_of(1, {4: "zebra crossings"}))
+    ((found, _),) = vectors.nearest("zebra crossing", None, 1)
+    assert store.passages([found])[found].page == 4
+    assert vectors.similar("zebra crossings", [found, best, 17])[found] == pytest.approx(1, abs=0.01)
+    assert vectors.similar("zebra crossings", [found, best, 17]).keys() == {found, best}
+    assert vectors.nearest("  ", None, 3) == []
+    assert vectors.nearest("zebra", None, 0) == []
+    assert vectors.nearest("zebra", [], 3) == []
+
+
+def test_a_long_backlog_waits_for_catch_up_which_goes_on_where_it_stopped(store: Store) -> None:
+    process = start(store)
+    store.commit(process, batch_of(0, {number: f"passage number{number}" for number in range(1, 201)}))
+    embedder = Counting()
+    vectors = Vectors(store, embedder)
+    assert vectors.nearest("number7", None, 3) == []
+    assert embedder.calls == [1], "only the query was embedded"
+    seen: list[int] = []
+
+    def stop(done: int) -> None:
+        seen.append(done)
+        if done >= 64:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        vectors.catch_up(progress=stop, batch=32)
+    assert seen == [32, 64]
+    assert vectors.catch_up(10) == 10
+    assert vectors.catch_up() == 126
+    assert vectors.catch_up() == 0
+    assert len(vectors.nearest("number7", None, 300)) == 200
+
+
+def test_a_search_among_few_processes_returns_as_many_as_there_are(store: Store) -> None:
+    many, few = start(store, "many"), start(store, "few")
+    store.commit(many, batch_of(0, {number: f"the needle number{number}" for number in range(1, 300)}))
+    store.commit(few, batch_of(0, {1: "hay", 2: "straw and needles", 3: "grass"}))
+    vectors = Vectors(store, "hashing(64)")
+    vectors.catch_up()
+    found = vectors.nearest("the needle", [few], 10)
+    assert [entry >> 32 for entry, _ in found] == [few] * 3
+    assert found == sorted(found, key=lambda one: -one[1])
+    assert len(vectors.nearest("the needle", [few, many, 99], 5)) == 5
+
+
+def test_what_is_forgotten_is_found_no_more_and_its_place_is_filled(store: Store) -> None:
+    process = start(store)
+    store.commit(process, batch_of(0, {number: f"needle {number}" for number in range(1, 21)}))
+    vectors, other = Vectors(store, "hashing(64)"), Vectors(store, "hashing(64)")
+    before = vectors.nearest("needle", None, 20)
+    assert len(before) == len(other.nearest("needle", None, 20)) == 20
+    store.commit(process, Batch(head=1, erase=list(range(1, 11)), unindex=[11]))
+    for one in (vectors, other):
+        found = one.nearest("needle", None, 9)
+        assert len(found) == 9
+        assert {store.passages([entry])[entry].page for entry, _ in found} <= set(range(12, 21))
+    assert len(vectors.similar("needle", [entry for entry, _ in before])) == 9
+
+
+def test_another_writer_is_followed(tmp_path: Path) -> None:
+    with Sqlite(str(tmp_path / "a.db")) as one, Sqlite(str(tmp_path / "a.db")) as two:
+        reader, embedder = Vectors(one, Counting()), Counting()
+        assert reader.nearest("needle", None, 5) == []
+        process = start(two)
+        two.commit(process, batch_of(0, {1: "needle"}))
+        Vectors(two, embedder).catch_up()
+        assert len(reader.nearest("needle", None, 5)) == 1
+        assert sum(reader.embedder.calls) == 1, "the other's vectors are used, not made again"  # type: ignore[attr-defined]
+
+
+def test_a_store_that_is_only_read_is_searched_and_left_as_it_is(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with Sqlite(path) as writer:
+        process = start(writer)
+        writer.commit(process, batch_of(0, {1: "needle", 2: "hay"}))
+        with Sqlite(path, readonly=True) as store:
+            embedder = Counting()
+            vectors = Vectors(store, embedder)
+            vectors.start()
+            assert len(vectors.nearest("needle", None, 5)) == 2
+            assert len(vectors.nearest("needle", None, 5)) == 2
+            assert embedder.calls == [2, 1]
+            vectors.close()
+        assert len(writer.unembedded(embedder.name, 5)) == 2
+
+
+def test_after_a_change_of_embedder_the_old_vectors_serve_until_the_new_ones_are_there(store: Store) -> None:
+    process = start(store)
+    count = SHORT + 10
+    store.commit(process, batch_of(0, {number: f"passage {number}" for number in range(1, count + 1)}))
+    Vectors(store, "hashing(32)").catch_up()
+    vectors = Vectors(store, "hashing(64)")
+    assert len(vectors.nearest("passage", None, 100)) == count
+    assert len(list(store.vectors("hashing(64)"))) == 0, "it was the old index that served"
+    assert vectors.similar(np.eye(32)[0], []) == {}
+    with pytest.raises(SpecError, match="dimensions"):
+        vectors.similar(np.eye(64)[0], [])
+    vectors.catch_up(5)
+    assert len(vectors.nearest("passage", None, 100)) == count
+    vectors.catch_up()
+    assert store.embedders() == ["hashing(64)"]
+    assert len(vectors.nearest("passage", None, 100)) == count
+    assert vectors_for(store, "auto").embedder.name == "hashing(64)"
+    store.drop_vectors("hashing(64)")
+    store.keep_vectors("gone(1)", [(store.unembedded("x", 1)[0][0], b"12345")])
+    assert Vectors(store, "hashing(64)").nearest("passage", None, 5) == [], "words serve until it is made again"
+    assert vectors_for(store, "auto") is None
+
+
+def test_vectors_of_another_length_are_made_again_and_never_served(store: Store) -> None:
+    process = start(store)
+    store.commit(process, batch_of(0, {1: "needle", 2: "hay"}))
+    store.keep_vectors("hashing(64)", [(entry, bytes(36)) for entry, _ in store.unembedded("hashing(64)", 5)])
+    vectors = Vectors(store, "hashing(64)")
+    assert vectors.nearest("needle", None, 5) == []
+    ((_, cosine), _) = vectors.nearest("needle", None, 5)
+    assert cosine == pytest.approx(1, abs=0.01)
+
+
+class Wrong(Hashing):
+    """Gives what it was told to."""
+
+    def __init__(self, gives: Any) -> None:
+        super().__init__(8)
+        self.gives = gives
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        return self.gives
+
+
+@pytest.mark.parametrize("gives", [np.ones((1, 9)), np.ones((2, 8)), np.ones(8), np.zeros((1, 8)), np.full((1, 8), np.nan)])
+def test_an_embedder_that_gives_something_else_is_named(store: Store, gives: Any) -> None:
+    process = start(store)
+    store.commit(process, batch_of(0, {1: "needle"}))
+    with pytest.raises(ModelError, match="hashing"):
+        Vectors(store, Wrong(gives)).catch_up()
+    assert list(store.vectors("hashing(8)")) == []
+
+
+def test_a_passage_that_is_refused_holds_up_no_other(store: Store) -> None:
+    process = start(store)
+    store.commit(process, batch_of(0, {1: "good", 2: "evil", 3: "fair"}))
+    embedder = Counting()
+    embedder.fail = lambda texts: Refused("no") if any("evil" in text for text in texts) else None
+    vectors = Vectors(store, embedder)
+    assert vectors.catch_up() == 3
+    assert [round(cosine) for _, cosine in vectors.nearest("good", None, 5)] == [1, 0, 0]
+    store.commit(process, batch_of(1, {4: "more"}))
+    embedder.fail = lambda texts: Refused("no key")
+    with pytest.raises(Refused):
+        vectors.catch_up()
+    assert len(store.unembedded(embedder.name, 5)) == 1
+
+
+def test_the_background_embeds_and_says_what_is_wrong(store: Store) -> None:
+    process = start(store)
+    store.commit(process, batch_of(0, {number: f"passage {number}" for number in range(1, 101)}))
+    embedder = Counting()
+    failed, healed = threading.Event(), threading.Event()
+
+    def fail(texts: Sequence[str]) -> Exception | None:
+        failed.set()
+        return None if healed.is_set() else Unavailable("down")
+
+    embedder.fail = fail
+    vectors = Vectors(store, embedder)
+    vectors.start(0.01)
+    assert failed.wait(10)
+    wait_for(lambda: bool(vectors.trouble))
+    assert "down" in vectors.trouble
+    healed.set()
+    wait_for(lambda: not store.unembedded(embedder.name, 1))
+    vectors.close()
+    vectors.close()
+    assert len(vectors.nearest("passage", None, 200)) == 100
+    store.close()
+    with pytest.raises(StoreError):
+        vectors.nearest("passage", None, 5)
+
+
+EXIT = """
+import sys, time
+from kilburn.memory.embedders.hashing import Hashing
+from kilburn.memory.vectors import Vectors
+from kilburn.stores.sqlite import Sqlite
+from kilburn.testing.stores import batch_of, start
+
+class Slow(Hashing):
+    def embed(self, texts):
+        print("embedding", flush=True)
+        time.sleep(0.3)
+        return super().embed(texts)
+
+store = Sqlite(sys.argv[1])
+store.commit(start(store), batch_of(0, {number: f"passage {number}" for number in range(1, 2000)}))
+vectors = Vectors(store, Slow(64))
+vectors.start(0.01)
+while not vectors.store.embedders():
+    time.sleep(0.01)
+print(time.time(), flush=True)
+"""
+
+
+def test_a_program_that_ends_while_something_is_embedded_is_not_held_up(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    done = subprocess.run([sys.executable, "-c", EXIT, path], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.time() - float(done.stdout.splitlines()[-1]) < 8
+    with Sqlite(path) as store:
+        assert len(store.unembedded("hashing(64)", 5000)) < 1999
+        assert Vectors(store, "hashing(64)").catch_up() > 1000
+
+
+def test_many_threads_search_and_write(tmp_path: Path) -> None:
+    with Sqlite(str(tmp_path / "a.db")) as store:
+        vectors = Vectors(store, "hashing(64)")
+        wrong: list[BaseException] = []
+
+        def work(number: int) -> None:
+            try:
+                process = start(store, f"session {number}")
+                for head in range(5):
+                    store.commit(process, batch_of(head, {head + 1: f"word{number}x{head}"}))
+                    found = vectors.nearest(f"word{number}x{head}", [process], 10)
+                    assert len(found) == head + 1
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert len(vectors.nearest("word", None, 100)) == 20
+
+
+def test_a_scan_finds_what_a_plain_product_finds() -> None:
+    data, scan = units(5000), Scan(64)
+    entries = [(number % 7 + 1) << 32 | number for number in range(5000)]
+    for first in range(0, 5000, 777):
+        scan.add(entries[first : first + 777], pack(data[first : first + 777]))
+    order = np.random.default_rng(1).permutation(5000)
+    gone = [entries[at] for at in order[:600]]
+    scan.remove([*gone, 12345])
+    scan.add(entries[:50], pack(units(50, seed=5)))
+    data[:50] = units(50, seed=5)
+    there = [at for at in range(5000) if at < 50 or entries[at] not in set(gone)]
+    assert len(scan) == len(there)
+    hits = []
+    for vector in units(20, seed=9):
+        for processes in (None, [2], [1, 3, 5, 6]):
+            mine = [at for at in there if processes is None or entries[at] >> 32 in processes]
+            cosines = data[mine] @ vector
+            wanted = [entries[mine[at]] for at in np.argsort(-cosines)[:10]]
+            found = scan.nearest(vector, 10, processes)
+            assert [cosine for _, cosine in found] == sorted((cosine for _, cosine in found), reverse=True)
+            hits.append(len({entry for entry, _ in found} & set(wanted)))
+            assert len(found) == 10
+        known = scan.similar(vector, entries)
+        assert known.keys() == {entries[at] for at in there}
+        assert all(abs(known[entries[at]] - data[at] @ vector) < 0.02 for at in there)
+    # Vectors without any order are the hardest case for signs.
+    assert sum(hits) / len(hits) > 8
+    scan.remove(entries)
+    assert len(scan) == 0
+    assert scan.nearest(data[0], 5) == []
+
+
+def test_a_scan_of_several_blocks() -> None:
+    count = 2 * BLOCK + 100
+    data, scan = units(count, 16), Scan(16)
+    scan.add(range(1, count + 1), pack(data))
+    for at in (0, BLOCK - 1, BLOCK, count - 1):
+        assert scan.nearest(data[at], 1)[0][0] == at + 1
+    scan.remove(range(1, BLOCK + 1))
+    assert len(scan) == BLOCK + 100
+    assert scan.nearest(data[count - 1], 1)[0][0] == count
+    assert scan.nearest(data[0], 1)[0][0] > BLOCK
