@@ -114,7 +114,7 @@ def test_a_user_is_forgotten(db: Path) -> None:
     assert said.status == 0
     for words in ("goes: monday p1", "goes: @memory/ana f1"):
         assert words in said.err
-    for words in ("all of monday", "3 facts", "1 originals", "not reached: "):
+    for words in ("all of monday", "3 facts", "1 original", "not reached: "):
         assert words in said.out
     assert run("memories", "list", db=db) == run("ps", db=db) == []
     assert b"Porto" not in b"".join(file.read_bytes() for file in db.parent.glob("agent.db*"))

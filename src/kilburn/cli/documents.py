@@ -65,7 +65,7 @@ def add(
             say(line(f"passed over: {file}: {why}"))
         for gone in one.gone:
             say(line(f"gone, and retired: {gone}"))
-        figures = f"{count(one.added)} chunks added, {count(one.retired)} retired, {count(one.unchanged)} unchanged"
+        figures = f"{many(one.added, 'chunk')} added, {count(one.retired)} retired, {count(one.unchanged)} unchanged"
         tell(line(f"{path}: {many(len(one.documents), 'document')} new or changed; {figures}"))
         if one.redacted:
             say(f"{many(one.redacted, 'secret')} redacted")

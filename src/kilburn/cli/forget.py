@@ -138,10 +138,15 @@ def carry_out(forget: Callable[[bool], Erasure], store: Hierarchy, *, yes: bool,
     if not going and not receipt.whole:
         tell("nothing to forget")
     if receipt.places:
-        tell("in all: " + ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items()))
+        tell("in all: " + ", ".join(f"{count(number)} {_named(place, number)}" for place, number in receipt.places.items()))
     for place in receipt.told:
         tell(line(f"also told: {place}"))
     _tell_unreached(receipt.unreached)
+
+
+def _named(place: str, number: int) -> str:
+    one = {"entities": "entity", "index entries": "index entry"}.get(place, place.removesuffix("s"))
+    return one if number == 1 else place
 
 
 def _tell_unreached(places: Sequence[str]) -> None:
