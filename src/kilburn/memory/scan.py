@@ -178,12 +178,14 @@ class Scan:
                 np.bitwise_count(left, out=bits)
                 part += bits
             if masks is not None:
-                part[~masks[number]] = self._words * 64 + 1
+                np.putmask(part, ~masks[number], self._words * 64 + 1)
             start += count
         return distances
 
     def _masks(self, processes: Collection[int]) -> list[Array]:
         wanted = np.fromiter(processes, np.int64, len(processes)).astype(np.int32)
+        if len(wanted) == 1:
+            return [block.processes[: block.count] == wanted[0] for block in self._blocks]
         return [np.isin(block.processes[: block.count], wanted) for block in self._blocks]
 
     def _signs(self, positive: Array) -> Array:
