@@ -283,6 +283,15 @@ def test_what_a_fact_asks_is_cut_off(store: Hierarchy) -> None:
     assert texts(store) == ["user is vegetarian"]
 
 
+def test_the_first_person_is_the_user_and_what_the_assistant_notes_is_no_fact(store: Hierarchy) -> None:
+    said(store, "My brother Henrik is allergic to peanuts and I'm vegetarian", "Noted: no peanuts.")
+    run(store, facts(fact("My brother Henrik is allergic to peanuts"), fact("I'm vegetarian")))
+    assert texts(store) == ["user's brother Henrik is allergic to peanuts", "user is vegetarian"]
+    said(store, "thanks", "Noted: no peanuts.")
+    run(store, facts(fact("Noted: no peanuts.", message=2, claim="assistant | noted | peanuts")))
+    assert len(texts(store)) == 2
+
+
 def test_a_fence_around_the_json_does_no_harm(store: Hierarchy) -> None:
     said(store, "I live in Porto")
     assert run(store, f"```json\n{GOOD}\n```")[0].stored == ("f1",)
@@ -307,7 +316,8 @@ def test_any_text_can_be_learned_from(store: Hierarchy, text: str, policy: str) 
     learn(store, "a", policy, model)
     for request in model.requests:
         assert len(str(request.messages)) < 50_000
-    assert all(found in " ".join(text.split()) or policy == "plain" for found in texts(store))
+    for found in texts(store):
+        assert policy == "plain" or found.replace("user", "I") in " ".join(text.split())
 
 
 def test_a_running_summary_is_kept_and_superseded(store: Hierarchy) -> None:

@@ -16,7 +16,7 @@ import pytest
 import kilburn
 from kilburn.budget import Budget
 from kilburn.effect import Ask, Find, Note, Outcome
-from kilburn.errors import SpecError, StoreError, StoreFull, Unavailable
+from kilburn.errors import SpecError, StoreError, StoreFull, StoreReadOnly, Unavailable
 from kilburn.event import Act
 from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
@@ -478,6 +478,17 @@ def test_a_policy_is_named_like_any_other() -> None:
             learn(store, "a", 7)
         learn(store, "a", "plain")
         assert {event.policy for event in events(store, Act.ADMIT)} == {"plain"}
+
+
+def test_what_is_not_there_is_an_error_and_makes_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path / "s.db") as store:
+        store.process("a").append(user("I live in Porto."))
+        for session, owner in (("typo", None), ("", None), ("a", "nul\0"), ("@memory", None), ("a", "x" * 600)):
+            with pytest.raises(SpecError):
+                learn(store, session, user=owner)
+        assert [info.name for info in store.processes()] == ["a"]
+    with opened(tmp_path / "s.db", readonly=True) as store, pytest.raises(StoreReadOnly):
+        learn(store, "a")
 
 
 def test_each_policy_has_a_cursor_of_its_own() -> None:

@@ -20,6 +20,7 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.memory.clauses import unasked
 from kilburn.memory.dates import grounded
 from kilburn.memory.view import MemoryView, Said
+from kilburn.message import Role
 from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
@@ -61,6 +62,12 @@ _WORD = re.compile(r"\w+")
 _CORRECTS = re.compile(
     r"\b(?:actually|no|not|n't|sorry|correct(?:ion|ed)?|meant|wrong|instead|mistake|rather|oops)\b|n't\b", re.IGNORECASE
 )
+_FIRST_PERSON = [
+    (re.compile(r"\bI(?:'m| am)\b"), f"{SPEAKER} is"),
+    (re.compile(r"\bI(?:'ve| have)\b"), f"{SPEAKER} has"),
+    (re.compile(r"\b(?:I|[Mm]e|[Mm]yself)\b"), SPEAKER),
+    (re.compile(r"\b[Mm]y\b"), f"{SPEAKER}'s"),
+]
 _SPOKEN_TO = re.compile(r"\b(?:you|your|yours|yourself)\b", re.IGNORECASE)
 """A sentence to somebody, such as a greeting that the model copied, is no fact."""
 _WORDS_OF_NOTHING = (
@@ -181,12 +188,17 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     """The fact with its citations; None if it says nothing, or something that nobody said."""
     text = " ".join(fact.text.split())
     text = unasked(text) if text.endswith("?") and len(text) <= LONGEST else text
+    if plain_name(fact.subject) == Role.ASSISTANT:
+        return None  # that it took note of something, say
     if not 0 < len(text) <= LONGEST or len(text.split()) < 2 or _SPOKEN_TO.search(text):
         return None
     place = fact.message - 1
     named = [view.new[place]] if 0 <= place < len(view.new) else []
     ranked = sorted(view.new, key=lambda said: -len(_said(told(text), said.text, said)))
     said = named[0] if named and _said(told(text), named[0].text, named[0]) else ranked[0]
+    if said.role is Role.USER:
+        for own, theirs in _FIRST_PERSON:
+            text = own.sub(theirs, text)
     text = grounded(text, said.page.time)[0]
     left = told(text)
     if not left or not _said(left, said.text, said):

@@ -296,6 +296,8 @@ class _Job:
         quota: Quota | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
+        if isinstance(session, str) and store.store.process(session, time=0.0, create=False) is None:
+            raise SpecError(f"no session {session[:80]!r} to learn from", advice="see kilburn ps")
         self.process = session if isinstance(session, Process) else store.process(session)
         self.policy: MemoryPolicy = resolve("memory", policy)
         self.name = policy.partition("(")[0].strip() if isinstance(policy, str) else type(policy).__name__.lower()
