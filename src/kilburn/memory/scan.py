@@ -6,7 +6,7 @@ number, not vector by vector, so that NumPy compares 64 numbers of many vectors 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from kilburn.errors import MissingExtra
@@ -144,7 +144,7 @@ class Scan:
         best = np.argsort(-cosines, kind="stable")[:limit]
         return list(zip(entries[best].tolist(), cosines[best].tolist(), strict=True))
 
-    def similar(self, vector: Array, entries: Collection[int]) -> dict[int, float]:
+    def similar(self, vector: Array, entries: Iterable[int]) -> dict[int, float]:
         """The cosines of these entries, of those that are here. `vector` has length 1."""
         places = self._find(list(entries))
         found, cosines = self._products(vector, places[places >= 0])
