@@ -102,6 +102,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         since: from when what it says is true, in seconds since the epoch; None for `time`.
         until: when it stops being true, if that was known when it was written; `State.until` may close it earlier.
         claim: what a fact or an entity says, in parts; None for any other page.
+        speaker: the name of who said it, if its message gave one (`name` in OpenAI's form); else None.
     """
 
     id: int
@@ -127,6 +128,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: float | None = None
     until: float | None = None
     claim: Claim | None = None
+    speaker: str | None = None
 
     @property
     def address(self) -> str:
@@ -159,6 +161,7 @@ def tombstone_of(page: Page) -> Page:
         since=None,
         until=None,
         claim=None,
+        speaker=None,
     )
 
 

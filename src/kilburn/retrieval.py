@@ -6,15 +6,15 @@ token budget. A ranking is a policy: pure, without I/O and without a clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from kilburn.page import Page, Span
-from kilburn.store import State
+from kilburn.store import ProcessKind, State
 
-__all__ = ["Candidate", "Embedder", "Query", "Ranking", "Scored"]
+__all__ = ["Candidate", "Embedder", "Meanings", "Query", "Ranking", "Scored"]
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,33 +22,33 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         text: as it was asked.
-        now: the kernel's time, in seconds since the epoch.
-        times: the interval that the text names ("last May"), in seconds since the epoch, or None.
+        now: the time that it asks about, in seconds since the epoch; "yesterday" is relative to it.
+        speakers: names in the text that are those of people who spoke. They say who said it, so that neither words nor
+            meaning were searched for them.
     """
 
     text: str
     now: float
-    times: tuple[float, float] | None = None
+    speakers: frozenset[str] = frozenset()
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A passage that may be an answer.
+    """A page that may be an answer.
 
     Args:
-        span: the best passage of the page's text; `text` is that passage.
+        kind: of its process. Only in sessions and documents are pages with neighbouring numbers about the same.
+        span: its best passage.
         words: how well its words match (BM25, not normalised); 0 if none does.
-        meaning: cosine of its vector to the query's; None without vectors.
-        near: whether it is here only as the neighbour of another candidate.
+        meaning: cosine of its vector to the query's; None without one.
     """
 
     process: int
+    kind: ProcessKind
     page: Page
     state: State
     span: Span
-    text: str
     words: float = 0.0
     meaning: float | None = None
-    near: bool = False
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +65,18 @@ class Ranking(Protocol):
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> Sequence[Scored]:
         """The candidates worth returning, best first."""
+        ...
+
+
+class Meanings(Protocol):
+    """Finds passages by their vectors: `kilburn.memory.vectors.Vectors`."""
+
+    def nearest(self, query: str, processes: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
+        """The passages (entries of the store's index) whose vectors are nearest to the query's, with their cosines."""
+        ...
+
+    def similar(self, query: str, entries: Iterable[int]) -> dict[int, float]:
+        """The cosines of these passages that have a vector."""
         ...
 
 

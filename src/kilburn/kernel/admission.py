@@ -77,6 +77,7 @@ def pages_of(
             raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
         trust = _trust(message, window, cited)
         bound = message.role is Role.ASSISTANT and any(part.kind in BOUND for part in message.parts)
+        speaker = _speaker(message)
         first = window.last + len(pages) + 1
         for position, part in enumerate(message.parts):
             number = window.last + len(pages) + 1
@@ -102,6 +103,7 @@ def pages_of(
                 cites=message.cites,
                 order=(number, 0),
                 label=_label(part),
+                speaker=speaker,
             )
             if part.kind is Kind.CALL and part.call is not None:
                 calls[part.call] = page
@@ -128,6 +130,14 @@ def _trust(message: Message, window: Window, cited: Mapping[tuple[int, int], Pag
         raise InvalidMessage(f"it cites {gone[0]}, which is not there", advice="cite pages of other processes of this tenant")
     trusts = [cited[key].trust for key in message.cites]
     return min([lowest, *trusts, *(window.pages[source].trust for source in message.sources)])
+
+
+def _speaker(message: Message) -> str | None:
+    """The name of who speaks, on one line, if the message gives one. A function's name is that of a tool."""
+    if message.extra is None or '"name"' not in message.extra or message.role not in (Role.USER, Role.ASSISTANT):
+        return None
+    name = (unpack(message.extra).get("dict") or {}).get("name")
+    return " ".join(name.split())[:LABEL] or None if isinstance(name, str) else None
 
 
 def _leftovers(part: Part, message: Message, position: int) -> str | None:

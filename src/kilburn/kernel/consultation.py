@@ -22,8 +22,9 @@ from kilburn.kernel.background import Background
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.kernel import Kernel
 from kilburn.move import Move
-from kilburn.page import Place
+from kilburn.page import Page, Place
 from kilburn.policy import Cause, Policy, View
+from kilburn.store import State
 
 __all__ = ["EFFECTS", "MOVES", "SECONDS", "Consultation", "checked", "guarded"]
 
@@ -40,6 +41,10 @@ MOVES = 10_000
 """Moves that one plan may return."""
 
 SPARED = Answer(outcome=Outcome.FAILED, detail="the model failed too often; it is asked again some turns later")
+
+
+FOUND = 200
+"""Tokens of a passage that a search finds, roughly."""
 
 
 class _Course(msgspec.Struct):
@@ -231,17 +236,18 @@ class Consultation:
         )
 
     def _find(self, find: Find) -> Answer:
-        kernel, window = self.kernel, self.kernel.window
-        passages = kernel.store.search(find.query, processes=[kernel.info.number], limit=4 * find.limit)
-        wanted = [
-            passage
-            for passage in passages
-            if passage.page in window.pages and window.at(passage.page) in (Place.OUT, Place.STUB, Place.FOLDED)
-        ]
-        kernel.contents.fetch(window.pages[passage.page].digest for passage in wanted[: find.limit])
+        kernel = self.kernel
+
+        def is_below(page: Page, state: State) -> bool:
+            return state.at in (Place.OUT, Place.STUB, Place.FOLDED)
+
+        room = FOUND * max(0, find.limit)
+        best = kernel.searching().ranked(find.query, kernel.clock(), room, wanted=is_below)[: max(0, find.limit)]
+        kernel.contents.fetch(one.candidate.page.digest for one in best)
         hits = tuple(
-            Hit(page=passage.page, span=passage.span, text=kernel.text(passage.page)[slice(*passage.span)], score=passage.score)
-            for passage in wanted[: find.limit]
+            Hit(page=page.id, span=span, text=kernel.text(page.id)[slice(*span)], score=one.scored.score)
+            for one in best
+            for page, span in [(one.candidate.page, one.candidate.span)]
         )
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=hits)
 

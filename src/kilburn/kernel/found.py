@@ -1,23 +1,19 @@
-"""The result of a search: passages with their origin, age and cost.
+"""The result of a search: passages with their origin, age, validity and cost, and why they were found.
 
-Found text is data with an origin, never a bare string (law 7). Retired and forgotten pages are not among the hits,
-and the token budget is kept.
+Found text is data with an origin, never a bare string (law 7).
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import overload
 
 import msgspec
 
-from kilburn.budget import Counter
-from kilburn.errors import StoreCorrupt
-from kilburn.kernel.kernel import Kernel
-from kilburn.page import Place
-from kilburn.store import Passage
+from kilburn.message import Trust
+from kilburn.page import Claim, Place
 
-__all__ = ["DamageWarning", "Found", "found"]
+__all__ = ["DamageWarning", "Found", "Recollection"]
 
 
 class DamageWarning(UserWarning):
@@ -31,10 +27,16 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         session: the process's name; `address` is the page there, `span` the characters of its text.
         text: the passage, exactly.
         score: how well it matched; higher is better, comparable within one search.
-        age: seconds since it was admitted.
+        age: seconds since it was admitted, at the time that the search asks about.
         origin: who said it: "system", "user", "assistant", or "tool NAME".
         where: IN (in the window now) or below (OUT, FOLDED, STUB).
         tokens: what the text costs.
+        speaker: the name of who said it, if it is known.
+        time: when it was admitted, in seconds since the epoch.
+        trust: how far it may be believed.
+        since, until: when what it says is true, as far as that is known; `until` is None as long as it is.
+        why: what its score is the sum of, by the names of the ranking's terms.
+        claim: what a fact says, in parts; None for any other page.
     """
 
     session: str
@@ -46,47 +48,59 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     where: Place
     tokens: int
+    speaker: str | None = None
+    time: float = 0.0
+    trust: Trust = Trust.TOOL
+    since: float | None = None
+    until: float | None = None
+    why: Mapping[str, float] = {}
+    claim: Claim | None = None
+
+    @property
+    def reference(self) -> str:
+        """The address with the name of the process, as it is written for pages of other processes: `session-1 p17`."""
+        return f"{self.session} {self.address}"
 
 
-def found(passages: Sequence[Passage], kernels: Mapping[int, Kernel], counter: Counter, tokens: int, now: float) -> list[Found]:
-    """The hits for passages, best first, as many as fit into `tokens`.
+class Recollection(Sequence[Found]):
+    """What a recall found, in reading order: as it was said.
+
+    Where nothing that was found is likely to be an answer, it is empty and `abstained` is set: a plausible wrong passage
+    is worse than none.
 
     Args:
-        kernels: the kernels of the passages' processes, by their numbers in the store.
+        confidence: how likely it is that an answer is among the hits, 0 to 1, by a model of few figures that was fitted
+            on questions with and without an answer; a guide, not a promise.
+        withheld: the hits of which none is likely enough, in case a person wants to see them.
     """
-    hits: list[Found] = []
-    left = tokens
-    for passage in passages:
-        kernel = kernels[passage.process]
-        page = kernel.window.pages.get(passage.page)
-        if page is None or kernel.window.at(page.id) in (Place.DROPPED, Place.RETIRED):
-            continue
-        try:
-            text = kernel.text(page.id)
-        except StoreCorrupt as error:
-            warnings.warn(
-                f"not searched: {page.address} of session {kernel.info.name!r}: {error.what}", DamageWarning, stacklevel=3
-            )
-            continue
-        if passage.span[1] > len(text):
-            continue  # the index is damaged, which `fsck` reports
-        text = text[slice(*passage.span)]
-        cost = counter.count(text)
-        if cost > left:
-            continue
-        left -= cost
-        tool = kernel.window.pages[page.answers].name if page.answers else None
-        hits.append(
-            Found(
-                session=kernel.info.name,
-                address=page.address,
-                span=passage.span,
-                text=text,
-                score=passage.score,
-                age=max(0.0, now - page.time),
-                origin=f"tool {tool}" if tool else str(page.role),
-                where=kernel.window.at(page.id),
-                tokens=cost,
-            )
-        )
-    return hits
+
+    def __init__(self, hits: Iterable[Found], confidence: float, withheld: Iterable[Found] = ()) -> None:
+        self._hits = tuple(hits)
+        self.confidence = confidence
+        self.withheld = tuple(withheld)
+
+    @property
+    def abstained(self) -> bool:
+        """Whether it withholds what it found."""
+        return bool(self.withheld)
+
+    @property
+    def tokens(self) -> int:
+        """What its texts cost."""
+        return sum(hit.tokens for hit in self._hits)
+
+    @overload
+    def __getitem__(self, index: int) -> Found: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Found, ...]: ...
+    def __getitem__(self, index: int | slice) -> Found | tuple[Found, ...]:
+        return self._hits[index]
+
+    def __len__(self) -> int:
+        return len(self._hits)
+
+    def __iter__(self) -> Iterator[Found]:
+        return iter(self._hits)
+
+    def __repr__(self) -> str:
+        return f"Recollection({len(self._hits)} hits, confidence={self.confidence:.2f}, abstained={self.abstained})"

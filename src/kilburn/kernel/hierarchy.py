@@ -15,15 +15,18 @@ from typing import Any
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.kernel.collection import Collection
+from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.erasure import Erasure, erase, erasure_of, made_by, made_from
 from kilburn.kernel.forgetting import Holder
-from kilburn.kernel.found import DamageWarning, Found, found
+from kilburn.kernel.found import DamageWarning, Found, Recollection
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.kernel.search import RANKING, Search, kinds_of, reading_order
 from kilburn.policy import Policy
+from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, ProcessKind, Store, check_name
 from kilburn.tokens.choice import counter_for
 
@@ -46,6 +49,8 @@ class Hierarchy:
         tokenizer: "auto", a model's name, "chars/4", or a `Counter`.
         model: answers when a policy asks: a spec, a model, or None.
         clock: seconds since the epoch.
+        ranking: puts what a search finds in order: a spec such as "blend" or "blend(near=0)", or an object with `rank`.
+        vectors: finds by meaning; None for words alone.
         foreign: whether these specs may name classes from outside Kilburn; see `kilburn.open`.
     """
 
@@ -59,6 +64,8 @@ class Hierarchy:
         model: Any = None,
         clock: Callable[[], float] = time.time,
         foreign: bool = True,
+        ranking: Any = RANKING,
+        vectors: Meanings | None = None,
     ) -> None:
         self.store, self.budget, self.clock = store, budget, clock
         self.policy_name = policy if isinstance(policy, str) else type(policy).__name__.lower()
@@ -67,6 +74,8 @@ class Hierarchy:
                 f"a policy named {self.policy_name!r}",
                 advice="the ledger has this name for moves that a policy may not make; rename it",
             )
+        self.ranking: Ranking = resolve("memory.rankings", ranking, foreign=foreign)
+        self.vectors = vectors
         self.policy: Policy = resolve("policies", policy, foreign=foreign)
         self.model = None if model is None or model == "none" else resolve("models", model, foreign=foreign)
         if tokenizer == "auto" and self.model is not None:
@@ -128,11 +137,7 @@ class Hierarchy:
         if user:
             check_name(user, "user")
         with self._lock:
-            info = self._info(check_name(name, str(kind)), kind, user)
-            known = self._collections.get(name)
-            if known is None or known.number != info.number:
-                known = self._collections[name] = self._collect(info)
-            return known
+            return self._collect(self._info(check_name(name, str(kind)), kind, user))
 
     def collections(self) -> list[Collection]:
         """All memories and documents of this tenant, oldest first; none of their pages is read. Damaged ones are left out,
@@ -141,7 +146,7 @@ class Hierarchy:
         for info in self.store.processes():
             if info.kind in (ProcessKind.MEMORY, ProcessKind.DOCUMENT) and not info.damaged:
                 with self._lock:
-                    found.append(self._collections.setdefault(info.name, self._collect(info)))
+                    found.append(self._collect(info))
             elif info.damaged and info.kind is not ProcessKind.SESSION:
                 warnings.warn(f"left out: {info.name} is damaged: {info.damaged}", DamageWarning, stacklevel=2)
         return found
@@ -161,7 +166,11 @@ class Hierarchy:
         return info
 
     def _collect(self, info: ProcessInfo) -> Collection:
-        return Collection(self.store, info, self.counter, self.clock, self._holder)
+        """The collection of this row: the one that is open, unless that was forgotten and another has its name now."""
+        known = self._collections.get(info.name)
+        if known is None or known.number != info.number:
+            known = self._collections[info.name] = Collection(self.store, info, self.counter, self.clock, self._holder)
+        return known
 
     def _holder(self, number: int) -> Holder:
         """The process of that number, whatever its kind."""
@@ -173,7 +182,7 @@ class Hierarchy:
         raise StoreCorrupt(f"there is no process {number}", advice="run `kilburn fsck`")
 
     def _open(self, info: ProcessInfo) -> Process:
-        kernel = Kernel(self.store, info, self.counter, self.budget, self.clock)
+        kernel = Kernel(self.store, info, self.counter, self.budget, self.clock, self.ranking, self.vectors)
         answer = answerer(self.model)
         planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
         made = Process(kernel, planner, answer)
@@ -187,23 +196,68 @@ class Hierarchy:
         sessions: see `collections`."""
         return [info for info in self.store.processes() if info.kind is ProcessKind.SESSION]
 
-    def search(self, query: str, tokens: int = 1000, limit: int = 20) -> list[Found]:
-        """Passages of all sessions of this tenant that match, best first, within a token budget.
+    def search(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int | None = 20,
+        *,
+        where: str | Iterable[str] = "all",
+        user: str | None = None,
+        at: float | None = None,
+    ) -> list[Found]:
+        """Passages of this tenant that match, best first, within a token budget.
 
-        Sessions that are damaged are left out, with a warning.
+        Unlike `recall` it never abstains, and is not in reading order. What is damaged is left out, with a warning.
+
+        Args:
+            where: "sessions", "facts", "documents", "all", or several of these.
+            user: only what belongs to this user of the tenant, or to all users (""); None for everything.
+            at: what was known and true at this time, in seconds since the epoch; None for now.
+
+        Raises:
+            SpecError: no such place. StoreError.
         """
-        passages = self.store.search(query, limit=limit)
-        names = {info.number: info.name for info in self.store.processes()} if passages else {}
-        kernels: dict[int, Kernel] = {}
-        for number in {passage.process for passage in passages} & names.keys():
-            try:
-                process = self.process(names[number])
-                process.refresh()
-                kernels[number] = process.kernel
-            except StoreCorrupt as error:
-                warnings.warn(f"not searched: {error.what}", DamageWarning, stacklevel=2)
-        hits = [passage for passage in passages if passage.process in kernels]
-        return found(hits, kernels, self.counter, tokens, self.clock())
+        now = self.clock() if at is None else at
+        search = self._searching(where, user)
+        return search.found(search.ranked(query, now, tokens, at), self.counter, tokens, now, limit, apart=True)
+
+    def recall(
+        self,
+        query: str,
+        tokens: int = 1000,
+        *,
+        where: str | Iterable[str] = "all",
+        user: str | None = None,
+        at: float | None = None,
+        limit: int | None = None,
+    ) -> Recollection:
+        """What is remembered about something: passages in reading order, within a token budget, or nothing.
+
+        The turns that stand beside a hit are among them, and what was said twice is there once. Where nothing that was
+        found is likely to answer, it abstains: the result is empty, and what was found is in its `withheld`.
+
+        Args:
+            where, user, at: see `search`.
+
+        Raises:
+            SpecError: no such place. StoreError.
+        """
+        now = self.clock() if at is None else at
+        search = self._searching(where, user)
+        ranked = search.ranked(query, now, tokens, at, beside=True)
+        hits = reading_order(search.found(ranked, self.counter, tokens, now, limit))
+        sure = confidence(query, [one.candidate for one in ranked])
+        return Recollection(hits, sure) if sure >= ENOUGH else Recollection((), sure, hits)
+
+    def _searching(self, where: str | Iterable[str], user: str | None) -> Search:
+        kinds = kinds_of(where)
+        known = self.store.processes()
+        infos = [info for info in known if info.kind in kinds and (user is None or info.user in ("", user))]
+        for info in infos:
+            if info.damaged:
+                warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)
+        return Search(self.store, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
 
     def forget(
         self,

@@ -44,10 +44,13 @@ from kilburn.kernel.laws import (
 )
 from kilburn.kernel.pending import START, Pending, Savepoint
 from kilburn.kernel.replay import rebuild
+from kilburn.kernel.resolve import resolve
+from kilburn.kernel.search import RANKING, Search
 from kilburn.kernel.window import PATIENCE, PENDING
 from kilburn.message import Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, Span, address_of, parse_address
+from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, Store
 
 __all__ = ["GATHERED", "LEAST", "Kernel"]
@@ -73,8 +76,19 @@ class Kernel:
         clock: seconds since the epoch; the only clock there is.
     """
 
-    def __init__(self, store: Store, info: ProcessInfo, counter: Counter, budget: Budget, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        info: ProcessInfo,
+        counter: Counter,
+        budget: Budget,
+        clock: Callable[[], float],
+        ranking: Ranking | None = None,
+        vectors: Meanings | None = None,
+    ) -> None:
         self.store, self.info, self.counter, self.budget, self.clock = store, info, counter, budget, clock
+        self._ranking: Ranking = ranking or resolve("memory.rankings", RANKING)
+        self._vectors = vectors
         self.lock = threading.RLock()
         self.stale = False
         self.changes = 0
@@ -95,6 +109,11 @@ class Kernel:
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
         self.pending = Pending(rebuilt.head)
         self.contents = Contents(self.store, self._needed)
+
+    def searching(self) -> Search:
+        """A search of this process alone, in the state that it has in memory."""
+        number = self.info.number
+        return Search(self.store, self._ranking, self._vectors, [self.info], windows={number: self.window})
 
     # What other writers did
 

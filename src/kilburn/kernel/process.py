@@ -25,7 +25,7 @@ from kilburn.errors import KernelError, KilburnError, StoreCorrupt, StoreReadOnl
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
-from kilburn.kernel.found import Found, found
+from kilburn.kernel.found import Found
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.planning import Planner
@@ -407,8 +407,8 @@ class Process:
             record: whether it is recorded in the ledger; a measurement must not change what policies see.
         """
         with self._current() as kernel:
-            passages = kernel.store.search(query, processes=[kernel.info.number], limit=limit)
-            hits = found(passages, {kernel.info.number: kernel}, kernel.counter, tokens, kernel.clock())
+            search, now = kernel.searching(), kernel.clock()
+            hits = search.found(search.ranked(query, now, tokens), kernel.counter, tokens, now, limit, apart=True)
             if record and not kernel.store.readonly:
                 kernel.observe(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], policy="user", cause=Cause.FAULT)
         return hits

@@ -1,0 +1,393 @@
+"""The one search over the past, for people, agents and policies.
+
+It gathers candidates by words (the store's index) and, if the hierarchy has vectors, by meaning; adds the pages that
+stand beside the best; leaves out what is retired, proposed or forgotten, what was not valid at the time that is asked
+about (law 9), and what belongs to another user; lets the ranking score the rest; and fills the token budget with
+passages, a text that occurs twice only once. Pages are read from the store by number: no session is opened for this.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+
+import msgspec
+
+from kilburn.budget import Counter
+from kilburn.errors import SpecError, StoreCorrupt
+from kilburn.kernel.found import DamageWarning, Found
+from kilburn.kernel.window import Window
+from kilburn.page import Page, Place, Span
+from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
+from kilburn.store import Passage, ProcessInfo, ProcessKind, State, Store
+
+__all__ = ["PLACES", "RANKING", "Ranked", "Search", "kinds_of", "reading_order"]
+
+PLACES: Mapping[str, tuple[ProcessKind, ...]] = {
+    "sessions": (ProcessKind.SESSION,),
+    "facts": (ProcessKind.MEMORY,),
+    "documents": (ProcessKind.DOCUMENT,),
+    "all": tuple(ProcessKind),
+}
+"""Where one can search."""
+
+RANKING = "blend"
+"""The ranking unless another one is named."""
+
+FEWEST, MOST = 60, 400
+"""Passages that each arm of a search brings, depending on the budget."""
+
+BESIDE = 24
+"""Candidates whose neighbours are candidates too, at least; more for a larger budget."""
+
+REACH = 4
+"""How far away a neighbour is."""
+
+Key = tuple[int, int]
+"""Number of a process, and id of a page."""
+
+
+def kinds_of(where: str | Iterable[str]) -> set[ProcessKind]:
+    """The kinds of processes that `where` names.
+
+    Raises:
+        SpecError: another name, or none.
+    """
+    names = [where] if isinstance(where, str) else list(where)
+    unknown = [name for name in names if name not in PLACES]
+    if unknown or not names:
+        raise SpecError(f"where={where!r}"[:200], advice=f"give one or more of {', '.join(PLACES)}")
+    return {kind for name in names for kind in PLACES[name]}
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """A candidate with its score."""
+
+    candidate: Candidate
+    scored: Scored
+
+    @property
+    def key(self) -> Key:
+        """Which page it is."""
+        return self.candidate.process, self.candidate.page.id
+
+
+class _Seen(msgspec.Struct):
+    """What is known of a page's passages before it is read."""
+
+    span: Span
+    entry: int
+    words: float = 0.0
+    meaning: float | None = None
+    best: float = -1.0
+
+
+class Search:
+    """Searches a store.
+
+    Args:
+        vectors: finds by meaning; None for words alone.
+        windows: of open sessions, by number; a page that is there is not read from the store.
+        infos: the processes to look in.
+        everywhere: whether these are all of the tenant's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ranking: Ranking,
+        vectors: Meanings | None,
+        infos: Iterable[ProcessInfo],
+        *,
+        windows: Mapping[int, Window] | None = None,
+        everywhere: bool = False,
+    ) -> None:
+        self._store, self._ranking, self._vectors = store, ranking, vectors
+        self._infos = {info.number: info for info in infos if not info.damaged}
+        self._numbers = None if everywhere else list(self._infos)
+        self._windows = windows or {}
+        self._rows: dict[Key, tuple[Page, State]] = {}
+
+    def ranked(
+        self,
+        query: str,
+        now: float,
+        tokens: int,
+        at: float | None = None,
+        wanted: Callable[[Page, State], bool] | None = None,
+        *,
+        beside: bool = False,
+    ) -> list[Ranked]:
+        """Pages that match, best first.
+
+        Args:
+            now: the time, in seconds since the epoch.
+            tokens: the budget for which there should be enough of them.
+            at: only what was known and valid then; None for now.
+            wanted: leaves out other pages.
+            beside: whether pages that do not match themselves may be among them, because they stand beside ones that do.
+
+        Raises:
+            StoreError: the store cannot be read. ModelError, Unavailable: the embedder failed.
+        """
+        if not query.strip() or not self._infos or tokens < 1:
+            return []
+        time = now if at is None else at
+        depth = max(FEWEST, min(MOST, tokens // 10))
+
+        def usable(key: Key) -> bool:
+            page, state = self._rows[key]
+            kind = self._infos[key[0]].kind
+            return _is_valid(page, state, kind, time, as_of=at is not None) and (wanted is None or wanted(page, state))
+
+        text, speakers = query, frozenset[str]()
+        hits = self._by_words(query, depth)
+        self._read(hit_key(hit) for hit in hits)
+        named = _named(query, {page.speaker for page, _ in self._rows.values() if page.speaker})
+        if named:
+            text, speakers = _without(query, named), named
+            hits = self._by_words(text, depth) or hits
+        seen: dict[Key, _Seen] = {}
+        top = hits[0].score if hits else 1.0
+        for hit in hits:
+            _note(seen, hit, words=hit.score, worth=hit.score / top)
+        if self._vectors is not None:
+            self._by_meaning(text, depth, seen)
+        self._read(seen)
+        usables = {key for key in seen if key in self._rows and usable(key)}
+        matching = set(seen)
+        self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
+        keys = [key for key in seen if key in self._rows and (key in usables or usable(key))]
+        candidates = [self._candidate(key, seen[key]) for key in keys]
+        scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
+        best = [Ranked(candidates[one.index], one) for one in scored]
+        return best if beside else [one for one in best if one.key in matching]
+
+    def _by_words(self, text: str, depth: int) -> list[Passage]:
+        hits = self._store.search(text, processes=self._numbers, limit=depth)
+        return [hit for hit in hits if hit.process in self._infos]
+
+    def _by_meaning(self, text: str, depth: int, seen: dict[Key, _Seen]) -> None:
+        assert self._vectors is not None
+        nearest = dict(self._vectors.nearest(text, self._numbers, depth))
+        passages = self._store.passages(nearest)
+        missing = [known.entry for known in seen.values() if known.entry not in nearest]
+        similar = self._vectors.similar(text, missing) if missing else {}
+        for known in list(seen.values()):
+            cosine = nearest.get(known.entry, similar.get(known.entry))
+            if cosine is not None:
+                known.meaning = cosine
+                known.best += cosine
+        for entry, cosine in nearest.items():
+            passage = passages.get(entry)
+            if passage is not None and passage.process in self._infos:
+                _note(seen, passage, meaning=cosine, worth=cosine)
+
+    def _add_neighbours(self, text: str, seen: dict[Key, _Seen], usables: set[Key], most: int) -> None:
+        best = sorted(usables, key=lambda key: seen[key].best, reverse=True)[:most]
+        beside = {
+            (process, page + step): None
+            for process, page in best
+            if self._infos[process].kind is not ProcessKind.MEMORY
+            for step in range(-REACH, REACH + 1)
+            if page > 0 and page + step > 0
+        }
+        new = [key for key in beside if key not in seen]
+        if not new:
+            return
+        entries = self._store.entries(new)
+        self._read(entries)
+        cosines: dict[int, float] = {}
+        if self._vectors is not None and entries:
+            cosines = self._vectors.similar(text, [one.entry for passages in entries.values() for one in passages])
+        for passages in entries.values():
+            for one in passages:
+                cosine = cosines.get(one.entry)
+                _note(seen, one, meaning=cosine, worth=cosine or 0.0)
+
+    def _read(self, keys: Iterable[Key]) -> None:
+        """Read pages that are not read yet; from a window if it is open."""
+        missing: list[Key] = []
+        for key in dict.fromkeys(keys):
+            if key in self._rows or key[0] not in self._infos:
+                continue
+            window = self._windows.get(key[0])
+            if window is None:
+                missing.append(key)
+            elif key[1] in window.pages:
+                self._rows[key] = window.pages[key[1]], window.states[key[1]]
+        if not missing:
+            return
+        try:
+            self._rows.update(self._store.read(missing))
+        except StoreCorrupt:
+            for process, group in groupby(sorted(missing), key=lambda key: key[0]):
+                try:
+                    self._rows.update(self._store.read(group))
+                except StoreCorrupt as error:
+                    del self._infos[process]
+                    warnings.warn(f"not searched: {error.what}", DamageWarning, stacklevel=4)
+
+    def _candidate(self, key: Key, seen: _Seen) -> Candidate:
+        page, state = self._rows[key]
+        return Candidate(
+            process=key[0],
+            kind=self._infos[key[0]].kind,
+            page=page,
+            state=state,
+            span=seen.span,
+            words=seen.words,
+            meaning=seen.meaning,
+        )
+
+    def found(
+        self,
+        ranked: Sequence[Ranked],
+        counter: Counter,
+        tokens: int,
+        now: float,
+        limit: int | None = None,
+        *,
+        apart: bool = False,
+    ) -> list[Found]:
+        """The best as passages, best first, as many as fit into `tokens`; a text that occurs twice only once.
+
+        What does not fit is left out, and what comes after it may still fit.
+
+        Args:
+            apart: whether the same text in two processes is two hits.
+        """
+        hits: list[Found] = []
+        told: set[tuple[int, str]] = set()
+        left = tokens
+        at = 0
+        while at < len(ranked) and left > 0 and (limit is None or len(hits) < limit):
+            texts = self._texts(ranked[at : at + READ])
+            for one in ranked[at : at + READ]:
+                text = texts.get(one.candidate.page.digest)
+                if text is None or one.candidate.span[1] > len(text):
+                    continue  # damaged, which was told or which `fsck` reports
+                text = text[slice(*one.candidate.span)]
+                same = (one.candidate.process if apart else 0, _same(text))
+                cost = counter.count(text)
+                if same in told or cost > left or (limit is not None and len(hits) >= limit):
+                    continue
+                told.add(same)
+                left -= cost
+                hits.append(self._hit(one, text, cost, now))
+            at += READ
+        return hits
+
+    def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
+        digests = {one.candidate.page.digest: one for one in ranked}
+        try:
+            return self._store.texts(digests)
+        except StoreCorrupt:
+            texts: dict[str, str] = {}
+            for digest, one in digests.items():
+                try:
+                    texts.update(self._store.texts([digest]))
+                except StoreCorrupt as error:
+                    name = self._infos[one.candidate.process].name
+                    what = f"not searched: {one.candidate.page.address} of session {name!r}: {error.what}"
+                    warnings.warn(what, DamageWarning, stacklevel=4)
+            return texts
+
+    def _hit(self, one: Ranked, text: str, cost: int, now: float) -> Found:
+        candidate = one.candidate
+        page, state = candidate.page, candidate.state
+        ends = [end for end in (page.until, state.until) if end is not None]
+        return Found(
+            session=self._infos[candidate.process].name,
+            address=page.address,
+            span=candidate.span,
+            text=text,
+            score=one.scored.score,
+            age=max(0.0, now - page.time),
+            origin=self._origin(candidate),
+            where=state.at,
+            tokens=cost,
+            speaker=page.speaker,
+            time=page.time,
+            trust=page.trust,
+            since=page.since,
+            until=min(ends, default=None),
+            why=dict(one.scored.terms),
+            claim=page.claim,
+        )
+
+    def _origin(self, candidate: Candidate) -> str:
+        page = candidate.page
+        if page.answers:
+            call = (candidate.process, page.answers)
+            self._read([call])
+            if call in self._rows and self._rows[call][0].name:
+                return f"tool {self._rows[call][0].name}"
+        return str(page.role)
+
+
+READ = 40
+"""Texts that are read at a time."""
+
+
+def hit_key(hit: Passage) -> Key:
+    """Which page a passage is of."""
+    return hit.process, hit.page
+
+
+def reading_order(hits: Sequence[Found]) -> list[Found]:
+    """Sessions in the order in which something was said that was found there; within each, as it was said."""
+    begins: dict[str, float] = {}
+    for hit in hits:
+        begins[hit.session] = min(begins.get(hit.session, hit.time), hit.time)
+    return sorted(hits, key=lambda hit: (begins[hit.session], hit.session, hit.time, int(hit.address[1:]), hit.span))
+
+
+def _note(seen: dict[Key, _Seen], hit: Passage, *, words: float = 0.0, meaning: float | None = None, worth: float = 0.0) -> None:
+    """Take a passage into account: a page's words and meaning are those of its best passages, its span is the best one's."""
+    known = seen.setdefault((hit.process, hit.page), _Seen(hit.span, hit.entry))
+    known.words = max(known.words, words)
+    if meaning is not None:
+        known.meaning = meaning if known.meaning is None else max(known.meaning, meaning)
+    if worth > known.best:
+        known.span, known.entry, known.best = hit.span, hit.entry, worth
+
+
+def _is_valid(page: Page, state: State, kind: ProcessKind, at: float, *, as_of: bool) -> bool:
+    """Whether a page may be found: law 9."""
+    if state.at in (Place.DROPPED, Place.PROPOSED) or not page.digest:
+        return False
+    if state.at is Place.RETIRED and (kind is ProcessKind.SESSION or state.until is None):
+        return False
+    if as_of and page.time > at and page.since is None:
+        return False
+    if page.since is not None and page.since > at:
+        return False
+    return (page.until is None or at < page.until) and (state.until is None or at < state.until)
+
+
+def _named(query: str, speakers: Iterable[str]) -> frozenset[str]:
+    """Those speakers whom a query names. Only a query without capitals may write a name without."""
+    folded = query.islower()
+    return frozenset(speaker for speaker in speakers if len(speaker) > 1 and _name(speaker, folded).search(query) is not None)
+
+
+def _without(query: str, names: Iterable[str]) -> str:
+    """The query without these names; as it was, where nothing else is in it."""
+    folded = query.islower()
+    left = query
+    for name in sorted(names, key=len, reverse=True):
+        left = _name(name, folded).sub(" ", left)
+    left = " ".join(left.split())
+    return left if re.search(r"\w", left) else query
+
+
+def _name(name: str, folded: bool) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(name)}(?:['’]s)?(?!\w)", re.IGNORECASE if folded else 0)
+
+
+def _same(text: str) -> str:
+    """Equal for texts that differ only in case, blanks and punctuation."""
+    return " ".join(re.findall(r"\w+", text.casefold())) or text

@@ -1,0 +1,23 @@
+"""By words alone: BM25 as the store's index computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kilburn.retrieval import Candidate, Query, Scored
+
+__all__ = ["Words"]
+
+
+class Words:
+    """Only pages that share a word with the query. The baseline that every other ranking has to beat."""
+
+    def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
+        """Best first; of equals, the newer one."""
+        found = [
+            Scored(index=index, score=one.words, terms={"words": one.words})
+            for index, one in enumerate(candidates)
+            if one.words > 0
+        ]
+        found.sort(key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
+        return found
