@@ -367,6 +367,8 @@ class Hierarchy:
                 if not collection.flush():
                     warnings.warn(f"observations of {collection.name!r} are not in its ledger", stacklevel=2)
         finally:
+            if self.vectors is not None:
+                self.vectors.close()
             self.store.close()
 
     @staticmethod
