@@ -27,13 +27,13 @@ class Words:
         """A row of length 1 for each text."""
         import numpy as np
 
-        rows: list[int] = []
+        owners: list[int] = []
         sums: list[int] = []
         for row, text in enumerate(texts):
             found = [zlib.crc32(word.encode("utf-8", "replace")) for word in _WORD.findall(text.lower())] or [0]
             sums += found
-            rows += [row] * len(found)
-        hashed = np.array(sums, np.int64)
+            owners += [row] * len(found)
+        hashed, rows = np.array(sums, np.int64), np.array(owners, np.int64)
         vectors = np.zeros((len(texts), self.dimensions), np.float32)
         for shift in (0, 15):
             places = (hashed >> shift) // 2 % self.dimensions

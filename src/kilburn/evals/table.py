@@ -215,7 +215,7 @@ class _Stream:
 
     def __init__(self, hierarchy: Hierarchy, session: Session, policy: str, clock: _Clock) -> None:
         self.hierarchy, self.session, self.clock = hierarchy, session, clock
-        self.process = hierarchy.process(session.name)
+        self.process = hierarchy.process(session.name, user=session.user)
         self.found = Streamed(policy=policy, session=session.name)
         self.last = {page: at for at, one in enumerate(session.interactions) for page in one.uses}
         """Which interaction is the last that needs a page."""
@@ -253,7 +253,7 @@ class _Stream:
             hits = process.search(interaction.asked.question, tokens=HITS, record=False)
             spent += time.perf_counter() - began
             own = any(interaction.asked.value in hit.text for hit in hits)
-            everywhere = self.hierarchy.search(interaction.asked.question, tokens=HITS)
+            everywhere = self.hierarchy.search(interaction.asked.question, tokens=HITS, user=self.session.user)
             found.questions.append(
                 Question(
                     earlier=interaction.asked.earlier,

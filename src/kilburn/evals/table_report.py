@@ -29,7 +29,7 @@ TERMS = {
     "it is what the policy decided.",
     "+search": "the same, or one search of the session at the time of asking found it. It is what an agent gets that searches.",
     "earlier": "share of the questions about earlier sessions of this user that were answered by the prompt or one search of "
-    "the session (off), or also by one recall over everything that the user ever said (on).",
+    "the session (off), or also by one search over all sessions of this user (on).",
     "latency": "milliseconds from a question to its prompt and the hits of one search, over SQLite in memory: the append, with "
     " the policy's plan, the rendering, and the search. The middle one, and the 95th of 100.",
     "alone": "share of the sessions whose prompt would have exceeded the window if the policy had been alone: the kernel had "
