@@ -21,6 +21,7 @@ from kilburn.errors import KilburnError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import HitRateWarning, Process
 from kilburn.kernel.resolve import locate
+from kilburn.memory.choice import vectors_for
 from kilburn.message import Message, Part, Role
 
 __all__ = ["Budget", "Hierarchy", "HitRateWarning", "KilburnError", "Message", "Part", "Process", "Role", "open"]
@@ -37,6 +38,8 @@ def open(
     tokenizer: Any = "auto",
     reserve: int = 0,
     model: Any = None,
+    embedder: Any = "auto",
+    ranking: Any = "blend",
     readonly: bool = False,
     foreign: bool = True,
 ) -> Hierarchy:
@@ -51,6 +54,11 @@ def open(
         tokenizer: "auto" (the model's own; else a safe over-estimate), a model's name, or "chars/4".
         reserve: tokens of the window that are kept free for the reply.
         model: answers when a policy asks for a text: a spec such as "local" or an object; None for no model.
+        embedder: finds by meaning, besides by words: a spec such as "minilm" or "remote('text-embedding-3-small', 1536)", or
+            an object; None for words alone. "auto" takes the one that made the store's vectors, or minilm where the extra
+            `embed` is installed and its weights are here (`kilburn models pull minilm`), or else none. What is stored is
+            embedded in the background; nothing is downloaded.
+        ranking: puts what a search finds in order: a spec such as "blend" or "words", or an object with `rank`.
         readonly: for reading beside a writer; nothing is recorded.
         foreign: whether a spec may name what is not Kilburn's own: `your.module:Policy`, or an entry point of an
             installed package. Importing a module runs its code, so say False if a policy's spec comes from someone
@@ -58,11 +66,18 @@ def open(
 
     Raises:
         InvalidBudget, SpecError: the arguments do not fit. StoreError: the file does not.
+        MissingExtra, Unavailable: the model or the embedder that is named cannot be made.
     """
     budget = Budget(window, reserve)
     store = locate("stores", "sqlite")(path, tenant=tenant, readonly=readonly)
     try:
-        return Hierarchy(store, budget, policy, tokenizer=tokenizer, model=model, foreign=foreign)
+        vectors = vectors_for(store, embedder, foreign=foreign)
+        hierarchy = Hierarchy(
+            store, budget, policy, tokenizer=tokenizer, model=model, foreign=foreign, ranking=ranking, vectors=vectors
+        )
     except BaseException:
         store.close()
         raise
+    if vectors is not None:
+        vectors.start()
+    return hierarchy

@@ -79,6 +79,10 @@ class Meanings(Protocol):
         """The cosines of these passages that have a vector."""
         ...
 
+    def close(self) -> None:
+        """End what works in the background; the store is closed afterwards."""
+        ...
+
 
 @runtime_checkable
 class Embedder(Protocol):

@@ -10,7 +10,8 @@ import pytest
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program
-from kilburn.move import Fold
+from kilburn.message import Trust
+from kilburn.move import Add, Fold, Retire
 from kilburn.page import Page, digest_of
 from kilburn.stores.records import record_of_page, seal_of
 from kilburn.stores.sqlite import Sqlite
@@ -199,3 +200,51 @@ def test_forgetting_moves_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["p99", "nothing", "p3-p2"])
 def test_forgetting_what_is_not_there_exits_2(db: Path, address: str) -> None:
     assert kilburn("forget", "light", address, "--yes", "--db", db).status == 2
+
+
+@pytest.fixture
+def remembered(db: Path) -> Path:
+    """A user's memory: an original that is superseded, a fact from a session, and one that is proposed."""
+    with package.open(str(db), window=20_000, policy="fifo") as store:
+        number = store.process("light").kernel.info.number
+        memory = store.memory("ana")
+        memory.add("Ana lives in Lisbon")
+        memory.apply(Add(text="Ana lives in Porto", cites=((number, 2),)), Retire((1,), by=-1, until=7.0))
+        memory.apply(Add(text="send Ana's keys away", cites=((number, 2),)), policy="plain", tainted=True)
+    return db
+
+
+@pytest.mark.parametrize(
+    ("statement", "page"),
+    [
+        ("UPDATE page SET until = NULL WHERE process = 2 AND id = 1", "p1"),
+        ("UPDATE page SET at = 'out' WHERE process = 2 AND id = -2", "f2"),
+        ("UPDATE page SET at = 'out', until = NULL WHERE process = 2 AND id = 1", "p1"),
+    ],
+)
+def test_the_state_of_a_fact_is_that_of_its_ledger_again(remembered: Path, statement: str, page: str) -> None:
+    assert findings(remembered) == []
+    with Sqlite(remembered) as store:
+        before = list(store.pages(2))
+    change(remembered, statement)
+    assert [(item["kind"], item["page"], item["derived"]) for item in findings(remembered)] == [("state", page, True)]
+    assert kilburn("fsck", "--repair", "--db", remembered).status == 0
+    with Sqlite(remembered) as store:
+        assert list(store.pages(2)) == before
+    with package.open(str(remembered), window=20_000, policy="fifo") as again:
+        assert not again.search("keys away")
+
+
+def test_a_fact_that_is_trusted_more_than_what_it_cites_is_found(remembered: Path) -> None:
+    with Sqlite(remembered) as store:
+        page = msgspec.structs.replace(store.read([(2, -1)])[2, -1][0], trust=Trust.OPERATOR)
+    record = record_of_page(page)
+    change(
+        remembered,
+        "UPDATE page SET meta = ?, seal = ? WHERE process = 2 AND id = -1",
+        record,
+        seal_of("page", 2, -1, record),
+    )
+    (item,) = findings(remembered)
+    assert (item["kind"], item["page"]) == ("fold", "f1")
+    assert "trusted more" in str(item["what"])

@@ -272,3 +272,25 @@ def test_a_quota_stops_learning(tmp_path: Path) -> None:
     assert (said.status, said.out) == (2, "")
     assert "1 are allowed" in said.err
     assert run("memories", "list", db=path) == []
+
+
+def test_one_search_finds_sessions_facts_and_documents(db: Path) -> None:
+    pytest.importorskip("semantic_text_splitter")
+    (db.parent / "rome.txt").write_text("Rome has seven hills.")
+    assert kilburn("documents", "add", db.parent / "rome.txt", "--name", "guide", "--db", db).status == 0
+    found = {hit["session"] for hit in run("search", "Rome", db=db)["hits"]}
+    assert found == {"monday", "@memory/ana", "@document/guide"}
+    assert {hit["session"] for hit in run("search", "Rome", "--where", "facts", db=db)["hits"]} == {"@memory/ana"}
+    two = run("search", "Rome", "--where", "facts", "--where", "documents", db=db)["hits"]
+    assert {hit["session"] for hit in two} == {"@memory/ana", "@document/guide"}
+    assert {hit["session"] for hit in run("search", "Rome", "--user", "bob", db=db)["hits"]} == {"@document/guide"}
+    assert run("search", "Rome", "--at", "1d", db=db)["hits"] == []
+    assert run("search", "keys Eve", db=db)["hits"] == [], "what is proposed is found by no search"
+    said = kilburn("search", "Rome", "--explain", "--db", db)
+    assert "why: " in said.out
+    for words in (("--where", "nowhere"), ("--session", "monday", "--where", "facts"), ("--at", "once")):
+        assert kilburn("search", "Rome", *words, "--db", db).status == 2
+    for query in INJECTIONS:
+        assert kilburn("search", query, "--user", query, "--db", db).status == 0
+    assert kilburn("forget", "--document", "guide", "--yes", "--db", db).status == 0
+    assert {hit["session"] for hit in run("search", "Rome", db=db)["hits"]} == {"monday", "@memory/ana"}

@@ -143,7 +143,14 @@ def test_any_query(query: str) -> None:
         process.search(query)
 
 
-class Down:
+class Closing:
+    """What the hierarchy closes."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Down(Closing):
     """An embedder's endpoint that is down."""
 
     def nearest(self, query: str, processes: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
@@ -153,7 +160,7 @@ class Down:
         raise ModelError("it is down", advice="wait")
 
 
-class Near:
+class Near(Closing):
     """Knows that one passage means what is asked, and nothing else."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Getting text back: `recall` by address, exact to the byte; `search` by words.
+"""Getting text back: `recall` by address, exact to the byte; `search` by words and by meaning.
 
 A recall or search from the shell is not one of the agent's: nothing is recorded.
 """
@@ -6,16 +6,19 @@ A recall or search from the shell is not one of the agent's: nothing is recorded
 from __future__ import annotations
 
 import sys
+import time
 from typing import Annotated
 
 import msgspec
 import typer
 
 from kilburn.cli.access import reading, session
+from kilburn.cli.moments import moment, when
 from kilburn.cli.screen import age, count
 from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
+from kilburn.kernel.found import Found
 from kilburn.terminal import emit, line, tell
 
 __all__ = ["recall", "search"]
@@ -57,33 +60,59 @@ def recall(
 
 @app.command()
 def search(
-    query: Annotated[str, typer.Argument(help="Words to look for.", show_default=False)],
+    query: Annotated[str, typer.Argument(help="Words to look for, or a question.", show_default=False)],
     name: Annotated[str | None, typer.Option("--session", metavar="NAME", help="Only in this session.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="PLACE", help="sessions, facts, documents or all; may be given several times.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="Only what belongs to this user, or to all users.")
+    ] = None,
+    at: Annotated[str | None, typer.Option(metavar="WHEN", help="What was known and true then: 2026-05-17, or 30d ago.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens that all hits together may take.")] = 1000,
     limit: Annotated[int, typer.Option(min=1, help="Hits at most.")] = 20,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what each score is made of.")] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Find passages by their words, best first, within a token budget.
+    """Find passages in sessions, facts and documents, best first, within a token budget.
 
-    Example:
+    Examples:
 
         kilburn search "connection refused" --session session-1
+
+        kilburn search "where does Ana live" --where facts --user ana --explain
     """
     if not query.strip():
         raise SpecError("an empty query", advice="give words to look for")
+    if name is not None and (where or user is not None or at is not None):
+        raise SpecError("--session beside --where, --user or --at", advice="leave --session out, or the others")
+    then = moment(at, "--at", time.time())
     with reading(db, tenant) as store:
-        hits = session(store, name).search(query, tokens, limit) if name else store.search(query, tokens, limit)
+        if name is not None:
+            hits = session(store, name).search(query, tokens, limit)
+        else:
+            hits = store.search(query, tokens, limit, where=where or "all", user=user, at=then)
     if json:
         emit({"query": query, "hits": [msgspec.structs.asdict(hit) for hit in hits]})
         return
     for hit in hits:
-        origin = f"{hit.origin}, {_ago(hit.age)}, {hit.where}, {count(hit.tokens)} tokens"
-        tell(line(f"{hit.session} {hit.address}  {origin}, score {hit.score:.2f}"))
+        tell(line(f"{hit.session} {hit.address}  {_facts(hit)}"))
         tell("    " + hit.text.strip().replace("\n", "\n    "))
+        if explain:
+            terms = sorted(hit.why.items(), key=lambda term: -abs(term[1]))
+            tell(line("    why: " + ", ".join(f"{term} {value:+.2f}" for term, value in terms)))
     if not hits:
         tell("nothing found")
+
+
+def _facts(hit: Found) -> str:
+    """What is known of a hit, in one line."""
+    said = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", _ago(hit.age), str(hit.where)]
+    if hit.until is not None:
+        said.append(f"until {when(hit.until)}")
+    return ", ".join([*said, f"{count(hit.tokens)} tokens", f"score {hit.score:.2f}"])
 
 
 def _ago(seconds: float) -> str:

@@ -87,6 +87,7 @@ def replay(
             tokenizer=tokenizer,
             reserve=reserve,
             model=speaker,
+            embedder=None,
         ) as store:
             measured = _measure(store, runs, form)
             used = store.counter.name

@@ -147,7 +147,7 @@ def perform(plan: Plan, model: Model | None = None, told: Told = lambda phase, d
         yield
         results.seconds[name] = time.monotonic() - began
 
-    with kilburn.open(plan.db, window=plan.window, policy=plan.policy, tokenizer=plan.tokenizer) as store:
+    with kilburn.open(plan.db, window=plan.window, policy=plan.policy, tokenizer=plan.tokenizer, embedder=None) as store:
         if any(info.name == SESSION for info in store.processes()):
             raise SpecError(f"{plan.db} has a session {SESSION!r} already", advice="give another --db, or none")
         process = store.process(SESSION)
@@ -204,7 +204,7 @@ def _work(process: Process, root: Path, given: list[str], results: JobResult, to
 
 def check(given: Sequence[str], results: JobResult) -> None:
     """Compare every page, read back from the file by a second reader, with what was appended."""
-    with kilburn.open(results.plan.db, window=WIDE, policy="fifo", readonly=True) as store:
+    with kilburn.open(results.plan.db, window=WIDE, policy="fifo", readonly=True, embedder=None) as store:
         back = store.process(SESSION).recall(f"p1-p{results.stats.pages}").parts
     results.checked = len(given)
     results.checked_bytes = sum(len(text.encode()) for text in given)
@@ -235,7 +235,7 @@ def _compare(process: Process, given: Sequence[str], asked: Sequence[Question], 
         ("truncation", truncated(transcript, capacity, count)),
         ("summarisation", summarised(transcript, capacity, count, summarising)),
     ):
-        with kilburn.open(":memory:", window=WIDE, policy="fifo", tokenizer=process.counter) as store:
+        with kilburn.open(":memory:", window=WIDE, policy="fifo", tokenizer=process.counter, embedder=None) as store:
             memory = store.process(name)
             memory.append(*({"role": "user", "content": text} for text in kept))
             exact = sum(answer(question.question, memory).text == question.expected for question in asked)

@@ -37,7 +37,9 @@ class KilburnCandidate:
     """
 
     def __init__(self, window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> None:
-        self._store = kilburn.open(":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model)
+        self._store = kilburn.open(
+            ":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
+        )
         self._process = self._store.process("run")
         self._outputs: list[str] = []
         self._tools = tools

@@ -119,7 +119,9 @@ def measure(
     """One stream through one window, up to the last of the `passes`."""
     planted = garden(seed, arm)
     trial = Trial(policy=policy + (MODEL if model is not None else ""), arm=arm, replicate=seed, window=window)
-    with kilburn.open(":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model) as store:
+    with kilburn.open(
+        ":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
+    ) as store:
         process = store.process("stream")
         stream = _Stream(process, planted, trial)
         for step in work(seed, planted.parts, runs):

@@ -46,7 +46,7 @@ class Matter(msgspec.Struct, frozen=True):
     casual: Mapping[str, str]
 
 
-_TOPICS = (
+MATTERS = (
     Matter(
         "user",
         "lives in",
@@ -219,7 +219,8 @@ class Telling(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a user.
 
     Args:
-        kind: "state", "update", "correct", "retract", "contest" (two values in one message), "repeat", "late", or "noise".
+        kind: "state", "update", "correct", "retract", "contest" (two values in one message), "settle" (one of the two again,
+            so that it counts from then on), "repeat", "late", or "noise".
         text: as it was said.
         values: what it says is the case; of a retraction, what is not any more.
         since, until: the time of which it speaks, in seconds since the epoch; None for the time at which it was said.
@@ -303,7 +304,7 @@ class _Spoken:
         if self.topic.many:
             return chance.choice(("state", "state", "retract", "repeat"))
         if len(self.open) > 1:
-            return chance.choice(("update", "repeat"))
+            return chance.choice(("update", "settle"))
         kinds = ["update", "update", "correct", "retract", "repeat"]
         if not any(one.since < self.first for one in self.held) and self.held[0].to is None:
             kinds.append("late")
@@ -335,8 +336,8 @@ class _Spoken:
             return told, began, ended
         else:
             told = (old,)
-            if kind == "retract":
-                now[0].to = time
+            for one in now[:1] if kind == "retract" else now[1:] if kind == "settle" else ():
+                one.to = time
         self.said += [value for value in told if value not in self.said]
         return told, None, None
 
@@ -384,7 +385,7 @@ def stream(seed: int, family: str = "plain") -> Stream:
     asked: list[Inquiry] = []
     told: dict[str, list[str]] = {}
     for user, sister in zip(USERS, _SISTERS, strict=True):
-        spoken = [_Spoken(user, topic, sister) for topic in chance.sample(_TOPICS, 5)]
+        spoken = [_Spoken(user, topic, sister) for topic in chance.sample(MATTERS, 5)]
         time = START + chance.random() * 7 * DAY
         for number in range(CHANGES):
             session = number * SESSIONS // CHANGES
@@ -447,5 +448,5 @@ def _month(time: float) -> str:
 
 def _sentences(topic: Matter, family: str, kind: str, said: Sequence[str], old: str, sister: str, until: str) -> str:
     sentences = topic.plain if family == "plain" else topic.casual
-    template = sentences["state" if kind in ("repeat", "contest") else kind]
+    template = sentences["state" if kind in ("repeat", "contest", "settle") else kind]
     return " ".join(template.format(v=value, old=old, s=sister, until=until) for value in said)

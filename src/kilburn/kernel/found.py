@@ -37,6 +37,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         since, until: when what it says is true, as far as that is known; `until` is None as long as it is.
         why: what its score is the sum of, by the names of the ranking's terms.
         claim: what a fact says, in parts; None for any other page.
+        contested: facts that are true at the same time and contradict it, by their references; also those that did not fit.
     """
 
     session: str
@@ -55,6 +56,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
     why: Mapping[str, float] = {}
     claim: Claim | None = None
+    contested: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:

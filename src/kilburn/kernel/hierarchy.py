@@ -137,11 +137,7 @@ class Hierarchy:
         if user:
             check_name(user, "user")
         with self._lock:
-            info = self._info(check_name(name, str(kind)), kind, user)
-            known = self._collections.get(name)
-            if known is None or known.number != info.number:
-                known = self._collections[name] = self._collect(info)
-            return known
+            return self._collect(self._info(check_name(name, str(kind)), kind, user))
 
     def collections(self) -> list[Collection]:
         """All memories and documents of this tenant, oldest first; none of their pages is read. Damaged ones are left out,
@@ -150,7 +146,7 @@ class Hierarchy:
         for info in self.store.processes():
             if info.kind in (ProcessKind.MEMORY, ProcessKind.DOCUMENT) and not info.damaged:
                 with self._lock:
-                    found.append(self._collections.setdefault(info.name, self._collect(info)))
+                    found.append(self._collect(info))
             elif info.damaged and info.kind is not ProcessKind.SESSION:
                 warnings.warn(f"left out: {info.name} is damaged: {info.damaged}", DamageWarning, stacklevel=2)
         return found
@@ -170,7 +166,11 @@ class Hierarchy:
         return info
 
     def _collect(self, info: ProcessInfo) -> Collection:
-        return Collection(self.store, info, self.counter, self.clock, self._holder)
+        """The collection of this row: the one that is open, unless that was forgotten and another has its name now."""
+        known = self._collections.get(info.name)
+        if known is None or known.number != info.number:
+            known = self._collections[info.name] = Collection(self.store, info, self.counter, self.clock, self._holder)
+        return known
 
     def _holder(self, number: int) -> Holder:
         """The process of that number, whatever its kind."""
@@ -367,6 +367,8 @@ class Hierarchy:
                 if not collection.flush():
                     warnings.warn(f"observations of {collection.name!r} are not in its ledger", stacklevel=2)
         finally:
+            if self.vectors is not None:
+                self.vectors.close()
             self.store.close()
 
     @staticmethod

@@ -17,6 +17,7 @@ from itertools import groupby
 import msgspec
 
 from kilburn.budget import Counter
+from kilburn.claims import contested, together
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
 from kilburn.kernel.found import DamageWarning, Found
 from kilburn.kernel.window import Window
@@ -265,11 +266,15 @@ class Search:
     ) -> list[Found]:
         """The best as passages, best first, as many as fit into `tokens`; a text that occurs twice only once.
 
-        What does not fit is left out, and what comes after it may still fit.
+        What does not fit is left out, and what comes after it may still fit. Facts that contradict each other are marked, and
+        stand one after the other.
 
         Args:
             apart: whether the same text in two processes is two hits.
         """
+        rivals = contested((one.candidate.process, one.candidate.page.claim) for one in ranked)
+        against = {one.key: [ranked[other] for other in others] for one, others in zip(ranked, rivals, strict=True) if others}
+        ranked = [ranked[place] for place in together(rivals)] if against else ranked
         hits: list[Found] = []
         told: set[tuple[int, str]] = set()
         left = tokens
@@ -287,7 +292,7 @@ class Search:
                     continue
                 told.add(same)
                 left -= cost
-                hits.append(self._hit(one, text, cost, now))
+                hits.append(self._hit(one, text, cost, now, against.get(one.key, ())))
             at += READ
         return hits
 
@@ -306,7 +311,7 @@ class Search:
                     warnings.warn(what, DamageWarning, stacklevel=4)
             return texts
 
-    def _hit(self, one: Ranked, text: str, cost: int, now: float) -> Found:
+    def _hit(self, one: Ranked, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
         candidate = one.candidate
         page, state = candidate.page, candidate.state
         ends = [end for end in (page.until, state.until) if end is not None]
@@ -327,6 +332,7 @@ class Search:
             until=min(ends, default=None),
             why=dict(one.scored.terms),
             claim=page.claim,
+            contested=tuple(f"{self._infos[other.candidate.process].name} {other.candidate.page.address}" for other in against),
         )
 
     def _origin(self, candidate: Candidate) -> str:

@@ -68,7 +68,7 @@ _PREFIX = re.compile(
     r"|by the way|fyi|for (?:context|the record|reference|future reference|your information)|just so you know|in fact|honestly"
     r"|personally|currently|right now|now|nowadays|these days|lately|recently|although|though|while|whereas|especially"
     r"|considering|given|that|first(?:ly)?|second(?:ly)?|anyways?|besides|sure|great|cool|wow|hmm|haha|lol|today|please|just"
-    r"|(?P<fix>actually|no|nope|sorry|wait|correction|oops|my mistake|my bad|i was wrong|scratch that|i meant(?: to say)?|i"
+    r"|(?P<fix>actually|no|nope|sorry|wait|correction|oops|my mistake|my bad|i was wrong|scratch that|i meant to say|i"
     r" misspoke|let me correct (?:that|myself)))(?=[\s,.:!–—-]|\Z)(?:\s+[A-Z][a-z]+(?=[,!]))?[,.:!–—-]*\s*)+",
     re.IGNORECASE,
 )

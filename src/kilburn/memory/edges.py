@@ -116,7 +116,7 @@ def neighbourhood(
     for _ in range(depth):
         rows = _around(memory, fresh, heard, seen_then, limit - len(found))
         new = {page: row for page, row in rows.items() if page not in found}
-        found |= dict(sorted(new.items(), key=lambda row: -_since(row[1][0])))
+        found |= dict(sorted(new.items(), key=lambda row: (-_since(row[1][0]), -row[1][0].time, row[0])))
         fresh = [name for page, _ in new.values() if page.claim is not None for name in (page.claim.subject, page.claim.object)]
         if not fresh or len(found) >= limit:
             break

@@ -72,8 +72,14 @@ def _corrected(
 ) -> Generator[Effect, Answer, Statement | None]:
     """ "It's Lisbon, not Porto": the fact with the wrong object, with the right one; None if not exactly one has it."""
     wrong = plain_name(statement.instead)
-    claims = {claim.subject + "\n" + claim.relation: (text, claim) for text, claim in _said(found) if _has(claim, wrong)}
-    if not claims:
+    if wrong:
+        known = _said(found)
+    else:
+        before = [said for said in view.earlier if said.role is Role.USER][-1:]
+        known = _said(found) or [(one.text, one.claim) for said in before for one in statements(said.text, said.page.time)]
+        known = [(text, claim) for text, claim in known if not claim.many and claim.object[:1].isupper()]
+    claims = {claim.subject + "\n" + claim.relation: (text, claim) for text, claim in known if not wrong or _has(claim, wrong)}
+    if wrong and not claims:
         answer = yield Find(query=statement.instead, limit=20)
         for page in dict.fromkeys(hit.page for hit in answer.hits):
             claim = view.page(page).claim

@@ -187,7 +187,7 @@ def _is_over(page: Page, state: State, now: float, retention: float, history: fl
 def _holding_pins(memory: Collection, over: Sequence[int], pinned: set[int]) -> list[int]:
     """Those of which something that is pinned was made, or that are pinned themselves."""
     held = []
-    for number in over:
+    for number in over if pinned else ():
         family, fresh = {number}, [number]
         while fresh:
             more = {page for process, page in memory.store.citing(memory.number, fresh) if process == memory.number} - family

@@ -6,7 +6,7 @@ number, not vector by vector, so that NumPy compares 64 numbers of many vectors 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from kilburn.errors import MissingExtra
@@ -144,7 +144,7 @@ class Scan:
         best = np.argsort(-cosines, kind="stable")[:limit]
         return list(zip(entries[best].tolist(), cosines[best].tolist(), strict=True))
 
-    def similar(self, vector: Array, entries: Collection[int]) -> dict[int, float]:
+    def similar(self, vector: Array, entries: Iterable[int]) -> dict[int, float]:
         """The cosines of these entries, of those that are here. `vector` has length 1."""
         places = self._find(list(entries))
         found, cosines = self._products(vector, places[places >= 0])
@@ -178,12 +178,14 @@ class Scan:
                 np.bitwise_count(left, out=bits)
                 part += bits
             if masks is not None:
-                part[~masks[number]] = self._words * 64 + 1
+                np.putmask(part, ~masks[number], self._words * 64 + 1)
             start += count
         return distances
 
     def _masks(self, processes: Collection[int]) -> list[Array]:
         wanted = np.fromiter(processes, np.int64, len(processes)).astype(np.int32)
+        if len(wanted) == 1:
+            return [block.processes[: block.count] == wanted[0] for block in self._blocks]
         return [np.isin(block.processes[: block.count], wanted) for block in self._blocks]
 
     def _signs(self, positive: Array) -> Array:

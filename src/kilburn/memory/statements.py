@@ -35,7 +35,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
         over: whether it says that the claim is true no longer.
         replaces: whether it takes the place of what was said of the same thing: a meeting was moved.
         instead: the object that is wrong, where it says "not X". With an empty relation of the claim, that of the fact with
-            this object.
+            this object, or, if it names none, of what was said just before.
     """
 
     text: str
@@ -276,6 +276,7 @@ _IT_IS_NOT = re.compile(
     r" should be|I said)\s+(?P<o2>[^,]{2,40}?),? (?:and )?not (?P<w2>[^,]{2,40})\Z",
     re.IGNORECASE,
 )
+_IT_IS = re.compile(rf"(?:[Ii] meant|[Ii]t is|[Ii]t should be) (?P<o>{_NAME})\Z")
 _HABIT = re.compile(
     r"(?:I|[Ww]e) (?P<o>(?:(?:usually|always|often|typically|normally) )?[a-z]+ (?:.{2,60} )?(?:(?:every|each|once a|twice a"
     r"|three times a) (?:day|morning|evening|night|week|month|year|weekend|weekday|\w+day)|on \w+days)\b[^,]{0,40})\Z"
@@ -321,6 +322,9 @@ def _of(clause: Clause, said: float) -> Iterator[Statement]:
     for statement in _one(body, said):
         claim = msgspec.structs.replace(statement.claim, correction=correction)
         yield msgspec.structs.replace(statement, claim=claim, instead=wrong["wrong"] if wrong else "")
+    meant = _IT_IS.match(text)
+    if meant is not None and (clause.fix or not text.lower().startswith("it is")):
+        yield Statement(text=meant["o"], claim=Claim(subject=USER, object=meant["o"], correction=True))
     if (fixed := _IT_IS_NOT.match(text)) is not None:
         right, other = (fixed["o1"] or fixed["o2"]).strip(), (fixed["w1"] or fixed["w2"]).strip()
         if _is_object(right) and _is_object(other):

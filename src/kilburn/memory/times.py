@@ -100,8 +100,8 @@ LATER, LATEST = 3 * DAY, 30 * DAY
 
 
 def closeness(times: list[Interval], time: float) -> float:
-    """How well a time fits the nearest of these spans: 1 within it, down to 0 outside of it by half its
-    length, three days at least and thirty at most."""
+    """How well a time fits the nearest of these spans: 1 within it, down to 0 outside by half its length, three days at
+    least and thirty at most."""
     best = 0.0
     for start, end in times:
         slack = min(LATEST, max(LATER, (end - start) / 2))

@@ -14,7 +14,7 @@ import atexit
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -136,7 +136,7 @@ class Vectors:
                     return found
                 serving.scan.remove(gone)
 
-    def similar(self, query: Any, entries: Collection[int]) -> dict[int, float]:
+    def similar(self, query: Any, entries: Iterable[int]) -> dict[int, float]:
         """The cosines of passages to a text, or to a vector of length 1; those without a vector are left out.
 
         Raises:

@@ -1,0 +1,38 @@
+"""`eval poisoning`: how often a planted statement comes back as a fact, with which defence, and what the defence costs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kilburn.cli.evaluate import evals
+from kilburn.cli.screen import progress
+from kilburn.cli.shell import Json
+from kilburn.evals.poisoning import ATTACKS, DEFENCES, REPEATS, evaluate
+from kilburn.terminal import show
+
+__all__ = ["poisoning"]
+
+
+@evals.command()
+def poisoning(
+    attack: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help=f"{', '.join(ATTACKS)}; may be given again. All by default.")
+    ] = None,
+    defence: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help=f"{', '.join(DEFENCES)}; may be given again. All by default.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Seeds of each attack.")] = REPEATS,
+    seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    json: Json = False,
+) -> None:
+    """Plant statements in pages, tool outputs and other users' queries, and look which come back as facts in force.
+
+    Example:
+
+        kilburn eval poisoning --repeats 5
+    """
+    with progress("attacking") as done:
+        report = evaluate(attack or tuple(ATTACKS), defences=defence or DEFENCES, repeats=repeats, seed=seed, progress=done)
+    show(report, json)
