@@ -17,6 +17,7 @@ from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.memory.choice import vectors_for
 from kilburn.models.weights import Progress, catalogue, pull
 from kilburn.store import Store
 from kilburn.stores.sqlite import Sqlite
@@ -39,9 +40,13 @@ def existing(db: str | None) -> str:
     return path
 
 
-def reading(db: str | None, tenant: str | None) -> Hierarchy:
-    """An existing store, opened for reading only: nothing that is asked is recorded."""
-    return writing(existing(db), tenant, readonly=True)
+def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Hierarchy:
+    """An existing store, opened for reading only: nothing that is asked is recorded.
+
+    Args:
+        meaning: whether it is searched by meaning too, where the store has vectors and their embedder is here.
+    """
+    return writing(existing(db), tenant, readonly=True, meaning=meaning)
 
 
 def writing(
@@ -51,11 +56,13 @@ def writing(
     clock: Callable[[], float] = time.time,
     tokenizer: str = "auto",
     readonly: bool = False,
+    meaning: bool = False,
 ) -> Hierarchy:
     """A store opened for changes made by a person, at times that `clock` tells."""
     store = Sqlite(path, tenant=tenant or "default", readonly=readonly)
     try:
-        return Hierarchy(store, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock)
+        vectors = vectors_for(store, "auto") if meaning else None
+        return Hierarchy(store, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock, vectors=vectors)
     except BaseException:
         store.close()
         raise

@@ -89,7 +89,7 @@ def search(
     if name is not None and (where or user is not None or at is not None):
         raise SpecError("--session beside --where, --user or --at", advice="leave --session out, or the others")
     then = moment(at, "--at", time.time())
-    with reading(db, tenant) as store:
+    with reading(db, tenant, meaning=True) as store:
         if name is not None:
             hits = session(store, name).search(query, tokens, limit)
         else:
