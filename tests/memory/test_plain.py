@@ -184,6 +184,7 @@ def test_times_between_which_it_is_true() -> None:
         ("last Friday", "on 2026-11-20"),
         ("until Friday", "until 2026-11-27"),
         ("next month", "in 2026-12"),
+        ("From next month", "From 2026-12"),
         ("last year", "in 2025"),
         ("3 years ago", "in 2023"),
         ("in two weeks", "in the week of 2026-11-30"),

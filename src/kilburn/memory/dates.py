@@ -77,7 +77,7 @@ def grounded(text: str, said: float, *, past: bool = False) -> tuple[str, list[D
         if dated.relative:
             start = dated.span[0]
             before = text[at:start]
-            bare = not re.search(r"\b(?:on|in|by|until|till|from|for|since|before|after|of|at|starting|during)\s+$", before)
+            bare = not re.search(r"\b(?i:on|in|by|until|till|from|for|since|before|after|of|at|starting|during)\s+$", before)
             pieces += [before, _preposition(dated.absolute) if bare else "", dated.absolute]
             at = dated.span[1]
     return "".join([*pieces, text[at:]]), found
