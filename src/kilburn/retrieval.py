@@ -6,7 +6,7 @@ token budget. A ranking is a policy: pure, without I/O and without a clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -75,7 +75,7 @@ class Meanings(Protocol):
         """The passages (entries of the store's index) whose vectors are nearest to the query's, with their cosines."""
         ...
 
-    def similar(self, query: str, entries: Iterable[int]) -> dict[int, float]:
+    def similar(self, query: str, entries: Collection[int]) -> dict[int, float]:
         """The cosines of these passages that have a vector."""
         ...
 

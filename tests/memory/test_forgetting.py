@@ -77,7 +77,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(path: Path) -> Iterator[Hierarchy]:
-    with kilburn.open(str(path), tokenizer="chars/4", policy="fifo") as opened:
+    with kilburn.open(str(path), tokenizer="chars/4", policy="fifo", embedder="hashing") as opened:
         yield opened
 
 

@@ -23,6 +23,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     recall,
     receipts,
     replay,
+    retrieval,
     scale,
     session,
     table,

@@ -18,10 +18,10 @@ __all__ = ["ENOUGH", "confidence"]
 ENOUGH = 0.25
 """Below this a recall abstains."""
 
-MEANING, WORDS, BASE = 13.1, 0.87, -7.4
+MEANING, WORDS, BASE = 13.2, 1.2, -7.6
 """Weights of the best cosine, and of the best page's words for each long word of the query."""
 
-ALONE, LONG, ALONE_BASE = 1.9, 0.38, -5.3
+ALONE, LONG, ALONE_BASE = 2.2, 0.3, -5.0
 """Without vectors: of the best page's words for each long word of the query, and of the number of long words."""
 
 _LONG = re.compile(r"\w{4,}")

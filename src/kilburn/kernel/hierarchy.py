@@ -247,7 +247,7 @@ class Hierarchy:
         search = self._searching(where, user)
         ranked = search.ranked(query, now, tokens, at, beside=True)
         hits = reading_order(search.found(ranked, self.counter, tokens, now, limit))
-        sure = confidence(query, [one.candidate for one in ranked])
+        sure = confidence(search.text, [one.candidate for one in ranked])
         return Recollection(hits, sure) if sure >= ENOUGH else Recollection((), sure, hits)
 
     def _searching(self, where: str | Iterable[str], user: str | None) -> Search:

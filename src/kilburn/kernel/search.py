@@ -8,6 +8,7 @@ passages, a text that occurs twice only once. Pages are read from the store by n
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ import msgspec
 
 from kilburn.budget import Counter
 from kilburn.claims import contested, together
-from kilburn.errors import SpecError, StoreCorrupt
+from kilburn.errors import ModelError, SpecError, StoreCorrupt
 from kilburn.kernel.found import DamageWarning, Found
 from kilburn.kernel.window import Window
 from kilburn.page import Page, Place, Span
@@ -33,6 +34,8 @@ PLACES: Mapping[str, tuple[ProcessKind, ...]] = {
     "all": tuple(ProcessKind),
 }
 """Where one can search."""
+
+log = logging.getLogger("kilburn")
 
 RANKING = "blend"
 """The ranking unless another one is named."""
@@ -110,6 +113,8 @@ class Search:
         self._numbers = None if everywhere else list(self._infos)
         self._windows = windows or {}
         self._rows: dict[Key, tuple[Page, State]] = {}
+        self.text = ""
+        """What words and meaning were searched for: the last query without the names of speakers."""
 
     def ranked(
         self,
@@ -131,7 +136,7 @@ class Search:
             beside: whether pages that do not match themselves may be among them, because they stand beside ones that do.
 
         Raises:
-            StoreError: the store cannot be read. ModelError, Unavailable: the embedder failed.
+            StoreError: the store cannot be read. If the embedder fails, words alone are searched for.
         """
         if not query.strip() or not self._infos or tokens < 1:
             return []
@@ -150,12 +155,18 @@ class Search:
         if named:
             text, speakers = _without(query, named), named
             hits = self._by_words(text, depth) or hits
+        self.text = text
         seen: dict[Key, _Seen] = {}
         top = hits[0].score if hits else 1.0
         for hit in hits:
             _note(seen, hit, words=hit.score, worth=hit.score / top)
-        if self._vectors is not None:
-            self._by_meaning(text, depth, seen)
+        try:
+            if self._vectors is not None:
+                self._by_meaning(text, depth, seen)
+        except ModelError as error:
+            # An endpoint that is down must not take the words with it.
+            log.warning("searched by words alone: %s", error)
+            self._vectors = None
         self._read(seen)
         usables = {key for key in seen if key in self._rows and usable(key)}
         matching = set(seen)
