@@ -213,11 +213,13 @@ with Sqlite(sys.argv[1], busy_timeout=120, synchronous="OFF") as store:
     print("ready", flush=True)
     sys.stdin.readline()
     for page in chance.sample(range(1, 11), 8):
-        try:
-            forget(store, 1, page)
-            print("forgot", flush=True)
-        except StoreStale:
-            pass
+        while True:
+            try:
+                forget(store, 1, page)
+                break
+            except StoreStale:
+                pass  # the other process was first: look again
+        print("forgot", flush=True)
     sys.stdin.read()
 """
 
