@@ -1,27 +1,36 @@
-"""Dates in what somebody says, made absolute by when it was said: "next Tuesday" of 2026-11-22 is 2026-11-24.
+"""The times that a text names: "next Tuesday", "last May", "on 7 July", "two weeks ago", "in 2023", 2023-07-07.
 
-A text is grounded by its own time, never by today's date. All days are those of UTC. A weekday with "next" is that of the
-next calendar week (Monday to Sunday), one with "this" that of the same week, one with "last" or "on" the nearest in its
-direction.
+A text is read by its own time, never by today's date: "next Tuesday" said on 2026-11-22 is 2026-11-24. All days are those
+of UTC. A weekday with "next" is that of the next calendar week (Monday to Sunday), one with "this" that of the same week,
+one with "last" or "on" the nearest in its direction. What is ambiguous (3/4/2023) is no date here: no time is better than a
+wrong one. English only, but for dates in digits.
+
+`dates` and `grounded` read what somebody states, and leave out what is in doubt: a month is written with a capital, a year
+stands after "in". `times_in` reads a question to the past, where what is missed costs more than what is read in vain.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kilburn.page import Span
 
-__all__ = ["Dated", "dates", "grounded"]
+__all__ = ["DAY", "Dated", "Interval", "closeness", "dates", "grounded", "times_in"]
 
-_DAYS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
-_MONTHS = ["january", "february", "march", "april", "may", "june"]
-_MONTHS += ["july", "august", "september", "october", "november", "december"]
-_COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "couple of": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
-_COUNTS |= {"eight": 8, "nine": 9, "ten": 10, "few": 3}
-_UNITS = {"day": 1, "week": 7}
+DAY = 86_400.0
+
+Interval = tuple[float, float]
+"""From the first second to the one after the last, since the epoch."""
+
+LONGEST = 20_000
+"""Characters of a question that are looked at."""
+
+LATER, LATEST = 3 * DAY, 30 * DAY
+"""People tell what happened some days later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +48,14 @@ class Dated:
     relative: bool
 
 
-_Read = tuple[dt.date, dt.date, str, bool]
-"""First day, the day after the last, the absolute form, whether it is relative."""
-
-
 def dates(text: str, said: float, *, past: bool = False) -> list[Dated]:
-    """The expressions of time in a text, in order; those of days that do not exist are left out.
+    """The expressions of time in a statement, in order; those of days that do not exist are left out.
 
     Args:
         said: when the text was said, in seconds since the epoch.
-        past: whether a weekday or a month without a year is more likely before `said` than after.
+        past: whether a weekday, or a month without a year, is of the time before `said`.
     """
-    try:
-        today = dt.datetime.fromtimestamp(said, tz=dt.UTC).date()
-    except (ValueError, OverflowError, OSError):
-        return []
-    matches = [(match, read) for pattern, read in _READERS for match in pattern.finditer(text)]
-    matches.sort(key=lambda each: (each[0].start(), -each[0].end()))
-    found: list[Dated] = []
-    for match, read in matches:
-        if found and match.start() < found[-1].span[1]:
-            continue
-        try:
-            first, last, absolute, relative = read(match, today, past)
-            found.append(Dated(match.span(), _seconds(first), _seconds(last), absolute, relative))
-        except (ValueError, OverflowError):  # no such day, or beyond the calendar
-            continue
-    return found
+    return [dated for dated, _ in _read(text, said, past=past)]
 
 
 def grounded(text: str, said: float, *, past: bool = False) -> tuple[str, list[Dated]]:
@@ -84,80 +74,208 @@ def grounded(text: str, said: float, *, past: bool = False) -> tuple[str, list[D
 
 
 def _preposition(absolute: str) -> str:
-    return "in " if len(absolute) <= 7 or absolute.startswith("the week ") else "on "
+    return "on " if len(absolute) == len("2026-11-24") or absolute.startswith("the weekend") else "in "
+
+
+def times_in(text: str, now: float) -> list[Interval]:
+    """The spans of time that a question names, in order of appearance; empty if it names none.
+
+    "since", "after", "before" and "until" make it open to that side, where open means now or for ever; "between" and
+    "from ... to" join two. A date without a year is the latest one that is not after now.
+
+    Args:
+        now: what "yesterday" is relative to, in seconds since the epoch.
+    """
+    text = text[:LONGEST]
+    found: list[Interval] = []
+    behind, joins = 0, False
+    for dated, before in _read(text, now, past=True, asked=True):
+        start, end = dated.start, dated.end
+        joined = joins and _JOIN.match(text, behind, dated.span[0])
+        behind, joins = dated.span[1], not joined and before in ("between", "from")
+        if joined:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+            continue
+        if before in ("since", "after"):
+            start, end = (start if before == "since" else end), max(end, now) + DAY
+        elif before in ("before", "until", "till", "by"):
+            start, end = -math.inf, (start if before == "before" else end)
+        found.append((start, end))
+    return found
+
+
+def closeness(times: list[Interval], time: float) -> float:
+    """How well a time fits the nearest of these spans: 1 within it, down to 0 outside by half its length, three days at
+    least and thirty at most."""
+    best = 0.0
+    for start, end in times:
+        slack = min(LATEST, max(LATER, (end - start) / 2))
+        away = max(start - time, time - end, 0.0)
+        best = max(best, 1.0 - away / slack)
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an expression stands: on which day it is said, after which word, in a text about the past, in a question."""
+
+    today: dt.date
+    before: str
+    past: bool
+    asked: bool
+
+    @property
+    def monday(self) -> dt.date:
+        return self.today - dt.timedelta(self.today.weekday())
+
+
+_Days = tuple[dt.date, dt.date, str, bool]
+"""First day, the day after the last, the absolute form, whether it is relative."""
+
+
+def _read(text: str, said: float, *, past: bool, asked: bool = False) -> Iterator[tuple[Dated, str]]:
+    """Each expression of time and the word before it that says how it is meant ("since"), or ""."""
+    try:
+        today = dt.datetime.fromtimestamp(said, tz=dt.UTC).date()
+    except (ValueError, OverflowError, OSError):
+        return
+    matches = [(match, days) for pattern, days in (_ASKED if asked else _STATED) for match in pattern.finditer(text)]
+    matches.sort(key=lambda each: (each[0].start(), -each[0].end()))
+    behind = 0
+    for match, days in matches:
+        if match.start() < behind:
+            continue
+        word = _BEFORE.search(text, max(behind, match.start() - 24), match.start())
+        before = word[1].lower() if word else ""
+        if not asked and word and word[0].lower().split()[-1] == "the" and match.groupdict().get("which"):
+            continue  # "over the past year" names no year
+        try:
+            found = days(match, _Place(today, before, past, asked))
+        except (ValueError, OverflowError):  # no such day, or beyond the calendar
+            behind = match.end()
+            continue
+        if found is not None:
+            first, last, absolute, relative = found
+            behind = match.end()
+            yield Dated(match.span(), _seconds(first), _seconds(last), absolute, relative), before
 
 
 def _seconds(day: dt.date) -> float:
-    return dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC).timestamp()
+    return (day - dt.date(1970, 1, 1)).days * DAY
 
 
-def _one(day: dt.date, relative: bool) -> _Read:
+def _day(day: dt.date, *, relative: bool) -> _Days:
     return day, day + dt.timedelta(1), day.isoformat(), relative
 
 
-def _near(match: re.Match[str], today: dt.date, past: bool) -> _Read:
-    words = match[0].lower()
-    away = {"yesterday": -1, "last night": -1, "tomorrow": 1, "the day after tomorrow": 2, "the day before yesterday": -2}
-    return _one(today + dt.timedelta(away.get(words.removesuffix(" morning").removesuffix(" evening"), 0)), True)
-
-
-def _weekday(match: re.Match[str], today: dt.date, past: bool) -> _Read:
-    at = next(n for n, day in enumerate(_DAYS) if day.startswith(match["day"].lower()[:3]))
-    monday = today - dt.timedelta(today.weekday())
-    which = match["which"].lower().strip()
-    if which.startswith(("next", "this")):
-        return _one(monday + dt.timedelta(at + 7 * which.startswith("next")), True)
-    if which == "last" or (past and not which):
-        return _one(today - dt.timedelta((today.weekday() - at - 1) % 7 + 1), True)
-    return _one(today + dt.timedelta((at - today.weekday() - 1) % 7 + 1), True)
-
-
-def _period(match: re.Match[str], today: dt.date, past: bool) -> _Read:
-    step = {"last": -1, "this": 0, "the": 0, "next": 1}[match["which"].lower().split()[-1]]
-    unit = match["unit"].lower()
-    if unit == "year":
-        return dt.date(today.year + step, 1, 1), dt.date(today.year + step + 1, 1, 1), str(today.year + step), True
-    if unit == "month":
-        return _month(today.year, today.month + step, True)
-    monday = today - dt.timedelta(today.weekday()) + dt.timedelta(7 * step)
-    if unit == "weekend":
-        saturday = monday + dt.timedelta(5)
-        return saturday, saturday + dt.timedelta(2), f"the weekend of {saturday.isoformat()}", True
+def _week(day: dt.date) -> _Days:
+    monday = day - dt.timedelta(day.weekday())
     return monday, monday + dt.timedelta(7), f"the week of {monday.isoformat()}", True
 
 
-def _month(year: int, month: int, relative: bool) -> _Read:
-    years, at = divmod(month - 1, 12)
-    first = dt.date(year + years, at + 1, 1)
-    last = dt.date(first.year + (at == 11), (at + 1) % 12 + 1, 1)
+def _month(year: int, month: int, *, relative: bool) -> _Days:
+    """A month of a year; month 0 is the last one of the year before."""
+    first, last = (dt.date(year + at // 12, at % 12 + 1, 1) for at in (month - 1, month))
     return first, last, f"{first:%Y-%m}", relative
 
 
-def _away(match: re.Match[str], today: dt.date, past: bool) -> _Read:
-    words = match["count"].lower().removeprefix("a ") or "a"
-    count = int(words) if words.isdigit() else _COUNTS[words]
-    count = -count if match["ago"] else count
-    unit = match["unit"].lower()
+def _year(year: int, *, relative: bool) -> _Days:
+    return dt.date(year, 1, 1), dt.date(year + 1, 1, 1), str(year), relative
+
+
+_DAYS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+_MONTHS = ["january", "february", "march", "april", "may", "june"]
+_MONTHS += ["july", "august", "september", "october", "november", "december"]
+_SEASONS = {"spring": 3, "summer": 6, "autumn": 9, "fall": 9, "winter": 12}
+"""The first month of each, north of the equator."""
+_STEPS = {"last": -1, "past": -1, "previous": -1, "this": 0, "next": 1, "coming": 1}
+_NUMBERS = ["a", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_NEAR = {"before yesterday": -2, "after tomorrow": 2, "yesterday": -1, "tomorrow": 1, "last": -1}
+_UNITS = {"day": 1, "week": 7, "month": 30, "year": 365}
+
+
+def _number(names: list[str], word: str) -> int:
+    return next(n for n, name in enumerate(names) if name.startswith(word.lower()[:3]))
+
+
+def _which(match: re.Match[str]) -> str:
+    """ "last", "next" and the like, or "" where there is none."""
+    return (match["which"] or "").lower().rpartition(" ")[2]
+
+
+def _in_digits(match: re.Match[str], place: _Place) -> _Days:
+    year, month = int(match["year"]), int(match["month"])
+    if match["date"]:
+        return _day(dt.date(year, month, int(match["date"])), relative=False)
+    return _month(year, month, relative=False)
+
+
+def _near(match: re.Match[str], place: _Place) -> _Days:
+    words = " ".join(match[0].lower().split())
+    away = next((days for word, days in _NEAR.items() if word in words), 0)
+    return _day(place.today + dt.timedelta(away), relative=True)
+
+
+def _weekday(match: re.Match[str], place: _Place) -> _Days | None:
+    which, at = _which(match), _number(_DAYS, match["day"])
+    if which in ("next", "this"):
+        return _day(place.monday + dt.timedelta(at + 7 * (which == "next")), relative=True)
+    if not which and place.before not in ("on", "by", "until", "from", "since", "before", "after"):
+        return None
+    back = _STEPS[which] < 0 if which else place.past or place.before == "since"
+    away = at - place.today.weekday()
+    return _day(place.today + dt.timedelta(-((-away - 1) % 7) - 1 if back else (away - 1) % 7 + 1), relative=True)
+
+
+def _period(match: re.Match[str], place: _Place) -> _Days:
+    step, unit = _STEPS[_which(match)], match["unit"].lower()
     if unit == "year":
-        year = today.year + count
-        return dt.date(year, 1, 1), dt.date(year + 1, 1, 1), str(year), True
+        return _year(place.today.year + step, relative=True)
     if unit == "month":
-        return _month(today.year, today.month + count, True)
-    day = today + dt.timedelta(count * _UNITS[unit])
+        return _month(place.today.year, place.today.month + step, relative=True)
     if unit == "week":
-        monday = day - dt.timedelta(day.weekday())
-        return monday, monday + dt.timedelta(7), f"the week of {monday.isoformat()}", True
-    return _one(day, True)
+        return _week(place.today + dt.timedelta(7 * step))
+    saturday = place.monday + dt.timedelta(5 + 7 * step)
+    return saturday, saturday + dt.timedelta(2), f"the weekend of {saturday.isoformat()}", True
 
 
-def _calendar(match: re.Match[str], today: dt.date, past: bool) -> _Read:
-    fields = match.groupdict()
-    month = next(n for n, name in enumerate(_MONTHS, 1) if name.startswith(fields["month"].lower()[:3]))
-    if fields["year"]:
-        return _one(dt.date(int(fields["year"]), month, int(fields["date"])), False)
-    near = [_day_in(today.year + step, month, int(fields["date"])) for step in (-1, 0, 1)]
-    days = [day for day in near if day is not None]
-    return _one(min(days, key=lambda day: (abs((day - today).days), day)), False)
+def _away(match: re.Match[str], place: _Place) -> _Days:
+    """So long ago, or from now: the longer, the less exact."""
+    count, unit = _count(match["count"]), match["unit"].lower()
+    count = -count if match["ago"] else count
+    if unit == "year":
+        return _year(place.today.year + count, relative=True)
+    if unit == "month":
+        return _month(place.today.year, place.today.month + count, relative=True)
+    day = place.today + dt.timedelta(count * _UNITS[unit])
+    return _week(day) if unit == "week" else _day(day, relative=True)
+
+
+def _until_now(match: re.Match[str], place: _Place) -> _Days | None:
+    """ "The past two weeks", "the next three days"."""
+    if not place.asked:
+        return None
+    length = dt.timedelta(_count(match["count"]) * _UNITS[match["unit"].lower()])
+    first, last = (place.today, place.today + length) if _STEPS[_which(match)] > 0 else (place.today - length, place.today)
+    return first, last + dt.timedelta(1), f"{first.isoformat()} to {last.isoformat()}", True
+
+
+def _count(words: str) -> int:
+    words = words.lower()
+    if words.isdigit():
+        return int(words)
+    if "few" in words or words == "several":
+        return 3
+    return 2 if "couple" in words else _NUMBERS.index(words) if words in _NUMBERS[1:] else 1
+
+
+def _calendar(match: re.Match[str], place: _Place) -> _Days:
+    month, date, today = _number(_MONTHS, match["month"]) + 1, int(match["date"]), place.today
+    if match["year"]:
+        return _day(dt.date(int(match["year"]), month, date), relative=False)
+    years = range(today.year - 8, today.year + 2)  # 29 February may be years ago
+    days = [day for year in years if (day := _day_in(year, month, date)) and not (place.asked and day > today)]
+    return _day(min(days, key=lambda day: (abs((day - today).days), day)), relative=False)
 
 
 def _day_in(year: int, month: int, day: int) -> dt.date | None:
@@ -167,51 +285,83 @@ def _day_in(year: int, month: int, day: int) -> dt.date | None:
         return None
 
 
-def _some_month(match: re.Match[str], today: dt.date, past: bool) -> _Read:
-    month = next(n for n, name in enumerate(_MONTHS, 1) if name.startswith(match["month"].lower()[:3]))
+def _some_month(match: re.Match[str], place: _Place) -> _Days | None:
+    which, month, today = _which(match), _number(_MONTHS, match["month"]) + 1, place.today
     if match["year"]:
-        return _month(int(match["year"]), month, False)
-    which = match["which"]
-    if which == "last" or (which == "in" and past):
-        return _month(today.year - (month >= today.month if which == "last" else month > today.month), month, True)
-    return _month(today.year + (month < today.month or (which == "next" and month == today.month)), month, True)
+        return _month(int(match["year"]), month, relative=False)
+    if not which and place.before not in (_WITHIN if place.asked else ("in", "since", "until")):
+        return None
+    step = _STEPS[which] if which else -1 if place.past or place.before == "since" else 1
+    if step < 0:
+        back = month >= today.month if which else month > today.month
+        return _month(today.year - back, month, relative=True)
+    ahead = step > 0 and (month <= today.month if which else month < today.month)
+    return _month(today.year + ahead, month, relative=True)
 
 
-def _iso(match: re.Match[str], today: dt.date, past: bool) -> _Read:
-    return _one(dt.date.fromisoformat(match[0]), False)
+def _season(match: re.Match[str], place: _Place) -> _Days | None:
+    which, today, name = _which(match), place.today, match["season"].lower()
+    if not (which or match["year"] or (place.asked and place.before)):
+        return None  # "in summer" may be every summer
+    year = int(match["year"] or today.year)
+    first, last = _quarter(year, _SEASONS[name])
+    if not match["year"]:
+        step = _STEPS[which] if which else 0
+        year += (first <= today) if step > 0 else -(first > today or (step < 0 and last > today))
+        first, last = _quarter(year, _SEASONS[name])
+    return first, last, f"the {name} of {first.year}", not match["year"]
 
 
-def _year(match: re.Match[str], today: dt.date, past: bool) -> _Read:
-    year = int(match[0])
-    return dt.date(year, 1, 1), dt.date(year + 1, 1, 1), match[0], False
+def _quarter(year: int, month: int) -> tuple[dt.date, dt.date]:
+    return _month(year, month, relative=False)[0], _month(year, month + 2, relative=False)[1]
 
 
-_DAY = "(?P<day>(?i:monday|tuesday|wednesday|thursday|friday|saturday|sunday)|Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)"
+def _some_year(match: re.Match[str], place: _Place) -> _Days | None:
+    certain = place.asked or place.before in ("in", "since", "until")
+    return _year(int(match[0]), relative=False) if certain else None
+
+
+_WITHIN = ("in", "during", "since", "before", "after", "until", "till", "early", "late", "mid", "by", "of")
+_BEFORE = re.compile(
+    r"\b(since|after|before|until|till|by|between|from|in|on|during|of|early|late|mid|the)(?:\s+(?:the|early|late|mid))?[\s-]+\Z",
+    re.IGNORECASE,
+)
+_JOIN = re.compile(r"\s*(?:and|to|until|till|-|–|—)\s*\Z", re.IGNORECASE)
+
 _MONTH = (
     r"(?P<month>Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
     r"|Nov(?:ember)?|Dec(?:ember)?)\b\.?"
 )
-_DATE = r"(?P<date>\d{1,2})(?:st|nd|rd|th)?"
-_YEAR = r"(?P<year>(?:19|20)\d\d)"
+_DATE = r"(?P<date>[12]\d|3[01]|0?[1-9])(?:st|nd|rd|th)?\b"
+_YEAR = r"(?P<year>(?:19|20)\d\d)\b"
+_IN_DIGITS = r"(?P<month>0?[1-9]|1[0-2])"
+_WHICH = r"(?P<which>(?i:(?:this\s+)?(?:past|coming)|last|previous|this|next))\s+"
 _COUNT = (
-    r"(?i:(?P<count>\d{1,3}|(?:a )?couple of|(?:a )?few|an?|one|two|three|four|five|six|seven|eight|nine|ten) (?P<unit>day|week"
-    r"|month|year)s?)"
+    r"(?i:(?P<count>\d{1,3}|(?:a\s+)?couple(?:\s+of)?|(?:a\s+)?few|several|an?|one|two|three|four|five|six|seven|eight|nine"
+    r"|ten|eleven|twelve)\s+(?P<unit>day|week|month|year)s?)"
 )
-_SOURCES: list[tuple[str, Callable[[re.Match[str], dt.date, bool], _Read]]] = [
-    (r"(?:19|20)\d\d-\d\d-\d\d", _iso),
+_SOURCES: list[tuple[str, Callable[[re.Match[str], _Place], _Days | None]]] = [
+    (rf"{_YEAR}[-/.]{_IN_DIGITS}(?:[-/.](?P<date>[12]\d|3[01]|0?[1-9]))?(?![\d-])", _in_digits),
+    (rf"(?P<date>[12]\d|3[01]|0?[1-9])\.{_IN_DIGITS}\.{_YEAR}", _in_digits),
     (
-        r"(?i:the day (?:after tomorrow|before yesterday)|(?:yesterday|tomorrow)(?: morning| evening)?|last night|tonight|today"
-        r"|this (?:morning|afternoon|evening))",
+        r"(?i:(?:the\s+)?day\s+(?:after\s+tomorrow|before\s+yesterday)|(?:yesterday|tomorrow)(?:\s+(?:morning|evening))?"
+        r"|last\s+(?:night|evening)|tonight|today|this\s+(?:morning|afternoon|evening))",
         _near,
     ),
-    (rf"(?P<which>(?i:last|next|this(?: coming)?) |(?<=\bon )|(?<=\bby )|(?<=\buntil )|(?<=\bfrom )){_DAY}", _weekday),
-    (r"(?i:(?P<which>last|this past|this|next) (?P<unit>weekend|week|month|year))", _period),
-    (rf"(?i:in) {_COUNT}(?P<ago>\b\B)?", _away),
-    (rf"{_COUNT} (?P<ago>(?i:ago))", _away),
-    (rf"{_MONTH} {_DATE}(?!\d)(?:,? {_YEAR})?", _calendar),
-    (rf"{_DATE}(?: of)? {_MONTH}(?:,? {_YEAR})?", _calendar),
-    (rf"(?P<which>last|this|next|in) {_MONTH}(?! \d)(?P<year>\b\B)?", _some_month),
-    (rf"(?P<which>)?{_MONTH},? {_YEAR}", _some_month),
-    (r"(?:(?<=\b[Ii]n )|(?<=\b[Ss]ince )|(?<=\b[Uu]ntil ))(?:19|20)\d\d", _year),
+    (
+        rf"(?:{_WHICH})?"
+        r"(?P<day>(?i:monday|tuesday|wednesday|thursday|friday|saturday|sunday)|Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)",
+        _weekday,
+    ),
+    (rf"{_WHICH}(?P<unit>(?i:weekend|week|month|year))", _period),
+    (rf"(?i:in)\s+{_COUNT}(?P<ago>\b\B)?", _away),
+    (rf"{_COUNT}\s+(?P<ago>(?i:ago))", _away),
+    (rf"{_WHICH}{_COUNT}", _until_now),
+    (rf"{_MONTH}[\s-]+(?:the\s+)?{_DATE}(?!:\d)(?:,?[\s-]+{_YEAR})?", _calendar),
+    (rf"{_DATE}\s+(?:of\s+)?{_MONTH}(?:,?\s+{_YEAR})?", _calendar),
+    (rf"(?:{_WHICH})?{_MONTH}(?:,?\s+(?:of\s+)?{_YEAR}|(?!\s*\d))", _some_month),
+    (rf"(?:{_WHICH})?(?P<season>(?i:{'|'.join(_SEASONS)}))(?:\s+(?:of\s+)?{_YEAR})?", _season),
+    (rf"{_YEAR}(?![\d-]|\.\d)", _some_year),
 ]
-_READERS = [(re.compile(rf"\b(?:{source})(?!\w)"), read) for source, read in _SOURCES]
+_STATED = [(re.compile(rf"\b(?!(?<=\d[./-])\d)(?:{source})(?!\w)"), days) for source, days in _SOURCES]
+_ASKED = [(re.compile(pattern.pattern, re.IGNORECASE), days) for pattern, days in _STATED]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kilburn.memory.times import closeness, times_in
+from kilburn.memory.dates import closeness, times_in
 from kilburn.retrieval import Candidate, Query, Scored
 from kilburn.store import ProcessKind
 

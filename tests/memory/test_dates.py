@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.memory.times import DAY, closeness, times_in
+from kilburn.memory.dates import DAY, closeness, times_in
 
 NOW = dt.datetime(2023, 8, 16, 15, 0, tzinfo=dt.UTC).timestamp()  # a Wednesday
 
@@ -41,7 +41,7 @@ def days(text: str, now: float = NOW) -> list[tuple[str, str]]:
         ("yesterday", "2023-08-15", "2023-08-15"),
         ("the day before yesterday", "2023-08-14", "2023-08-14"),
         ("last night", "2023-08-15", "2023-08-15"),
-        ("two weeks ago", "2023-07-30", "2023-08-05"),
+        ("two weeks ago", "2023-07-31", "2023-08-06"),
         ("a couple of days ago", "2023-08-14", "2023-08-14"),
         ("3 days ago", "2023-08-13", "2023-08-13"),
         ("last week", "2023-08-07", "2023-08-13"),
@@ -86,6 +86,11 @@ def test_before() -> None:
     assert dt.datetime.fromtimestamp(end, tz=dt.UTC) == dt.datetime(2023, 5, 1, tzinfo=dt.UTC)
     assert closeness([(start, end)], 0.0) == 1.0
     assert closeness([(start, end)], NOW) == 0.0
+
+
+def test_before_a_day() -> None:
+    [(start, end)] = times_in("the week before August 11, 2023", NOW)
+    assert (start, end) == (-math.inf, dt.datetime(2023, 8, 11, tzinfo=dt.UTC).timestamp())
 
 
 def test_closeness() -> None:
