@@ -169,6 +169,16 @@ def test_what_is_over_is_closed_and_nothing_else(store: Hierarchy) -> None:
     assert facts(store, history=True) == ["Ana lives in Porto"]
 
 
+def test_nothing_is_over_or_corrected_on_the_models_word_alone(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto.", *PORTO)
+    told(store, "Ana lives in Porto and loves it.", PORTO[0], related(("Ana", "lives in", "Porto"), over=True))
+    assert edges(store, "Ana") == [("Ana", "lives in", "Porto")]
+    began = store.clock()
+    told(store, "Ana lives in Braga.", BRAGA[0], related(("Ana", "lives in", "Braga"), correction=True))
+    assert edges(store, "Ana") == [("Ana", "lives in", "Braga")]
+    assert edges(store, "Ana", at=began) == [("Ana", "lives in", "Porto")], "an update does not rewrite the past"
+
+
 def test_as_of_and_as_known() -> None:
     clock = FakeClock(now=1_000_000.0, tick=0.001)
     with opened(clock) as store:

@@ -25,7 +25,7 @@ from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["Extracted", "agreement", "asked", "covered", "day_of", "extracted", "has_many", "is_known", "shown"]
+__all__ = ["CORRECTS", "NEGATED", "Extracted", "agreement", "asked", "covered", "day_of", "extracted", "has_many", "is_known", "shown"]
 
 MOST = 20
 """Facts of one exchange."""
@@ -58,10 +58,18 @@ _ONE_AT_A_TIME = re.compile(
 )
 """Relations that have one object at a time; of any other, a new object stands beside the old one."""
 
-_WORD = re.compile(r"\w+")
-_CORRECTS = re.compile(
+_UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+"""Letters of scripts that put no space between words or between a word and its particles; two in a row count as a word."""
+_WORD = re.compile(rf"(?=([{_UNSPACED}]{{2}}))[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+CORRECTS = re.compile(
     r"\b(?:actually|no|not|n't|sorry|correct(?:ion|ed)?|meant|wrong|instead|mistake|rather|oops)\b|n't\b", re.IGNORECASE
 )
+"""Words of somebody who corrects what was said before."""
+NEGATED = re.compile(
+    r"\b(?:not|no|never|longer|stopped|quit|ended|over|cancel\w*|former\w*|gave up|any ?more|sold|left|dropped)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+"""Words that say that something is not so, or not any more."""
 _FIRST_PERSON = [
     (re.compile(r"\bI(?:'m| am)\b"), f"{SPEAKER} is"),
     (re.compile(r"\bI(?:'ve| have)\b"), f"{SPEAKER} has"),
@@ -190,7 +198,7 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     text = unasked(text) if text.endswith("?") and len(text) <= LONGEST else text
     if plain_name(fact.subject) == Role.ASSISTANT:
         return None  # that it took note of something, say
-    if not 0 < len(text) <= LONGEST or len(text.split()) < 2 or _SPOKEN_TO.search(text):
+    if not 0 < len(text) <= LONGEST or len(text.split()) + len(told(text)) < 3 or _SPOKEN_TO.search(text):
         return None
     place = fact.message - 1
     named = [view.new[place]] if 0 <= place < len(view.new) else []
@@ -217,6 +225,9 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
         left -= more
     if len(left) > (1 - SUPPORTED) * whole or any(word.isdigit() for word in left):
         return None
+    cited = [one.text for one in (*view.earlier, *view.new) if one.cite in cites]
+    if NEGATED.search(text) and not any(NEGATED.search(one) for one in (*cited, view.summary if sources else "")):
+        return None  # the opposite of what was said
     add = Add(
         text=text,
         claim=_claim(fact, text, said),
@@ -237,7 +248,7 @@ def _claim(fact: _Fact, text: str, source: Said) -> Claim | None:
     said = re.escape(plain_name(relation)) + r"(?: \w+){0,2} " + re.escape(plain_name(thing))
     if not re.search(rf"(?<!\w){said}(?!\w)", plain_name(text)):
         return None
-    correction = fact.correction and _CORRECTS.search(source.text) is not None
+    correction = fact.correction and CORRECTS.search(source.text) is not None
     many = has_many(relation)
     return Claim(subject=subject, relation=relation, object=thing, confidence=0.7, correction=correction, many=many)
 
@@ -249,7 +260,8 @@ def has_many(relation: str) -> bool:
 
 def told(text: str) -> set[str]:
     """The words of a text that say something, in lower case."""
-    return {word for word in _WORD.findall(text.casefold()) if word not in _COMMON and (len(word) > 1 or word.isdigit())}
+    words = {match[1] or match[0] for match in _WORD.finditer(text.casefold())}
+    return {word for word in words - _COMMON if len(word) > 1 or word.isdigit()}
 
 
 def _said(words: set[str], text: str, said: Said) -> set[str]:
@@ -284,6 +296,8 @@ def agreement(one: str, other: str) -> float:
 
 
 def is_known(text: str, other: str, alike: float) -> bool:
-    """Whether another text says all that this one says, by their words and numbers."""
+    """Whether another text says all that this one says, by their words and numbers, and denies what this one denies."""
+    if (NEGATED.search(text) is None) is not (NEGATED.search(other) is None):
+        return False
     numbers = {word for word in told(text) if word.isdigit()}
     return numbers <= told(other) and covered(text, other) >= alike

@@ -20,7 +20,7 @@ import msgspec
 from kilburn.claims import SPEAKER, is_speaker, plain_name, same_claim
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
-from kilburn.memory.extraction import asked, day_of, has_many, shown
+from kilburn.memory.extraction import CORRECTS, NEGATED, asked, day_of, has_many, shown
 from kilburn.memory.plain import Plain
 from kilburn.memory.view import MemoryPlan, MemoryView, Said
 from kilburn.message import Kind, Trust
@@ -188,10 +188,12 @@ class Graph:
                 object=other.name,
                 confidence=0.7,
                 many=item.many or has_many(relation),
-                correction=item.correction,
+                correction=item.correction and CORRECTS.search(said.text) is not None,
             )
             known = view.about(one.name, relation)
             if item.over:
+                if not NEGATED.search(said.text):
+                    continue
                 over += _ended(claim, said, known)
                 continue
             standing |= {page.id: (page, state) for page, state in known}
