@@ -248,6 +248,23 @@ def test_a_name_that_may_be_two_people_is_merged_with_neither(store: Hierarchy, 
     assert edges(store, "Ana") == [("Ana", "works for", "Acme")]
 
 
+def test_a_first_name_is_nobodys_again_when_a_second_person_has_it(store: Hierarchy) -> None:
+    def knows(name: str) -> tuple[str, str]:
+        return named((name, "person"), ("Bea", "person")), related((name, "knows", "Bea"), many=True)
+
+    bus = named(("Ana", "person"), ("bus", "thing")), related(("Ana", "drives", "bus"))
+    told(store, "Ana Silva knows Bea.", *knows("Ana Silva"))
+    told(store, "Ana lives in Porto.", *PORTO)
+    assert ("Ana", "lives in", "Porto") in edges(store, "Ana Silva")
+    told(store, "Ana Silva knows Bea well.", *knows("Ana Silva"))
+    assert ("Ana", "lives in", "Porto") in edges(store, "Ana Silva")
+    told(store, "Ana Costa knows Bea.", *knows("Ana Costa"))
+    told(store, "Ana drives a bus.", *bus)
+    assert edges(store, "Ana Silva") == [("Ana Silva", "knows", "Bea")]
+    assert edges(store, "Ana Costa") == [("Ana Costa", "knows", "Bea")]
+    assert edges(store, "Ana") == [("Ana", "drives", "bus"), ("Ana", "lives in", "Porto")]
+
+
 def test_places_are_never_merged_by_their_first_word(store: Hierarchy) -> None:
     told(store, "New York Times is in New York.", named(("New York Times", "organisation"), ("New York", "place")),
          related(("New York Times", "is in", "New York")))  # fmt: skip

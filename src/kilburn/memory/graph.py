@@ -257,10 +257,17 @@ def _ended(claim: Claim, said: Said, known: Iterable[tuple[Page, State]]) -> lis
     return [Retire(pages, until=said.page.time, why="said to be over")] if pages else []
 
 
-def _merged(view: MemoryView, named: dict[str, _Named]) -> Generator[Effect, Answer, list[Add]]:
-    """Edges that make one person of a first name and a full name, where only one known person fits."""
-    edges = []
+def _merged(view: MemoryView, named: dict[str, _Named]) -> Generator[Effect, Answer, list[Add | Retire]]:
+    """Edges that make one person of a first name and a full name, where only one known person fits; and the end of such an
+    edge where another person turns up whom it fits too."""
+    edges: list[Add | Retire] = []
     for key, one in named.items():
+        first, *others = key.split()
+        if one.kind == PERSON and others:
+            made = [page for page, state in view.about(first, ALIAS) if state.at is Place.OUT and page.cites and page.claim]
+            doubtful = [page for page in made if page.claim and plain_name(page.claim.object) != key]
+            if doubtful and all(page.trust <= view.taint for page in doubtful):
+                edges.append(Retire(tuple(page.id for page in doubtful), until=view.now, why="another person of this name"))
         if one.kind != PERSON or key == SPEAKER or view.about(one.name, ALIAS):
             continue
         answer = yield Find(query=one.name, limit=20)
