@@ -31,7 +31,7 @@ from kilburn.evals import scale_peers
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.scale_facts import facts, questions
 from kilburn.evals.scale_report import ScaleReport, ScaleRow
-from kilburn.evals.scale_vectors import Words
+from kilburn.evals.scale_vectors import WordVectors
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate
 from kilburn.memory.choice import vectors_for
@@ -109,7 +109,7 @@ def evaluate(
             for name, python in others.items():
                 if count <= most:
                     rows.append(ScaleRow(system=name, count=count, **_peer(name, python, Path(folder), count, many, seed)))
-    return ScaleReport(questions=many, seed=seed, embedder=Words().name, rows=rows)
+    return ScaleReport(questions=many, seed=seed, embedder=WordVectors().name, rows=rows)
 
 
 def _apart(work: Callable[..., dict[str, float]], say: Say, *arguments: Any) -> dict[str, float]:
@@ -182,7 +182,7 @@ class _Kilburn:
                 done += len(batch)
                 say(done // 2)
             stored = time.perf_counter() - began
-            ready = _Ready(Words())
+            ready = _Ready(WordVectors())
             began = time.perf_counter()
             with closing(vectors_for(store.store, ready)) as vectors:
                 vectors.catch_up(progress=lambda at: say((count + at) // 2), batch=BATCH)
@@ -195,7 +195,7 @@ class _Kilburn:
     def ask(say: Say, folder: str, count: int, many: int, seed: int) -> dict[str, float]:
         asked = questions(count, many, seed)
         found: dict[str, float] = {}
-        for name, ready in (("words_", None), ("", _Ready(Words(), [question for question, _ in asked]))):
+        for name, ready in (("words_", None), ("", _Ready(WordVectors(), [question for question, _ in asked]))):
             began = time.perf_counter()
             with _opened(Path(folder) / "kilburn.db", ready) as store:
 
@@ -225,7 +225,7 @@ class _Floor:
 
     @staticmethod
     def fill(say: Say, folder: str, count: int, seed: int) -> dict[str, float]:
-        path, done, ready = Path(folder) / "floor.db", 0, _Ready(Words())
+        path, done, ready = Path(folder) / "floor.db", 0, _Ready(WordVectors())
         db = sqlite3.connect(path, isolation_level=None)
         db.executescript(
             "PRAGMA journal_mode = WAL; CREATE TABLE fact(number INTEGER PRIMARY KEY, text TEXT);"
@@ -260,7 +260,7 @@ class _Floor:
         import numpy as np
 
         asked = questions(count, many, seed)
-        ready = _Ready(Words(), [question for question, _ in asked])
+        ready = _Ready(WordVectors(), [question for question, _ in asked])
         began = time.perf_counter()
         db = sqlite3.connect(Path(folder) / "floor.db", isolation_level=None)
         every = np.empty((count, ready.dimensions), np.float32)
@@ -325,7 +325,7 @@ def _peer(name: str, python: str, folder: Path, count: int, many: int, seed: int
     import numpy as np
 
     if not (folder / "facts.npy").exists():
-        texts, asked, embedder = list(facts(count, seed)), questions(count, many, seed), Words()
+        texts, asked, embedder = list(facts(count, seed)), questions(count, many, seed), WordVectors()
         (folder / "facts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
         (folder / "questions.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in asked), encoding="utf-8")
         np.save(folder / "facts.npy", embedder.embed(texts))
