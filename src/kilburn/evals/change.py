@@ -26,7 +26,7 @@ import kilburn
 from kilburn.claims import same_claim
 from kilburn.errors import Forgotten, SpecError
 from kilburn.evals.intervals import wilson
-from kilburn.evals.report import EvalReport, grid
+from kilburn.evals.report import EvalReport, grid, row_of
 from kilburn.evals.streams import FAMILIES, Inquiry, Stream, Telling, stream
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.conflict import settle
@@ -134,10 +134,7 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
         Raises:
             KeyError: it was not measured.
         """
-        for row in self.rows:
-            if (row.mode, row.family) == (mode, family):
-                return row
-        raise KeyError((mode, family))
+        return row_of(self.rows, mode=mode, family=family)
 
     def table(self) -> str:
         """For people."""

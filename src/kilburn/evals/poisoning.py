@@ -26,7 +26,7 @@ import msgspec
 import kilburn
 from kilburn.errors import SpecError
 from kilburn.evals.intervals import wilson
-from kilburn.evals.report import EvalReport, grid
+from kilburn.evals.report import EvalReport, grid, row_of
 from kilburn.evals.trajectories import shell_call
 from kilburn.kernel.found import Found
 from kilburn.kernel.hierarchy import Hierarchy
@@ -252,10 +252,7 @@ class PoisonReport(EvalReport, frozen=True, kw_only=True):
         Raises:
             KeyError: it was not measured.
         """
-        for row in self.rows:
-            if (row.attack, row.defence) == (attack, defence):
-                return row
-        raise KeyError((attack, defence))
+        return row_of(self.rows, attack=attack, defence=defence)
 
     def table(self) -> str:
         """For people."""

@@ -159,7 +159,7 @@ def _row(
         within={budget: _mean(one.within[budget] for one in scores.values()) for budget in BUDGETS},
         gain=gain,
         p50=median(times),
-        p95=quantiles(times, n=20)[-1] if len(times) > 1 else times[0],
+        p95=quantiles(times, n=20, method="inclusive")[-1] if len(times) > 1 else times[0],
         by_corpus={each: _mean(one.at[10] for (corpus, _), one in scores.items() if corpus == each) for each in corpora},
     )
 

@@ -22,7 +22,6 @@ from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 from kilburn.budget import Budget
@@ -30,6 +29,7 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.evals import scale_peers
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.scale_facts import facts, questions
+from kilburn.evals.scale_peers import TOP, answered, memory_of
 from kilburn.evals.scale_report import ScaleReport, ScaleRow
 from kilburn.evals.scale_vectors import WordVectors
 from kilburn.kernel.hierarchy import Hierarchy
@@ -38,16 +38,11 @@ from kilburn.memory.choice import vectors_for
 from kilburn.move import Add
 from kilburn.retrieval import Embedder
 
-__all__ = ["COUNTS", "evaluate"]
-
-COUNTS = (10_000, 100_000, 1_000_000)
+__all__ = ["PEERS", "evaluate"]
 
 USER = "ana"
 BATCH = 1000
 """Facts that are stored at once."""
-
-TOP = 10
-"""A hit is a fact among so many that were found first."""
 
 HITS = 1000
 """Tokens that they may take; these facts take about 15 each."""
@@ -187,7 +182,7 @@ class _Kilburn:
             with closing(vectors_for(store.store, ready)) as vectors:
                 vectors.catch_up(progress=lambda at: say((count + at) // 2), batch=BATCH)
             embedded = time.perf_counter() - began - ready.seconds
-            peak = _memory("VmHWM")
+            peak = memory_of("VmHWM")
         disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
         return {"rate": count / stored, "rate_vectors": count / (stored + embedded), "disk": float(disk), "peak": peak}
 
@@ -205,8 +200,8 @@ class _Kilburn:
 
                 find(asked[0][0])
                 found |= {f"{name}first": time.perf_counter() - began}
-                found |= {f"{name}{figure}": value for figure, value in _asked(asked, find).items()}
-                found["rss"] = _memory("VmRSS")
+                found |= {f"{name}{figure}": value for figure, value in answered(asked, find).items()}
+                found["rss"] = memory_of("VmRSS")
         return found
 
 
@@ -250,7 +245,7 @@ class _Floor:
             seconds[1] += time.perf_counter() - began
             done += len(batch)
             say(done)
-        peak = _memory("VmHWM")
+        peak = memory_of("VmHWM")
         db.close()
         disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
         return {"rate": count / seconds[0], "rate_vectors": count / sum(seconds), "disk": float(disk), "peak": peak}
@@ -290,35 +285,11 @@ class _Floor:
             return texts(blended)
 
         both(asked[0][0])
-        found = {"first": time.perf_counter() - began, **_asked(asked, both)}
-        found |= {f"words_{figure}": value for figure, value in _asked(asked, lambda question: texts(words(question))).items()}
-        found["rss"] = _memory("VmRSS")
+        found = {"first": time.perf_counter() - began, **answered(asked, both)}
+        found |= {f"words_{figure}": value for figure, value in answered(asked, lambda question: texts(words(question))).items()}
+        found["rss"] = memory_of("VmRSS")
         db.close()
         return found
-
-
-def _asked(asked: Sequence[tuple[str, str]], find: Callable[[str], Sequence[str]]) -> dict[str, float]:
-    """The middle and the 95th of 100 of the milliseconds that questions take, the middle one of those that the processor
-    worked for them, and the share that are answered."""
-    waits, work, hits = [], [], 0
-    for question, wanted in asked:
-        began, worked = time.perf_counter(), time.process_time()
-        found = find(question)
-        work.append(1000 * (time.process_time() - worked))
-        waits.append(1000 * (time.perf_counter() - began))
-        hits += wanted in found[:TOP]
-    return {
-        "p50": median(waits),
-        "cpu": median(work),
-        "p95": quantiles(waits, n=20, method="inclusive")[-1] if len(waits) > 1 else waits[0],
-        "hits": hits / len(asked),
-    }
-
-
-def _memory(name: str) -> float:
-    """Bytes of this process's memory: VmRSS, what it has now, or VmHWM, what it had at most."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8").split()
-    return 1024.0 * int(status[status.index(f"{name}:") + 1])
 
 
 def _peer(name: str, python: str, folder: Path, count: int, many: int, seed: int) -> dict[str, float]:
