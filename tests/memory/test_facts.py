@@ -394,7 +394,9 @@ def test_the_opposite_of_a_known_fact_is_not_taken_for_it(store: Hierarchy) -> N
     said(store, "I like jazz and I live in Porto")
     run(store, facts(fact("user likes jazz"), fact("user lives in Porto")))
     said(store, "I do not like jazz. I do not live in Porto.")
-    learned, _ = run(store, facts(fact("user does not like jazz"), fact("user does not live in Porto")), op("DELETE", 1), op("DELETE", 1))
+    learned, _ = run(
+        store, facts(fact("user does not like jazz"), fact("user does not live in Porto")), op("DELETE", 1), op("DELETE", 1)
+    )
     assert (learned.stored, learned.retired, learned.unchanged) == (("f3", "f4"), ("f1", "f2"), 0)
     assert texts(store) == ["user does not like jazz", "user does not live in Porto"]
 

@@ -34,8 +34,8 @@ _SENTENCE = re.compile(
 )
 
 _TASK = re.compile(
-    r"^(?:from|to|cc|subject|sent): \S|(?<!\bi )\b(?:said|says|wrote|writes|texted|sent|posted|replied|answered|told)\b[^:]{0,60}:"
-    r"(?!//|\d)|\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve|polish|summari[sz]e|review|draft"
+    r"^(?:from|to|cc|subject|sent): \S|(?<!\bi )\b(?:said|says|wrote|writes|texted|sent|posted|replied|answered|told)\b"
+    r"[^:]{0,60}:(?!//|\d)|\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve|polish|summari[sz]e|review|draft"
     r"|compose|continue|complete|check|analy[sz]e|classify|say|repeat|quote|print|output|type)\b[^:]{0,200}:(?!//|\d)",
     re.IGNORECASE,
 )

@@ -22,7 +22,7 @@ from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
 from kilburn.memory.extraction import CORRECTS, NEGATED, asked, day_of, has_many, shown
 from kilburn.memory.plain import Plain
-from kilburn.memory.view import MemoryPlan, MemoryView, Said
+from kilburn.memory.view import MemoryPlan, MemoryView, Utterance
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
@@ -238,7 +238,7 @@ def _key(name: str) -> str:
     return SPEAKER if is_speaker(name) else plain_name(name)
 
 
-def _edge(claim: Claim, said: Said) -> Add:
+def _edge(claim: Claim, said: Utterance) -> Add:
     return Add(
         text=f"{claim.subject} {claim.relation} {claim.object}",
         claim=claim,
@@ -248,7 +248,7 @@ def _edge(claim: Claim, said: Said) -> Add:
     )
 
 
-def _ended(claim: Claim, said: Said, known: Iterable[tuple[Page, State]]) -> list[Retire]:
+def _ended(claim: Claim, said: Utterance, known: Iterable[tuple[Page, State]]) -> list[Retire]:
     pages = tuple(
         page.id
         for page, state in known
@@ -262,8 +262,8 @@ def _merged(view: MemoryView, named: dict[str, _Named]) -> Generator[Effect, Ans
     edge where another person turns up whom it fits too."""
     edges: list[Add | Retire] = []
     for key, one in named.items():
-        first, *others = key.split()
-        if one.kind == PERSON and others:
+        first, *more = key.split()
+        if one.kind == PERSON and more:
             made = [page for page, state in view.about(first, ALIAS) if state.at is Place.OUT and page.cites and page.claim]
             doubtful = [page for page in made if page.claim and plain_name(page.claim.object) != key]
             if doubtful and all(page.trust <= view.taint for page in doubtful):

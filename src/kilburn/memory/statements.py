@@ -59,8 +59,8 @@ _ONLY_ONE = frozenset(_ONLY_ONE_WORDS.split())
 _NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"
 _NO_NAME_WORDS = (
     "i im ive i'm i've and but so the a an no not yes oh well monday tuesday wednesday thursday friday saturday sunday back "
-    "when if later crazy out here there just was is has will can called named sorry down up off on in hungry good fine great sick "
-    "ready sure happy sad late busy bored done glad okay alive awake home curious stuck excited confused"
+    "when if later crazy out here there just was is has will can called named sorry down up off on in hungry good fine great "
+    "sick ready sure happy sad late busy bored done glad okay alive awake home curious stuck excited confused"
 )
 _NO_NAME = frozenset(_NO_NAME_WORDS.split())
 _ADVERB = (
