@@ -22,7 +22,7 @@ from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.corpora import Corpus, CorpusQuery, CorpusTurn, seconds
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate
-from kilburn.memory.vectors import Vectors
+from kilburn.memory.choice import vectors_for
 from kilburn.page import parse_address
 from kilburn.retrieval import Embedder
 
@@ -84,7 +84,7 @@ def rank(
 
 def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget: int) -> Iterator[RecallLine]:
     store = locate("stores", "sqlite")(":memory:")
-    vectors = None if embedder is None else Vectors(store, embedder)
+    vectors = None if embedder is None else vectors_for(store, embedder)
     clock = _Clock(BEGINNING)
     whole = Budget(1 << 40)
     with Hierarchy(store, whole, "fifo", tokenizer="chars/4", clock=clock, ranking=ranking, vectors=vectors) as levels:

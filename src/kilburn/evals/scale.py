@@ -34,7 +34,7 @@ from kilburn.evals.scale_report import ScaleReport, ScaleRow
 from kilburn.evals.scale_vectors import WordVectors
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate
-from kilburn.memory.vectors import Vectors
+from kilburn.memory.choice import vectors_for
 from kilburn.move import Add
 from kilburn.retrieval import Embedder
 
@@ -179,7 +179,7 @@ class _Kilburn:
             stored = time.perf_counter() - began
             ready = _Ready(WordVectors())
             began = time.perf_counter()
-            with closing(Vectors(store.store, ready)) as vectors:
+            with closing(vectors_for(store.store, ready)) as vectors:
                 vectors.catch_up(progress=lambda at: say((count + at) // 2), batch=BATCH)
             embedded = time.perf_counter() - began - ready.seconds
             peak = memory_of("VmHWM")
@@ -208,7 +208,7 @@ class _Kilburn:
 @contextmanager
 def _opened(path: Path, embedder: Embedder | None) -> Iterator[Hierarchy]:
     store = locate("stores", "sqlite")(str(path))
-    meanings = closing(Vectors(store, embedder)) if embedder is not None else nullcontext()
+    meanings = closing(vectors_for(store, embedder)) if embedder is not None else nullcontext()
     with meanings as vectors, Hierarchy(store, Budget(8000), tokenizer=f"chars/{CHARACTERS}", vectors=vectors) as hierarchy:
         yield hierarchy
 

@@ -135,4 +135,4 @@ def main(name: str, folder: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]))))
+    sys.stdout.write(json.dumps(main(sys.argv[1], Path(sys.argv[2]))))

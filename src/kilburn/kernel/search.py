@@ -12,7 +12,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
 import msgspec
 
@@ -49,6 +49,9 @@ BESIDE = 24
 
 REACH = 4
 """How far away a neighbour is."""
+
+TIE, ALSO = 0.95, 3
+"""A passage matches as well as another one with this share of its score; passages that a page brings beside its best."""
 
 Key = tuple[int, int]
 """Number of a process, and id of a page."""
@@ -87,6 +90,7 @@ class _Seen(msgspec.Struct):
     words: float = 0.0
     meaning: float | None = None
     best: float = -1.0
+    by_words: dict[Span, float] = {}
 
 
 class Search:
@@ -240,8 +244,8 @@ class Search:
                 try:
                     self._rows.update(self._store.read(group))
                 except StoreCorrupt as error:
-                    del self._infos[process]
-                    warnings.warn(f"not searched: {error.what}", DamageWarning, stacklevel=4)
+                    name = self._infos.pop(process).name
+                    warnings.warn(f"not searched: session {name!r}: {error.what}", DamageWarning, stacklevel=4)
 
     def _candidate(self, key: Key, seen: _Seen) -> Candidate:
         page, state = self._rows[key]
@@ -251,6 +255,7 @@ class Search:
             page=page,
             state=state,
             span=seen.span,
+            also=_also(seen),
             words=seen.words,
             meaning=seen.meaning,
         )
@@ -284,16 +289,17 @@ class Search:
             texts = self._texts(ranked[at : at + READ])
             for one in ranked[at : at + READ]:
                 text = texts.get(one.candidate.page.digest)
-                if text is None or one.candidate.span[1] > len(text):
-                    continue  # damaged, which was told or which `fsck` reports
-                text = text[slice(*one.candidate.span)]
-                same = (one.candidate.process if apart else 0, _same(text))
-                cost = counter.count(text)
-                if same in told or cost > left or (limit is not None and len(hits) >= limit):
-                    continue
-                told.add(same)
-                left -= cost
-                hits.append(self._hit(one, text, cost, now, against.get(one.key, ())))
+                for span in (one.candidate.span, *one.candidate.also):
+                    if text is None or span[1] > len(text):
+                        continue  # damaged, which was told or which `fsck` reports
+                    passage = text[slice(*span)]
+                    same = (one.candidate.process if apart else 0, _same(passage))
+                    cost = counter.count(passage)
+                    if same in told or cost > left or (limit is not None and len(hits) >= limit):
+                        continue
+                    told.add(same)
+                    left -= cost
+                    hits.append(self._hit(one, span, passage, cost, now, against.get(one.key, ())))
             at += READ
         return hits
 
@@ -312,13 +318,13 @@ class Search:
                     warnings.warn(what, DamageWarning, stacklevel=4)
             return texts
 
-    def _hit(self, one: Ranked, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
+    def _hit(self, one: Ranked, span: Span, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
         candidate = one.candidate
         page, state = candidate.page, candidate.state
         return Found(
             session=self._infos[candidate.process].name,
             address=page.address,
-            span=candidate.span,
+            span=span,
             text=text,
             score=one.scored.score,
             age=max(0.0, now - page.time),
@@ -365,11 +371,19 @@ def reading_order(hits: Sequence[Found]) -> list[Found]:
 def _note(seen: dict[Key, _Seen], hit: Passage, *, words: float = 0.0, meaning: float | None = None, worth: float = 0.0) -> None:
     """Take a passage into account: a page's words and meaning are those of its best passages, its span is the best one's."""
     known = seen.setdefault((hit.process, hit.page), _Seen(hit.span, hit.entry))
-    known.words = max(known.words, words)
+    if words:
+        known.words = max(known.words, words)
+        known.by_words[hit.span] = words
     if meaning is not None:
         known.meaning = meaning if known.meaning is None else max(known.meaning, meaning)
     if worth > known.best:
         known.span, known.entry, known.best = hit.span, hit.entry, worth
+
+
+def _also(seen: _Seen) -> tuple[Span, ...]:
+    """Passages of a page, besides its best, whose words match as well as those of any, in order."""
+    ties = (span for span, words in seen.by_words.items() if words >= TIE * seen.words and span != seen.span)
+    return tuple(sorted(islice(ties, ALSO)))
 
 
 def _is_valid(page: Page, state: State, kind: ProcessKind, at: float, *, as_of: bool) -> bool:
