@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from kilburn.kernel.collecting import since_of
 from kilburn.memory.dates import closeness, times_in
 from kilburn.message import Role
 from kilburn.retrieval import Candidate, Query, Scored
@@ -79,7 +80,7 @@ class Blend:
             if one.page.tokens > SHORT and one.page.role is not Role.TOOL:
                 terms["length"] = -self.length * math.log(one.page.tokens / SHORT)
             if times:
-                terms["time"] = self.time * closeness(times, one.page.time if one.page.since is None else one.page.since)
+                terms["time"] = self.time * closeness(times, since_of(one.page))
             if one.state.importance:
                 terms["importance"] = self.importance * one.state.importance
             terms = {name: value for name, value in terms.items() if value}
