@@ -12,7 +12,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
 import msgspec
 
@@ -277,23 +277,28 @@ class Search:
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         hits: list[Found] = []
         told: set[tuple[int, str]] = set()
-        left = tokens
-        at = 0
-        while at < len(ranked) and left > 0 and (limit is None or len(hits) < limit):
-            texts = self._texts(ranked[at : at + READ])
-            for one in ranked[at : at + READ]:
+        left, most = tokens, len(ranked) if limit is None else limit
+
+        def may_fit(one: Ranked) -> bool:
+            start, stop = one.candidate.span
+            return stop - start <= left * LETTERS
+
+        rest = filter(may_fit, ranked)
+        while left > 0 and (some := list(islice(rest, max(0, min(READ, most - len(hits)))))):
+            texts = self._texts(some)
+            for one in some:
                 text = texts.get(one.candidate.page.digest)
-                if text is None or one.candidate.span[1] > len(text):
+                if text is None or one.candidate.span[1] > len(text) or not may_fit(one):
                     continue  # damaged, which was told or which `fsck` reports
                 text = text[slice(*one.candidate.span)]
-                same = (one.candidate.process if apart else 0, _same(text))
                 cost = counter.count(text)
-                if same in told or cost > left or (limit is not None and len(hits) >= limit):
+                if cost > left:
                     continue
-                told.add(same)
-                left -= cost
-                hits.append(self._hit(one, text, cost, now, against.get(one.key, ())))
-            at += READ
+                same = (one.candidate.process if apart else 0, _same(text))
+                if same not in told:
+                    told.add(same)
+                    left -= cost
+                    hits.append(self._hit(one, text, cost, now, against.get(one.key, ())))
         return hits
 
     def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
@@ -347,6 +352,9 @@ class Search:
 
 READ = 40
 """Texts that are read at a time."""
+
+LETTERS = 12
+"""Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
 
 
 def hit_key(hit: Passage) -> Key:
