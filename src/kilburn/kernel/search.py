@@ -49,6 +49,9 @@ BESIDE = 24
 REACH = 4
 """How far away a neighbour is."""
 
+TIE, ALSO = 0.95, 3
+"""A passage matches as well as another one with this share of its score; passages that a page brings beside its best."""
+
 Key = tuple[int, int]
 """Number of a process, and id of a page."""
 
@@ -86,6 +89,7 @@ class _Seen(msgspec.Struct):
     words: float = 0.0
     meaning: float | None = None
     best: float = -1.0
+    by_words: dict[Span, float] = {}
 
 
 class Search:
@@ -239,8 +243,8 @@ class Search:
                 try:
                     self._rows.update(self._store.read(group))
                 except StoreCorrupt as error:
-                    del self._infos[process]
-                    warnings.warn(f"not searched: {error.what}", DamageWarning, stacklevel=4)
+                    name = self._infos.pop(process).name
+                    warnings.warn(f"not searched: session {name!r}: {error.what}", DamageWarning, stacklevel=4)
 
     def _candidate(self, key: Key, seen: _Seen) -> Candidate:
         page, state = self._rows[key]
@@ -250,6 +254,7 @@ class Search:
             page=page,
             state=state,
             span=seen.span,
+            also=_also(seen),
             words=seen.words,
             meaning=seen.meaning,
         )
@@ -277,20 +282,16 @@ class Search:
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         hits: list[Found] = []
         told: set[tuple[int, str]] = set()
-        left, most = tokens, len(ranked) if limit is None else limit
-
-        def may_fit(one: Ranked) -> bool:
-            start, stop = one.candidate.span
-            return stop - start <= left * LETTERS
-
-        rest = filter(may_fit, ranked)
-        while left > 0 and (some := list(islice(rest, max(0, min(READ, most - len(hits)))))):
-            texts = self._texts(some)
-            for one in some:
-                text = texts.get(one.candidate.page.digest)
-                if text is None or one.candidate.span[1] > len(text) or not may_fit(one):
+        left = tokens
+        passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
+        rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
+        while left > 0 and (some := list(islice(rest, READ if limit is None else min(READ, max(0, limit - len(hits)))))):
+            texts = self._texts([one for one, _ in some])
+            for one, span in some:
+                whole = texts.get(one.candidate.page.digest)
+                if whole is None or span[1] > len(whole):
                     continue  # damaged, which was told or which `fsck` reports
-                text = text[slice(*one.candidate.span)]
+                text = whole[slice(*span)]
                 cost = counter.count(text)
                 if cost > left:
                     continue
@@ -298,7 +299,7 @@ class Search:
                 if same not in told:
                     told.add(same)
                     left -= cost
-                    hits.append(self._hit(one, text, cost, now, against.get(one.key, ())))
+                    hits.append(self._hit(one, span, text, cost, now, against.get(one.key, ())))
         return hits
 
     def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
@@ -316,14 +317,14 @@ class Search:
                     warnings.warn(what, DamageWarning, stacklevel=4)
             return texts
 
-    def _hit(self, one: Ranked, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
+    def _hit(self, one: Ranked, span: Span, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
         candidate = one.candidate
         page, state = candidate.page, candidate.state
         ends = [end for end in (page.until, state.until) if end is not None]
         return Found(
             session=self._infos[candidate.process].name,
             address=page.address,
-            span=candidate.span,
+            span=span,
             text=text,
             score=one.scored.score,
             age=max(0.0, now - page.time),
@@ -373,11 +374,19 @@ def reading_order(hits: Sequence[Found]) -> list[Found]:
 def _note(seen: dict[Key, _Seen], hit: Passage, *, words: float = 0.0, meaning: float | None = None, worth: float = 0.0) -> None:
     """Take a passage into account: a page's words and meaning are those of its best passages, its span is the best one's."""
     known = seen.setdefault((hit.process, hit.page), _Seen(hit.span, hit.entry))
-    known.words = max(known.words, words)
+    if words:
+        known.words = max(known.words, words)
+        known.by_words[hit.span] = words
     if meaning is not None:
         known.meaning = meaning if known.meaning is None else max(known.meaning, meaning)
     if worth > known.best:
         known.span, known.entry, known.best = hit.span, hit.entry, worth
+
+
+def _also(seen: _Seen) -> tuple[Span, ...]:
+    """Passages of a page, besides its best, whose words match as well as those of any, in order."""
+    ties = (span for span, words in seen.by_words.items() if words >= TIE * seen.words and span != seen.span)
+    return tuple(sorted(islice(ties, ALSO)))
 
 
 def _is_valid(page: Page, state: State, kind: ProcessKind, at: float, *, as_of: bool) -> bool:

@@ -16,7 +16,7 @@ from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, ProcessKind, State
 from kilburn.stores import citations
 from kilburn.stores.codec import encode_text, key_of, pack, unpack
-from kilburn.stores.connection import row, rows, rows_of_each
+from kilburn.stores.connection import row, rows_of_each
 from kilburn.stores.records import Memo, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.stores.sealed import Sealed, Session, seal_of_state
 from kilburn.stores.textindex import TextIndex

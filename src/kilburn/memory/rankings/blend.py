@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from kilburn.memory.dates import closeness, times_in
+from kilburn.message import Role
 from kilburn.retrieval import Candidate, Query, Scored
 from kilburn.store import ProcessKind
 
@@ -32,8 +33,8 @@ class Blend:
         near: the better neighbour before or after, and less of those further away.
         session: the best page of the same session or document.
         speaker: whether somebody said it whom the query names.
-        length: taken off for each time that a page is e times longer than `SHORT`: a long text matches anything a little,
-            and costs its length.
+        length: taken off for each time that a message is e times longer than `SHORT`: a long answer matches anything a
+            little. What a tool returned is long by nature, and nothing is taken off.
         time: how well its time fits the one that the query names.
         importance: what a person or policy set.
     """
@@ -74,7 +75,7 @@ class Blend:
                 terms["near"] = self.near * _near(sums[one.process], page.id)
             if query.speakers and page.speaker in query.speakers:
                 terms["speaker"] = self.speaker
-            if page.tokens > SHORT:
+            if page.tokens > SHORT and page.role is not Role.TOOL:
                 terms["length"] = -self.length * math.log(page.tokens / SHORT)
             if times:
                 terms["time"] = self.time * closeness(times, page.time if page.since is None else page.since)
