@@ -18,6 +18,7 @@ import apsw
 import msgspec
 
 from kilburn.budget import Budget
+from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.corpora import Corpus, CorpusQuery, CorpusTurn, seconds
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate
@@ -26,9 +27,6 @@ from kilburn.page import parse_address
 from kilburn.retrieval import Embedder
 
 __all__ = ["FLOOR", "RankedTurn", "RecallLine", "cost_of", "rank", "written"]
-
-CHARACTERS = 4
-"""Of a token."""
 
 FLOOR = "floor"
 

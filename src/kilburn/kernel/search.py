@@ -19,6 +19,7 @@ import msgspec
 from kilburn.budget import Counter
 from kilburn.claims import contested, together
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
+from kilburn.kernel.collecting import until_of
 from kilburn.kernel.found import DamageWarning, Found
 from kilburn.kernel.window import Window
 from kilburn.page import Page, Place, Span
@@ -320,7 +321,6 @@ class Search:
     def _hit(self, one: Ranked, span: Span, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
         candidate = one.candidate
         page, state = candidate.page, candidate.state
-        ends = [end for end in (page.until, state.until) if end is not None]
         return Found(
             session=self._infos[candidate.process].name,
             address=page.address,
@@ -335,7 +335,7 @@ class Search:
             time=page.time,
             trust=page.trust,
             since=page.since,
-            until=min(ends, default=None),
+            until=until_of(page, state),
             why=dict(one.scored.terms),
             claim=page.claim,
             contested=tuple(f"{self._infos[other.candidate.process].name} {other.candidate.page.address}" for other in against),

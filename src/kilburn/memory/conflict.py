@@ -14,6 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from kilburn.claims import contradict, same_claim
+from kilburn.kernel.collecting import since_of, until_of
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
@@ -148,9 +149,8 @@ def _dated(fact: _Known) -> Add:
 def _in_force(page: Page, state: State) -> _Known | None:
     if page.claim is None or not page.claim.relation or state.at in (Place.RETIRED, Place.PROPOSED, Place.DROPPED):
         return None
-    ends = [end for end in (page.until, state.until) if end is not None]
-    since = page.time if page.since is None else page.since
-    return _Known(page.id, page.claim, page.trust, since, min(ends, default=None), since)
+    since = since_of(page)
+    return _Known(page.id, page.claim, page.trust, since, until_of(page, state), since)
 
 
 def _overlap(one: _Known, other: _Known) -> bool:

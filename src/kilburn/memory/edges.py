@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from kilburn.claims import SPEAKER, contested, is_speaker, plain_name
+from kilburn.claims import contested, key_of, plain_name
 from kilburn.errors import KernelError
 from kilburn.event import Act
+from kilburn.kernel.collecting import since_of
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.graph import ALIAS
@@ -64,7 +65,7 @@ def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
 
 def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
     """Facts and entities of a memory whose claim has this name."""
-    key = _key(name)
+    key = key_of(name)
     passages = memory.store.search(key, processes=[memory.number], limit=NAMED)
     rows = memory.store.read(dict.fromkeys((passage.process, passage.page) for passage in passages))
     return [
@@ -72,7 +73,7 @@ def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
         for page, state in rows.values()
         if state.at in (Place.OUT, Place.RETIRED)
         and page.claim is not None
-        and key in (_key(page.claim.subject), _key(page.claim.object) if page.kind is Kind.FACT else None)
+        and key in (key_of(page.claim.subject), key_of(page.claim.object) if page.kind is Kind.FACT else None)
     ]
 
 
@@ -106,7 +107,7 @@ def neighbourhood(
     def seen_then(page: Page, state: State) -> State | None:
         """Its state by what was known, if it was true at that time."""
         closed = _closed(page, state, ends, known)
-        if closed is None or _since(page) > time or (closed.until is not None and closed.until <= time):
+        if closed is None or since_of(page) > time or (closed.until is not None and closed.until <= time):
             return None
         return closed
 
@@ -116,7 +117,7 @@ def neighbourhood(
     for _ in range(depth):
         rows = _around(memory, fresh, heard, seen_then, limit - len(found))
         new = {page: row for page, row in rows.items() if page not in found}
-        found |= dict(sorted(new.items(), key=lambda row: (-_since(row[1][0]), -row[1][0].time, row[0])))
+        found |= dict(sorted(new.items(), key=lambda row: (-since_of(row[1][0]), -row[1][0].time, row[0])))
         fresh = [name for page, _ in new.values() if page.claim is not None for name in (page.claim.subject, page.claim.object)]
         if not fresh or len(found) >= limit:
             break
@@ -135,9 +136,9 @@ def _around(
     waiting = list(names)
     while waiting and len(rows) < limit:
         name = waiting.pop()
-        if not _key(name) or _key(name) in heard:
+        if not key_of(name) or key_of(name) in heard:
             continue
-        heard.add(_key(name))
+        heard.add(key_of(name))
         named = _named(memory, name)
         pages = [page.id for page, _ in named if page.kind is Kind.ENTITY]
         citing = [key for key in memory.store.citing(memory.number, pages) if key[0] == memory.number] if pages else []
@@ -154,10 +155,6 @@ def _around(
             if len(rows) >= limit:
                 break
     return rows
-
-
-def _since(page: Page) -> float:
-    return page.time if page.since is None else page.since
 
 
 def _ends(memory: Collection, known: float) -> dict[int, float | None]:
@@ -195,7 +192,7 @@ def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]
             relation=page.claim.relation,
             object=page.claim.object,
             text=texts[page.digest],
-            since=_since(page),
+            since=since_of(page),
             until=state.until,
             recorded=page.time,
             trust=page.trust,
@@ -264,10 +261,6 @@ def unmerge(memory: Collection, address: str) -> None:
     retired = tuple(source.id for source, state in rows.values() if state.at is Place.RETIRED)
     back = (Restore(retired, why="unmerged"),) if retired else ()
     memory.apply(Retire((number,), why="unmerged"), *back)
-
-
-def _key(name: str) -> str:
-    return SPEAKER if is_speaker(name) else plain_name(name)
 
 
 def _in_force(memory: Collection, name: str) -> Page | None:

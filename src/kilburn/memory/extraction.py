@@ -25,7 +25,7 @@ from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["Extracted", "agreement", "asked", "covered", "day_of", "extracted", "has_many", "is_known", "shown"]
+__all__ = ["Extracted", "agreement", "asked", "conversation", "extracted", "has_many", "is_known", "list_schema"]
 
 MOST = 20
 """Facts of one exchange."""
@@ -148,8 +148,6 @@ def extracted(
 def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str]) -> Ask:
     parts = [("summary of what was said before", view.summary)] if view.summary else []
     parts += [("known facts", "\n".join(known))] if known else []
-    parts += [(f"earlier, {said.role}", shown(said.text)) for said in view.earlier]
-    parts += [(f"message {at}, {said.role}, said on {day_of(said)}", shown(said.text)) for at, said in enumerate(view.new, 1)]
     words = {"type": "string", "maxLength": LONGEST}
     fields: dict[str, Any] = {
         "message": {"type": "integer", "enum": list(range(1, len(view.new) + 1))},
@@ -159,24 +157,37 @@ def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str
         "object": words,
         "correction": {"type": "boolean"},
     }
-    item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-    listed = {"type": "array", "items": item, "maxItems": MOST}
     return Ask(
-        prompt=with_headings(parts),
+        prompt=with_headings([*parts, *conversation(view)]),
         system=SYSTEM,
         max_tokens=tokens,
-        schema={"type": "object", "properties": {"facts": listed}, "required": ["facts"], "additionalProperties": False},
+        schema=list_schema("facts", fields, MOST),
         purpose=f"facts of {view.new[0].address}-{view.new[-1].address}",
         timeout=timeout,
     )
 
 
-def shown(text: str) -> str:
+def conversation(view: MemoryView) -> list[tuple[str, str]]:
+    """The messages of a view as a model sees them, each with its heading; the new ones have numbers from 1."""
+    parts = [(f"earlier, {said.role}", _shown(said.text)) for said in view.earlier]
+    return parts + [
+        (f"message {at}, {said.role}, said on {_day_of(said)}", _shown(said.text)) for at, said in enumerate(view.new, 1)
+    ]
+
+
+def list_schema(name: str, fields: dict[str, Any], most: int) -> dict[str, Any]:
+    """The schema of an object with one list under a name, of objects that have all these fields."""
+    item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    listed = {"type": "array", "items": item, "maxItems": most}
+    return {"type": "object", "properties": {name: listed}, "required": [name], "additionalProperties": False}
+
+
+def _shown(text: str) -> str:
     """A message as a model sees it: of a long one, its head and tail."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n…\n{text[-SHOWN // 2 :]}"
 
 
-def day_of(said: Utterance) -> str:
+def _day_of(said: Utterance) -> str:
     """The day on which something was said, with its weekday; "an unknown day" if its time is none."""
     try:
         return f"{dt.datetime.fromtimestamp(said.page.time, tz=dt.UTC):%A %Y-%m-%d}"
@@ -254,7 +265,7 @@ def told(text: str) -> set[str]:
 
 def _said(words: set[str], text: str, said: Utterance) -> set[str]:
     """Those words that a message says, a relative date in both forms, and the speaker's own name."""
-    return _matched(words, told(text) | told(grounded(text, said.page.time)[0]) | told(day_of(said)))
+    return _matched(words, told(text) | told(grounded(text, said.page.time)[0]) | told(_day_of(said)))
 
 
 def _matched(words: set[str], others: set[str]) -> set[str]:
@@ -272,7 +283,7 @@ def _stem(word: str) -> str:
     return stem if len(stem) > 2 else word
 
 
-def covered(one: str, other: str) -> float:
+def _covered(one: str, other: str) -> float:
     """How much of a text another says in the same words, 0 to 1."""
     words = told(one)
     return len(_matched(words, told(other))) / len(words) if words else 0.0
@@ -280,10 +291,10 @@ def covered(one: str, other: str) -> float:
 
 def agreement(one: str, other: str) -> float:
     """How much two texts say in the same words: of the text that has fewer."""
-    return covered(*sorted((one, other), key=lambda text: (len(told(text)), text)))
+    return _covered(*sorted((one, other), key=lambda text: (len(told(text)), text)))
 
 
 def is_known(text: str, other: str, alike: float) -> bool:
     """Whether another text says all that this one says, by their words and numbers."""
     numbers = {word for word in told(text) if word.isdigit()}
-    return numbers <= told(other) and covered(text, other) >= alike
+    return numbers <= told(other) and _covered(text, other) >= alike

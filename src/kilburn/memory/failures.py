@@ -21,7 +21,7 @@ import msgspec
 
 from kilburn.claims import contested, is_speaker, plain_name
 from kilburn.event import Act
-from kilburn.kernel.collecting import is_true
+from kilburn.kernel.collecting import is_true, until_of
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -145,8 +145,8 @@ def decayed(memory: Collection, now: float, *, stale: float = STALE, embedder: s
     bare = {hit.page for hit in memory.store.passages(waiting).values() if hit.process == memory.number}
     found = []
     for page, state in _facts(memory):
-        ends = [end for end in (page.until, state.until) if end is not None]
-        if ends and min(ends) <= now:
+        until = until_of(page, state)
+        if until is not None and until <= now:
             why = "past its end"
         elif now - max(page.time, used.get(page.id, page.time)) > stale:
             why = "not used for long"

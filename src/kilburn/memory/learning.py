@@ -24,7 +24,7 @@ import msgspec
 
 from kilburn.claims import is_speaker, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
-from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreError, StoreStale, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded
@@ -164,6 +164,8 @@ class Learning:
             self._learned = run(job.learn(), answer)
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
             self._error = error
+            if not self._stop.is_set():
+                log.warning("learning in the background ended with %s", type(error).__name__)
 
     @property
     def done(self) -> bool:
@@ -527,6 +529,8 @@ class _Job:
             if not all(isinstance(move, Add | Retire) for move in moves):
                 raise SpecError("a plan gave something else than Add and Retire", advice="only a person forgets or restores")
             course.moves = tuple(moves)
+        except StoreError:
+            raise  # what the policy looks for is read from the store: that is no failure of the policy
         except Exception as error:
             # A policy is foreign code. Its error may quote a page, which must not get into the ledger.
             log.exception("policy %s failed", self.name)

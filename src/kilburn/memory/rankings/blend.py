@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from kilburn.kernel.collecting import since_of
 from kilburn.memory.dates import closeness, times_in
 from kilburn.message import Role
 from kilburn.retrieval import Candidate, Query, Scored
@@ -78,7 +79,7 @@ class Blend:
             if page.tokens > SHORT and page.role is not Role.TOOL:
                 terms["length"] = -self.length * math.log(page.tokens / SHORT)
             if times:
-                terms["time"] = self.time * closeness(times, page.time if page.since is None else page.since)
+                terms["time"] = self.time * closeness(times, since_of(page))
             if one.state.importance:
                 terms["importance"] = self.importance * one.state.importance
             terms = {name: value for name, value in terms.items() if value}
