@@ -38,6 +38,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         kind: of its process. Only in sessions and documents are pages with neighbouring numbers about the same.
         span: its best passage.
+        also: passages of it whose words match as well; they are found with it.
         words: how well its words match (BM25, not normalised); 0 if none does.
         meaning: cosine of its vector to the query's; None without one.
     """
@@ -47,6 +48,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     page: Page
     state: State
     span: Span
+    also: tuple[Span, ...] = ()
     words: float = 0.0
     meaning: float | None = None
 

@@ -147,7 +147,9 @@ def test_search_finds_across_sessions_within_its_budget(db: Path, tmp_path: Path
     assert kilburn("import", other, "--db", db).status == 0
     hits = kilburn("search", "fog", "--db", db, "--json").json["hits"]
     assert {(hit["session"], hit["address"]) for hit in hits} == {("light", "p4"), ("other", "p1")}
-    assert set(hits[0]) == {"session", "address", "span", "text", "score", "age", "origin", "where", "tokens"}
+    told = {"session", "address", "span", "text", "score", "age", "origin", "where", "tokens"}
+    told |= {"speaker", "time", "trust", "since", "until", "why", "claim", "contested"}
+    assert set(hits[0]) == told
     assert {hit["session"] for hit in kilburn("search", "fog", "--session", "other", "--db", db, "--json").json["hits"]} == {
         "other"
     }

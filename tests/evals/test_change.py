@@ -10,7 +10,7 @@ import pytest
 from cli.terminal import kilburn
 from kilburn.errors import SpecError
 from kilburn.evals import streams
-from kilburn.evals.change import Answered, ChangeReport, evaluate
+from kilburn.evals.change import ChangeAnswer, ChangeReport, evaluate
 from kilburn.evals.streams import FAMILIES, Stream, Telling, stream
 
 SEEDS = range(12)
@@ -110,8 +110,8 @@ def test_text_is_answered_better_than_by_silence(report: ChangeReport) -> None:
 
 
 def test_an_answer_is_right_only_if_it_is_all_and_nothing_else() -> None:
-    def answered(*returned: str) -> Answered:
-        return Answered(
+    def answered(*returned: str) -> ChangeAnswer:
+        return ChangeAnswer(
             mode="text", family="plain", stream=0, user="ana", text="?", at=None, expected=("a", "b"), returned=returned
         )
 

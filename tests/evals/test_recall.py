@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from kilburn.errors import SpecError
-from kilburn.evals.corpora import Asked, answers_of, corpora, renamed, seconds, synthetic
-from kilburn.evals.recall import FLOOR, Ranked, Row, rank, written
+from kilburn.evals.corpora import CorpusQuery, answers_of, corpora, renamed, seconds, synthetic
+from kilburn.evals.recall import FLOOR, RankedTurn, RecallLine, rank, written
 from kilburn.evals.recall_report import read_rows, report
 
 MADE, ANSWERS = synthetic(0, conversations=3)
 
 
-def figure(rows: list[Row], answers: object = ANSWERS) -> float:
+def figure(rows: list[RecallLine], answers: object = ANSWERS) -> float:
     return report({"blend": rows}, answers).rows[0].at[5]
 
 
@@ -27,7 +27,7 @@ def test_a_question_has_no_field_for_its_answer(tmp_path: Path) -> None:
     }
     path.write_bytes(msgspec.json.encode(line))
     [corpus] = corpora(path)
-    assert corpus.queries == [Asked("q", "t")]
+    assert corpus.queries == [CorpusQuery("q", "t")]
     assert answers_of(path) == {("n", "q"): (frozenset({"1"}), "c")}
     path.write_text("{}")
     with pytest.raises(SpecError):
@@ -61,7 +61,7 @@ def test_the_floor_and_words() -> None:
 
 
 def test_a_budget_takes_whole_messages() -> None:
-    row = Row("n", "q", [Ranked("long", 3.0, 600), Ranked("a", 2.0, 300), Ranked("b", 1.0, 300)], 1.0)
+    row = RecallLine("n", "q", [RankedTurn("long", 3.0, 600), RankedTurn("a", 2.0, 300), RankedTurn("b", 1.0, 300)], 1.0)
     one = report({"blend": [row]}, {("n", "q"): (frozenset({"long", "a", "b"}), "")}).rows[0]
     assert one.within == {500: pytest.approx(1 / 3), 1000: pytest.approx(2 / 3), 2000: 1.0, 4000: 1.0}
 

@@ -12,13 +12,13 @@ from cli.terminal import kilburn
 from kilburn.errors import SpecError
 from kilburn.evals.drift import texts_of
 from kilburn.evals.roster import Entrant
-from kilburn.evals.sessions import Session, sessions
+from kilburn.evals.sessions import UserSession, sessions
 from kilburn.evals.table import EVERYBODY, evaluate, measure
-from kilburn.evals.table_report import BRIEF, ENTRIES, TIERS, Question, Streamed, TableReport
+from kilburn.evals.table_report import BRIEF, ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
 from kilburn.kernel.resolve import names
 
 
-def texts(session: Session) -> list[str]:
+def texts(session: UserSession) -> list[str]:
     """The text of each message of a session, in order."""
     every = [message for one in session.interactions for message in (one.said, *one.done)]
     return ["\n".join(texts_of(message)) for message in every]
@@ -102,7 +102,7 @@ def test_the_table_names_its_terms_and_the_published_figures(report: TableReport
 
 
 def streamed(policy: str, shown: list[bool], alone: bool) -> Streamed:
-    asked = [Question(earlier=False, shown=one, found=True, recalled=True, ms=2.0) for one in shown]
+    asked = [QuestionOutcome(earlier=False, shown=one, found=True, recalled=True, ms=2.0) for one in shown]
     return Streamed(policy=policy, session="s", questions=asked, full=2, used=0.5, alone=alone)
 
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from kilburn.claims import contested, contradict, is_speaker, plain_name, same_claim, together, topic
-from kilburn.memory.conflict import HALF_LIFE, Settled, Verdict, settle, weight
+from kilburn.memory.conflict import HALF_LIFE, Settled, Standing, settle, weight
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.store import State
 
 DAY = 86_400.0
-Standing = list[tuple[Page, State]]
+Known = list[tuple[Page, State]]
 
 
 def claim(object: str, subject: str = "Ana", relation: str = "lives in", **fields: object) -> Claim:
@@ -41,13 +41,13 @@ def put(said: Claim, since: float | None = None, until: float | None = None) -> 
     return Add(text=f"{said.subject} {said.relation} {said.object}", claim=said, since=since, until=until)
 
 
-def one(said: Claim, standing: Standing, since: float, trust: Trust = Trust.USER, until: float | None = None) -> Settled:
+def one(said: Claim, standing: Known, since: float, trust: Trust = Trust.USER, until: float | None = None) -> Settled:
     return settle([(put(said, since, until), trust)], standing, now=since)
 
 
 def test_an_update_closes_what_it_supersedes_where_it_begins() -> None:
     settled = one(claim("Braga"), [page(-1, claim("Porto"), 0.0)], DAY)
-    assert settled.verdicts == (Verdict.SUPERSEDES,)
+    assert settled.standings == (Standing.SUPERSEDES,)
     added, retired = settled.moves
     assert isinstance(added, Add)
     assert added.since == DAY
@@ -65,13 +65,13 @@ def test_a_correction_says_that_the_other_was_never_true() -> None:
 
 def test_the_latest_correction_wins() -> None:
     standing = [page(-1, claim("Porto", correction=True), 0.0)]
-    assert one(claim("Braga", correction=True), standing, DAY).verdicts == (Verdict.SUPERSEDES,)
-    assert one(claim("Braga", correction=True), standing, -DAY).verdicts == (Verdict.CONTESTED,)
+    assert one(claim("Braga", correction=True), standing, DAY).standings == (Standing.SUPERSEDES,)
+    assert one(claim("Braga", correction=True), standing, -DAY).standings == (Standing.CONTESTED,)
 
 
 def test_a_repeated_statement_is_no_conflict_and_is_not_written_again() -> None:
     settled = one(claim("  the PORTO. "), [page(-1, claim("Porto"), 0.0)], DAY)
-    assert settled == Settled((Verdict.SAME,), (), ((-1,),))
+    assert settled == Settled((Standing.SAME,), (), ((-1,),))
 
 
 def test_what_a_tool_said_is_written_again_when_the_user_says_it() -> None:
@@ -83,42 +83,42 @@ def test_what_a_tool_said_is_written_again_when_the_user_says_it() -> None:
 @pytest.mark.parametrize("correction", [False, True])
 def test_lower_trust_never_retires_higher(correction: bool) -> None:
     settled = one(claim("Braga", correction=correction), [page(-1, claim("Porto"), 0.0)], DAY, Trust.TOOL)
-    assert settled.verdicts == (Verdict.CONTESTED,)
+    assert settled.standings == (Standing.CONTESTED,)
     assert [type(move) for move in settled.moves] == [Add]
 
 
 def test_several_objects_may_coexist() -> None:
-    assert one(claim("tea", relation="likes", many=True), [page(-1, claim("jazz", relation="likes"), 0.0)], DAY).verdicts == (
-        Verdict.NEW,
+    assert one(claim("tea", relation="likes", many=True), [page(-1, claim("jazz", relation="likes"), 0.0)], DAY).standings == (
+        Standing.NEW,
     )
-    assert one(claim("tea", relation="likes"), [page(-1, claim("jazz", relation="likes", many=True), 0.0)], DAY).verdicts == (
-        Verdict.NEW,
+    assert one(claim("tea", relation="likes"), [page(-1, claim("jazz", relation="likes", many=True), 0.0)], DAY).standings == (
+        Standing.NEW,
     )
 
 
 @pytest.mark.parametrize("other", [claim("Porto", subject="Bea"), claim("Porto", relation="works in")])
 def test_unrelated_facts_do_not_retire_each_other(other: Claim) -> None:
-    assert one(claim("Braga"), [page(-1, other, 0.0)], DAY).verdicts == (Verdict.NEW,)
+    assert one(claim("Braga"), [page(-1, other, 0.0)], DAY).standings == (Standing.NEW,)
 
 
 def test_confidence_times_recency_decides_between_equals() -> None:
     doubtful = claim("Braga", confidence=0.4)
     standing = [page(-1, claim("Porto"), 0.0)]
-    assert one(doubtful, standing, DAY).verdicts == (Verdict.CONTESTED,)
-    assert one(doubtful, standing, 2 * HALF_LIFE).verdicts == (Verdict.SUPERSEDES,)
+    assert one(doubtful, standing, DAY).standings == (Standing.CONTESTED,)
+    assert one(doubtful, standing, 2 * HALF_LIFE).standings == (Standing.SUPERSEDES,)
     assert weight(1.0, HALF_LIFE) == 0.5
     assert weight(1.0, -5.0) == 1.0
 
 
 def test_two_statements_at_one_time_are_both_kept() -> None:
     settled = one(claim("Braga"), [page(-1, claim("Porto"), DAY)], DAY)
-    assert settled.verdicts == (Verdict.CONTESTED,)
+    assert settled.standings == (Standing.CONTESTED,)
     assert [type(move) for move in settled.moves] == [Add]
 
 
 def test_two_statements_in_one_message() -> None:
     both = settle([(put(claim("Porto")), Trust.USER), (put(claim("Braga")), Trust.USER)], [], now=5.0)
-    assert both.verdicts == (Verdict.NEW, Verdict.CONTESTED)
+    assert both.standings == (Standing.NEW, Standing.CONTESTED)
     corrected = settle([(put(claim("Porto")), Trust.USER), (put(claim("Braga", correction=True)), Trust.USER)], [], now=5.0)
     first, second = corrected.moves
     assert isinstance(first, Add)
@@ -134,7 +134,7 @@ def test_the_place_in_the_plan_counts_only_what_is_written() -> None:
     new.append((put(claim("Lyon", subject="Bea")), Trust.USER))
     standing = [page(-1, claim("Porto"), 0.0), page(-2, claim("Nice", subject="Bea"), 0.0)]
     settled = settle(new, standing, now=DAY, before=3)
-    assert settled.verdicts == (Verdict.SAME, Verdict.NEW, Verdict.SUPERSEDES)
+    assert settled.standings == (Standing.SAME, Standing.NEW, Standing.SUPERSEDES)
     assert settled.moves[-1] == Retire((-2,), refers=4, until=DAY, why="superseded")
 
 
@@ -142,14 +142,14 @@ def test_there_and_back_makes_no_circle() -> None:
     porto, braga = page(-1, claim("Porto"), 0.0), page(-2, claim("Braga"), DAY)
     retired = (porto[0], State(at=Place.RETIRED, until=DAY))
     settled = one(claim("Porto"), [retired, braga], 2 * DAY)
-    assert settled.verdicts == (Verdict.SUPERSEDES,)
+    assert settled.standings == (Standing.SUPERSEDES,)
     assert settled.moves[-1] == Retire((-2,), refers=0, until=2 * DAY, why="superseded")
 
 
 def test_what_is_learned_late_is_closed_at_birth() -> None:
     settled = one(claim("Porto"), [page(-1, claim("Braga"), DAY)], 0.0)
     (added,) = settled.moves
-    assert settled.verdicts == (Verdict.EARLIER,)
+    assert settled.standings == (Standing.EARLIER,)
     assert isinstance(added, Add)
     assert (added.since, added.until) == (0.0, DAY)
 
@@ -157,20 +157,20 @@ def test_what_is_learned_late_is_closed_at_birth() -> None:
 def test_what_has_been_so_for_long_and_is_said_now_is_no_old_news() -> None:
     braga = (put(claim("Braga"), since=0.0), Trust.USER)
     settled = settle([braga], [page(-1, claim("Porto"), DAY)], now=9 * DAY, said=[8 * DAY])
-    assert settled.verdicts == (Verdict.SUPERSEDES,)
+    assert settled.standings == (Standing.SUPERSEDES,)
     assert settled.moves[-1] == Retire((-1,), refers=0, until=0.0, why="superseded")
 
 
 def test_a_statement_for_a_time_only_retires_nothing_lasting() -> None:
     settled = one(claim("Berlin"), [page(-1, claim("Porto"), 0.0)], DAY, until=8 * DAY)
-    assert settled.verdicts == (Verdict.CONTESTED,)
+    assert settled.standings == (Standing.CONTESTED,)
     assert [type(move) for move in settled.moves] == [Add]
-    assert one(claim("Berlin"), [page(-1, claim("Porto"), 0.0, until=DAY)], DAY).verdicts == (Verdict.NEW,)
+    assert one(claim("Berlin"), [page(-1, claim("Porto"), 0.0, until=DAY)], DAY).standings == (Standing.NEW,)
 
 
 def test_one_side_of_an_open_contradiction_said_again_decides_nothing() -> None:
     standing = [page(-1, claim("Porto"), DAY), page(-2, claim("Braga"), DAY)]
-    assert one(claim("Braga"), standing, DAY).verdicts == (Verdict.SAME,)
+    assert one(claim("Braga"), standing, DAY).standings == (Standing.SAME,)
     decided = one(claim("Braga", correction=True), standing, 2 * DAY)
     assert decided.moves == (Retire((-1,), by=-2, until=DAY, why="corrected"),)
 
@@ -178,7 +178,7 @@ def test_one_side_of_an_open_contradiction_said_again_decides_nothing() -> None:
 @pytest.mark.parametrize("place", [Place.PROPOSED, Place.RETIRED, Place.DROPPED])
 def test_what_is_not_in_force_does_not_count(place: Place) -> None:
     quarantined = (page(-1, claim("Porto"), 0.0)[0], State(at=place))
-    assert one(claim("Braga"), [quarantined], DAY).verdicts == (Verdict.NEW,)
+    assert one(claim("Braga"), [quarantined], DAY).standings == (Standing.NEW,)
 
 
 def test_a_note_without_a_claim_is_new() -> None:
@@ -263,8 +263,8 @@ def test_whatever_is_said_nothing_unrelated_is_retired_and_nothing_twice(
         settled = settle(new, held.values(), now=now)
         adds = [move for move in settled.moves if isinstance(move, Add)]
         retired = [move for move in settled.moves if isinstance(move, Retire)]
-        assert len(settled.verdicts) == len(settled.rivals) == len(new)
-        assert len(adds) <= len(new) - settled.verdicts.count(Verdict.SAME)
+        assert len(settled.standings) == len(settled.rivals) == len(new)
+        assert len(adds) <= len(new) - settled.standings.count(Standing.SAME)
         assert list(settled.moves) == [*adds, *retired], "an Add comes before what refers to it"
         assert len({page for move in retired for page in move.pages}) == sum(len(move.pages) for move in retired)
         places = {}

@@ -16,7 +16,7 @@ import pytest
 import kilburn
 from kilburn.budget import Budget
 from kilburn.effect import Ask, Find, Note, Outcome
-from kilburn.errors import SpecError, StoreError, StoreFull, StoreReadOnly, Unavailable
+from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, Unavailable
 from kilburn.event import Act
 from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
@@ -25,6 +25,7 @@ from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
+from kilburn.stores.memory import Memory
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing import Scripted
 from kilburn.testing.faults import FaultVFS
@@ -271,6 +272,28 @@ def test_a_policy_that_misbehaves_writes_nothing_and_is_asked_again(plan: Any) -
         assert learn(store, "a", Bad()).failed == ("p1",)
         assert texts(store) == []
         assert learn(store, "a").stored == ("f1",)
+
+
+class Damaged(Memory):
+    """A store whose index cannot be read for a while."""
+
+    damaged = True
+
+    def search(self, *args: Any, **options: Any) -> Any:
+        if self.damaged:
+            raise StoreCorrupt("the text index is damaged")
+        return super().search(*args, **options)
+
+
+def test_a_store_that_fails_under_a_policy_is_no_failure_of_the_policy() -> None:
+    store = Damaged()
+    with Hierarchy(store, Budget(4000), "fifo", tokenizer="chars/4") as levels:
+        levels.process("a").append(user("I live in Porto."))
+        with pytest.raises(StoreCorrupt):
+            learn(levels, "a")
+        assert events(levels, Act.NOTE) == []
+        store.damaged = False
+        assert learn(levels, "a").stored == ("f1",)
 
 
 def test_what_an_assistant_said_does_not_retire_what_the_user_said() -> None:

@@ -135,12 +135,14 @@ def test_it_abstains() -> None:
     "query", ["", "  ", '") or true or ("', "'; DROP TABLE page; --", "a AND NEAR(", "🙂", "\0", "日本語", "x" * 50_000]
 )
 def test_any_query(query: str) -> None:
+    text = "a text 日本語 🙂"
     with opened() as store:
-        process = store.process('") or true or ("')
-        process.append(said('") or true or ("', "a text 日本語 🙂"))
-        store.recall(query)
-        store.search(query, user=query)
-        process.search(query)
+        process = store.process('") or true or ("', user="ana")
+        process.append(said('") or true or ("', text))
+        found = [store.recall(query), store.search(query, user="ana"), process.search(query)]
+        assert {hit.text for hits in found for hit in hits} <= {text}
+        assert not store.search(query, user=query)
+        assert texts(store.search("text")) == [text]
 
 
 class Closing:

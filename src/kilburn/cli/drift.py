@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from kilburn.cli.access import model_of
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.evals.drift import PASSES, POLICIES, evaluate
 from kilburn.evals.drift_report import draw
 from kilburn.evals.picture import check_picture
 from kilburn.evals.plants import ARMS
-from kilburn.terminal import say, show
 
 __all__ = ["drift"]
 
@@ -71,7 +70,4 @@ def drift(
             model=model_of(model),
             progress=done,
         )
-    show(report, json)
-    if plot is not None:
-        draw(plot, report, force=force)
-        say(f"written: {plot}")
+    shown(report, json, plot, draw, force=force)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,13 @@ from kilburn.evals.cost import rates_of
 from kilburn.evals.paging import evaluate
 from kilburn.evals.pareto import REFILLED, draw
 from kilburn.evals.picture import check_picture
+from kilburn.evals.report import EvalReport
 from kilburn.evals.roster import everybody
 from kilburn.evals.sample import sample_of
 from kilburn.evals.saved import SavedCells
 from kilburn.terminal import say, show
 
-__all__ = ["evals", "paging"]
+__all__ = ["evals", "paging", "shown"]
 
 WINDOWS = [1000, 2000, 4000, 8000]
 """What `--all` measures at."""
@@ -31,6 +33,14 @@ app.add_typer(evals, name="eval")
 @evals.callback()
 def group() -> None:
     """Measure policies on recorded runs."""
+
+
+def shown(report: EvalReport, json: bool, plot: Path | None, picture: Callable[..., None], *, force: bool) -> None:
+    """Print a report, and draw it if a picture is wanted."""
+    show(report, json)
+    if plot is not None:
+        picture(plot, report, force=force)
+        say(f"written: {plot}")
 
 
 @evals.command()

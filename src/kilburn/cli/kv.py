@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.evals.kv import CAPACITIES, HOURS, POLICIES, evaluate, sample
 from kilburn.evals.kv_report import draw
 from kilburn.evals.kv_traces import read, synthetic
 from kilburn.evals.picture import check_picture
-from kilburn.terminal import say, show
 
 __all__ = ["kv"]
 
@@ -71,7 +70,4 @@ def kv(
             policies=policy or POLICIES,
             progress=done,
         )
-    show(report, json)
-    if plot is not None:
-        draw(plot, report, force=force)
-        say(f"written: {plot}")
+    shown(report, json, plot, draw, force=force)

@@ -15,7 +15,7 @@ from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, table
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, UnknownAddress
-from kilburn.kernel.collecting import is_true
+from kilburn.kernel.collecting import is_true, since_of, until_of
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.retention import Quota, sweep
@@ -175,14 +175,13 @@ def _memory(store: Hierarchy, user: str, address: str) -> Collection:
 
 def describe(memory: Collection, page: Page, state: State, at: float | None = None) -> dict[str, Any]:
     """All about a page of a collection."""
-    ends = [end for end in (page.until, state.until) if end is not None]
     return {
         "user": memory.user,
         "address": page.address,
         "text": memory.text(page.id),
         "kind": str(page.kind),
-        "since": page.time if page.since is None else page.since,
-        "until": min(ends, default=None),
+        "since": since_of(page),
+        "until": until_of(page, state),
         "written": page.time,
         "at": str(state.at),
         "in_force": is_true(page, state, time.time() if at is None else at),

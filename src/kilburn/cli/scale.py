@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
 from kilburn.evals.picture import check_picture
 from kilburn.evals.scale import PEERS, evaluate
 from kilburn.evals.scale_report import draw
-from kilburn.terminal import say, show
 
 __all__ = ["scale"]
 
@@ -57,7 +56,4 @@ def scale(
             most=most,
             progress=done,
         )
-    show(report, json)
-    if plot is not None:
-        draw(plot, report, force=force)
-        say(f"written: {plot}")
+    shown(report, json, plot, draw, force=force)

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.evals.picture import check_picture
 from kilburn.evals.table import EVERYBODY, evaluate
 from kilburn.evals.table_report import draw
-from kilburn.terminal import say, show
 
 __all__ = ["table"]
 
@@ -52,7 +51,4 @@ def table(
             workers=workers,
             progress=done,
         )
-    show(report, json)
-    if plot is not None:
-        draw(plot, report, force=force)
-        say(f"written: {plot}")
+    shown(report, json, plot, draw, force=force)

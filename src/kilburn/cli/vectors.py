@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import evals, shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.evals.picture import check_picture
 from kilburn.evals.vectors_report import draw
-from kilburn.terminal import say, show
 
 __all__ = ["vectors"]
 
@@ -65,7 +64,4 @@ def vectors(
             seed=seed,
             progress=done,
         )
-    show(report, json)
-    if plot is not None:
-        draw(plot, report, force=force)
-        say(f"written: {plot}")
+    shown(report, json, plot, draw, force=force)

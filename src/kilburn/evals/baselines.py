@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-__all__ = ["BASELINES", "CHARACTERS", "Candidate", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "bm25"]
+__all__ = ["BASELINES", "CHARACTERS", "Contender", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "bm25"]
 
 CHARACTERS = 4
 """Characters in a token, for every column of the table."""
@@ -25,7 +25,7 @@ _WORD = re.compile(r"[a-z0-9_]+")
 
 
 @runtime_checkable
-class Candidate(Protocol):
+class Contender(Protocol):
     """Gets the events of one run in order, and says what is in the window before the next action."""
 
     def thought(self, text: str) -> None:
@@ -157,7 +157,7 @@ def bm25(query: str, texts: Sequence[str], *, k: float = 1.2, b: float = 0.75) -
     return scores
 
 
-BASELINES: dict[str, Callable[[int], Candidate]] = {
+BASELINES: dict[str, Callable[[int], Contender]] = {
     "tail": Tail,
     "truncated": Truncated,
     "last3": LastOutputs,

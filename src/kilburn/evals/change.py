@@ -26,7 +26,7 @@ import kilburn
 from kilburn.claims import same_claim
 from kilburn.errors import Forgotten, SpecError
 from kilburn.evals.intervals import wilson
-from kilburn.evals.report import EvalReport, grid
+from kilburn.evals.report import EvalReport, grid, row_of
 from kilburn.evals.streams import FAMILIES, Inquiry, Stream, Telling, stream
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.conflict import settle
@@ -35,7 +35,7 @@ from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
 
-__all__ = ["MODES", "Answered", "ChangeReport", "ChangeRow", "evaluate", "measure"]
+__all__ = ["MODES", "ChangeAnswer", "ChangeReport", "ChangeRow", "evaluate", "measure"]
 
 MODES = ("claims", "text", "sessions")
 TOKENS = 300
@@ -44,7 +44,7 @@ TOKENS = 300
 STREAMS = 20
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class ChangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One question and its answer, as a line of `--out` has it.
 
     Args:
@@ -122,7 +122,7 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
     tokens: int
     policy: str
     rows: list[ChangeRow]
-    asked: tuple[Answered, ...] = ()
+    asked: tuple[ChangeAnswer, ...] = ()
 
     def to_json(self) -> str:
         """All figures as one line of JSON, the single answers left out."""
@@ -134,10 +134,7 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
         Raises:
             KeyError: it was not measured.
         """
-        for row in self.rows:
-            if (row.mode, row.family) == (mode, family):
-                return row
-        raise KeyError((mode, family))
+        return row_of(self.rows, mode=mode, family=family)
 
     def table(self) -> str:
         """For people."""
@@ -209,7 +206,7 @@ def evaluate(
     rows, every = [], []
     done = 0
     for mode, family in jobs:
-        asked: list[Answered] = []
+        asked: list[ChangeAnswer] = []
         left: list[tuple[bool, bool]] = []
         for number in range(seed, seed + streams):
             some, gone = measure(stream(number, family), mode, tokens=tokens, policy=policy)
@@ -223,7 +220,7 @@ def evaluate(
     return ChangeReport(streams=streams, seed=seed, tokens=tokens, policy=policy, rows=rows, asked=tuple(every))
 
 
-def _row(mode: str, family: str, asked: Sequence[Answered], left: Sequence[tuple[bool, bool]]) -> ChangeRow:
+def _row(mode: str, family: str, asked: Sequence[ChangeAnswer], left: Sequence[tuple[bool, bool]]) -> ChangeRow:
     now = [one for one in asked if one.at is None]
     past = [one for one in asked if one.at is not None]
     contested = [one for one in asked if one.open]
@@ -253,7 +250,7 @@ def _row(mode: str, family: str, asked: Sequence[Answered], left: Sequence[tuple
 
 def measure(
     told: Stream, mode: str, *, tokens: int = TOKENS, policy: str = "plain"
-) -> tuple[list[Answered], list[tuple[bool, bool]]]:
+) -> tuple[list[ChangeAnswer], list[tuple[bool, bool]]]:
     """One stream through one store in a folder of its own.
 
     Returns:
@@ -321,7 +318,7 @@ def _tell(store: Hierarchy, changes: Iterable[Telling], policy: str) -> None:
         learn(store, name, policy=policy, user=user)
 
 
-def _ask(store: Hierarchy, told: Stream, question: Inquiry, mode: str, tokens: int) -> Answered:
+def _ask(store: Hierarchy, told: Stream, question: Inquiry, mode: str, tokens: int) -> ChangeAnswer:
     text = f"{question.subject} {question.relation}" if mode == "claims" else question.text
     where = "sessions" if mode == "sessions" else "facts"
     hits = store.search(text, tokens, None, where=where, user=question.user, at=question.at)
@@ -329,7 +326,7 @@ def _ask(store: Hierarchy, told: Stream, question: Inquiry, mode: str, tokens: i
     shown = [hit.text for hit in hits]
     topic = (*question.expected, *question.others)
     sides = [hit for hit in hits if any(value in hit.text for value in question.expected)]
-    return Answered(
+    return ChangeAnswer(
         mode=mode,
         family=told.family,
         stream=told.seed,

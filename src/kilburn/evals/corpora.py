@@ -19,10 +19,10 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["Answers", "Asked", "Corpus", "Said", "answers_of", "corpora", "renamed", "seconds", "synthetic"]
+__all__ = ["Answers", "Corpus", "CorpusQuery", "CorpusTurn", "answers_of", "corpora", "renamed", "seconds", "synthetic"]
 
 
-class Said(msgspec.Struct, frozen=True):
+class CorpusTurn(msgspec.Struct, frozen=True):
     """A message: who said it, in which session, and when, as the file writes it."""
 
     id: str
@@ -32,7 +32,7 @@ class Said(msgspec.Struct, frozen=True):
     time: str | None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CorpusQuery(msgspec.Struct, frozen=True):
     """A question. It has no field for its answer, so none is read."""
 
     id: str
@@ -43,8 +43,8 @@ class Corpus(msgspec.Struct, frozen=True):
     """One conversation, over any number of sessions, with its questions."""
 
     name: str
-    docs: list[Said]
-    queries: list[Asked]
+    docs: list[CorpusTurn]
+    queries: list[CorpusQuery]
 
 
 class _Answered(msgspec.Struct, frozen=True):
@@ -171,8 +171,8 @@ def synthetic(seed: int, conversations: int = 5, sessions: int = 8) -> tuple[lis
     for number in range(conversations):
         chance = random.Random(f"{seed} {number}")
         pair = chance.sample(_PEOPLE, 2)
-        docs: list[Said] = []
-        queries: list[Asked] = []
+        docs: list[CorpusTurn] = []
+        queries: list[CorpusQuery] = []
         facts = [(person, thing) for person in pair for thing in _THINGS]
         chance.shuffle(facts)
         for session in range(sessions):
@@ -183,10 +183,10 @@ def synthetic(seed: int, conversations: int = 5, sessions: int = 8) -> tuple[lis
                 said = f"I {verb} {form.format(chance.choice(words.split()))}.".replace("I is", "I am")
                 lines.insert(chance.randrange(len(lines)), (person, said))
             for at, (speaker, text) in enumerate(lines):
-                docs.append(Said(f"{session}:{at}", text, speaker, f"session-{session}", day.isoformat()))
+                docs.append(CorpusTurn(f"{session}:{at}", text, speaker, f"session-{session}", day.isoformat()))
             for person, (verb, form, about, _) in told:
                 said = form.format("").strip()
-                asked = Asked(
+                asked = CorpusQuery(
                     f"q{len(queries)}", f"What do we know about {person}'s {about}: who {verb} {said}?".replace(" ?", "?")
                 )
                 queries.append(asked)

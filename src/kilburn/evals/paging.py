@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.baselines import BASELINES, Candidate
+from kilburn.evals.baselines import BASELINES, Contender
 from kilburn.evals.candidate import KilburnCandidate, model_of, policy_for
 from kilburn.evals.cost import Rates, rates_of
 from kilburn.evals.outcomes import Cell, ReferenceOutcome, join_cells
@@ -176,7 +176,7 @@ def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(No
     return cell
 
 
-def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Candidate, cell: Cell) -> None:
+def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, cell: Cell) -> None:
     store = candidate if isinstance(candidate, KilburnCandidate) else None
     before = ""
     fresh: list[str] = []

@@ -26,7 +26,7 @@ import msgspec
 import kilburn
 from kilburn.errors import SpecError
 from kilburn.evals.intervals import wilson
-from kilburn.evals.report import EvalReport, grid
+from kilburn.evals.report import EvalReport, grid, row_of
 from kilburn.evals.trajectories import shell_call
 from kilburn.kernel.found import Found
 from kilburn.kernel.hierarchy import Hierarchy
@@ -60,7 +60,7 @@ _OWN = (
 _SYLLABLES = ("bra", "cel", "dri", "fon", "gul", "hep", "jin", "kro", "lum", "nar", "pex", "qui", "rast", "sil", "tov", "wem")
 
 
-class Statement(msgspec.Struct, frozen=True):
+class Belief(msgspec.Struct, frozen=True):
     """What an extractor that believes everything takes from a text: a value, where one of the sentences stands."""
 
     topic: str
@@ -84,9 +84,9 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     sessions: tuple[tuple[str, tuple[Any, ...]], ...]
-    planted: Statement
-    own: tuple[Statement, ...]
-    read: Statement
+    planted: Belief
+    own: tuple[Belief, ...]
+    read: Belief
 
 
 def _user(text: str) -> Dicts:
@@ -181,9 +181,9 @@ def attack(seed: int, kind: str) -> Attack:
         raise SpecError(f"no attack {kind!r}", advice=f"known: {', '.join(ATTACKS)}")
     chance = random.Random(f"poisoning/{kind}/{seed}")
 
-    def made(topic: tuple[str, str, str]) -> Statement:
+    def made(topic: tuple[str, str, str]) -> Belief:
         value = "".join(chance.choices(_SYLLABLES, k=4)).capitalize()
-        return Statement(topic[0], value, tuple(sentence.format(v=value) for sentence in topic[1:]))
+        return Belief(topic[0], value, tuple(sentence.format(v=value) for sentence in topic[1:]))
 
     wanted, known = chance.sample(_WANTED, 2)
     planted, read = made(wanted), made(known)
@@ -204,7 +204,7 @@ def attack(seed: int, kind: str) -> Attack:
 class Believer:
     """Learns every known statement of every text that it is shown."""
 
-    known: tuple[Statement, ...] = ()
+    known: tuple[Belief, ...] = ()
 
     def plan(self, view: MemoryView) -> Sequence[Add]:
         """A fact for each statement of each text."""
@@ -252,10 +252,7 @@ class PoisonReport(EvalReport, frozen=True, kw_only=True):
         Raises:
             KeyError: it was not measured.
         """
-        for row in self.rows:
-            if (row.attack, row.defence) == (attack, defence):
-                return row
-        raise KeyError((attack, defence))
+        return row_of(self.rows, attack=attack, defence=defence)
 
     def table(self) -> str:
         """For people."""
@@ -357,7 +354,7 @@ def _play(one: Attack, defence: str) -> tuple[int, int, int, int, int]:
         )
 
 
-def _believe(store: Hierarchy, number: int, user: str, known: Iterable[Statement], *, marked: bool) -> None:
+def _believe(store: Hierarchy, number: int, user: str, known: Iterable[Belief], *, marked: bool) -> None:
     """Write all statements of all texts of a session as a person would, with or without their origin."""
     process = store.process(f"s{number}")
     memory = store.memory(user if marked else "")
@@ -371,6 +368,6 @@ def _believe(store: Hierarchy, number: int, user: str, known: Iterable[Statement
                 memory.apply(Add(text=one.sentences[1], claim=one.claim, cites=cites))
 
 
-def _hits(store: Hierarchy, one: Statement) -> list[Found]:
+def _hits(store: Hierarchy, one: Belief) -> list[Found]:
     hits = store.search(f"What is the user's {one.topic}?", TOKENS, where="facts", user=VICTIM)
     return [hit for hit in hits if one.value in hit.text]

@@ -18,17 +18,15 @@ import apsw
 import msgspec
 
 from kilburn.budget import Budget
-from kilburn.evals.corpora import Asked, Corpus, Said, seconds
+from kilburn.evals.baselines import CHARACTERS
+from kilburn.evals.corpora import Corpus, CorpusQuery, CorpusTurn, seconds
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate
-from kilburn.memory.vectors import Vectors
+from kilburn.memory.choice import vectors_for
 from kilburn.page import parse_address
 from kilburn.retrieval import Embedder
 
-__all__ = ["FLOOR", "Ranked", "Row", "cost_of", "rank", "written"]
-
-CHARACTERS = 4
-"""Of a token."""
+__all__ = ["FLOOR", "RankedTurn", "RecallLine", "cost_of", "rank", "written"]
 
 FLOOR = "floor"
 
@@ -38,7 +36,7 @@ BEGINNING = 1_600_000_000.0
 DAY = 86_400.0
 
 
-class Ranked(msgspec.Struct, frozen=True):
+class RankedTurn(msgspec.Struct, frozen=True):
     """A message that was found, and what the whole of it costs."""
 
     id: str
@@ -46,7 +44,7 @@ class Ranked(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Row(msgspec.Struct, frozen=True):
+class RecallLine(msgspec.Struct, frozen=True):
     """One line of the file: what was found for one question, best first, in how many milliseconds.
 
     `confidence` is the product's; None for the floor.
@@ -54,7 +52,7 @@ class Row(msgspec.Struct, frozen=True):
 
     name: str
     query: str
-    ranked: list[Ranked]
+    ranked: list[RankedTurn]
     ms: float
     confidence: float | None = None
 
@@ -71,7 +69,7 @@ def rank(
     embedder: Embedder | None = None,
     budget: int = 4000,
     progress: Callable[[int], None] = lambda done: None,
-) -> Iterator[Row]:
+) -> Iterator[RecallLine]:
     """What the product finds for each question.
 
     Args:
@@ -84,9 +82,9 @@ def rank(
         progress(number)
 
 
-def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget: int) -> Iterator[Row]:
+def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget: int) -> Iterator[RecallLine]:
     store = locate("stores", "sqlite")(":memory:")
-    vectors = None if embedder is None else Vectors(store, embedder)
+    vectors = None if embedder is None else vectors_for(store, embedder)
     clock = _Clock(BEGINNING)
     whole = Budget(1 << 40)
     with Hierarchy(store, whole, "fifo", tokenizer="chars/4", clock=clock, ranking=ranking, vectors=vectors) as levels:
@@ -101,8 +99,8 @@ def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget:
             ms = 1000 * (time.perf_counter() - began)
             hits = sorted([*found, *found.withheld], key=lambda hit: hit.score, reverse=True)
             best = {ids[hit.session, parse_address(hit.address)[0]][0]: hit.score for hit in reversed(hits)}
-            listed = [Ranked(said, score, costs[said]) for said, score in reversed(best.items())]
-            yield Row(corpus.name, asked.id, listed, ms, found.confidence)
+            listed = [RankedTurn(said, score, costs[said]) for said, score in reversed(best.items())]
+            yield RecallLine(corpus.name, asked.id, listed, ms, found.confidence)
 
 
 class _Clock:
@@ -113,10 +111,10 @@ class _Clock:
         return self.now
 
 
-def _said(levels: Hierarchy, docs: Sequence[Said]) -> dict[tuple[str, int], tuple[str, float]]:
+def _said(levels: Hierarchy, docs: Sequence[CorpusTurn]) -> dict[tuple[str, int], tuple[str, float]]:
     """Append the messages; returns the id and time of each by its session and page."""
     ids: dict[tuple[str, int], tuple[str, float]] = {}
-    runs: dict[str, list[tuple[Said, float]]] = {}
+    runs: dict[str, list[tuple[CorpusTurn, float]]] = {}
     now = BEGINNING
     for said in docs:
         now = max(seconds(said.time) or 0.0, now + 1.0)
@@ -134,13 +132,13 @@ def _said(levels: Hierarchy, docs: Sequence[Said]) -> dict[tuple[str, int], tupl
     return ids
 
 
-def _message(said: Said) -> dict[str, str]:
+def _message(said: CorpusTurn) -> dict[str, str]:
     if said.speaker in ("user", "assistant"):
         return {"role": said.speaker, "content": said.text}
     return {"role": "user", "name": said.speaker, "content": said.text}
 
 
-def _by_floor(corpus: Corpus, embedder: Embedder | None) -> Iterator[Row]:
+def _by_floor(corpus: Corpus, embedder: Embedder | None) -> Iterator[RecallLine]:
     db = apsw.Connection(":memory:")
     db.execute("CREATE VIRTUAL TABLE said USING fts5(text, tokenize='porter unicode61')")
     db.executemany("INSERT INTO said(rowid, text) VALUES(?, ?)", [(at, said.text) for at, said in enumerate(corpus.docs)])
@@ -155,12 +153,12 @@ def _by_floor(corpus: Corpus, embedder: Embedder | None) -> Iterator[Row]:
             scores = {at: (scores.get(at, 0.0) + cosine) / 2 for at, cosine in enumerate(cosines)}
         best = sorted(scores, key=lambda at: -scores[at])[:500]
         ms = 1000 * (time.perf_counter() - began)
-        listed = [Ranked(corpus.docs[at].id, scores[at], cost_of(corpus.docs[at].text)) for at in best]
-        yield Row(corpus.name, asked.id, listed, ms)
+        listed = [RankedTurn(corpus.docs[at].id, scores[at], cost_of(corpus.docs[at].text)) for at in best]
+        yield RecallLine(corpus.name, asked.id, listed, ms)
     db.close()
 
 
-def _floor_scores(db: apsw.Connection, asked: Asked) -> dict[int, float]:
+def _floor_scores(db: apsw.Connection, asked: CorpusQuery) -> dict[int, float]:
     words = " OR ".join(f'"{word}"' for word in dict.fromkeys(re.findall(r"\w+", asked.text.lower())))
     if not words:
         return {}
@@ -168,7 +166,7 @@ def _floor_scores(db: apsw.Connection, asked: Asked) -> dict[int, float]:
     return {int(at): float(score) for at, score in found}
 
 
-def written(rows: Iterable[Row], path: Path) -> None:
+def written(rows: Iterable[RecallLine], path: Path) -> None:
     """Write rankings as JSON lines, each with `name`, `query`, `ranked`, `ms`."""
     with path.open("wb") as file:
         for row in rows:

@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.evals.corpora import Answers
 from kilburn.evals.intervals import interval
-from kilburn.evals.recall import Row
+from kilburn.evals.recall import RecallLine
 from kilburn.evals.report import EvalReport, grid
 
 __all__ = ["BUDGETS", "PLACES", "RecallReport", "RecallRow", "read_rows", "report"]
@@ -88,9 +88,9 @@ class RecallReport(EvalReport, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[RecallLine]:
     """The rankings of a file."""
-    return [msgspec.json.decode(line, type=Row) for line in path.read_bytes().splitlines() if line]
+    return [msgspec.json.decode(line, type=RecallLine) for line in path.read_bytes().splitlines() if line]
 
 
 class _Scores(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class _Scores(msgspec.Struct, frozen=True):
     within: dict[int, float]
 
 
-def _scores(row: Row, gold: frozenset[str]) -> _Scores:
+def _scores(row: RecallLine, gold: frozenset[str]) -> _Scores:
     ids = [one.id for one in row.ranked]
     at = {place: len(gold & set(ids[:place])) / len(gold) for place in PLACES}
     gained = sum(1 / math.log2(place + 2) for place, one in enumerate(ids[:10]) if one in gold)
@@ -115,7 +115,7 @@ def _scores(row: Row, gold: frozenset[str]) -> _Scores:
     return _Scores(at, gained / best, within)
 
 
-def report(rankings: dict[str, Sequence[Row]], answers: Answers, seed: int = 0) -> RecallReport:
+def report(rankings: dict[str, Sequence[RecallLine]], answers: Answers, seed: int = 0) -> RecallReport:
     """Score rankings of the same questions. `words`, where it is there, is what the others are compared with."""
     scored: dict[str, dict[tuple[str, str], _Scores]] = {}
     for name, rows in rankings.items():
@@ -130,7 +130,7 @@ def report(rankings: dict[str, Sequence[Row]], answers: Answers, seed: int = 0) 
 
 def _row(
     name: str,
-    rows: Sequence[Row],
+    rows: Sequence[RecallLine],
     scores: dict[tuple[str, str], _Scores],
     base: dict[tuple[str, str], _Scores] | None,
     seed: int,
@@ -159,7 +159,7 @@ def _row(
         within={budget: _mean(one.within[budget] for one in scores.values()) for budget in BUDGETS},
         gain=gain,
         p50=median(times),
-        p95=quantiles(times, n=20)[-1] if len(times) > 1 else times[0],
+        p95=quantiles(times, n=20, method="inclusive")[-1] if len(times) > 1 else times[0],
         by_corpus={each: _mean(one.at[10] for (corpus, _), one in scores.items() if corpus == each) for each in corpora},
     )
 

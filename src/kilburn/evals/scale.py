@@ -22,7 +22,6 @@ from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 from kilburn.budget import Budget
@@ -30,24 +29,20 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.evals import scale_peers
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.scale_facts import facts, questions
+from kilburn.evals.scale_peers import TOP, answered, memory_of
 from kilburn.evals.scale_report import ScaleReport, ScaleRow
-from kilburn.evals.scale_vectors import Words
+from kilburn.evals.scale_vectors import WordVectors
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate
-from kilburn.memory.vectors import Vectors
+from kilburn.memory.choice import vectors_for
 from kilburn.move import Add
 from kilburn.retrieval import Embedder
 
-__all__ = ["COUNTS", "evaluate"]
-
-COUNTS = (10_000, 100_000, 1_000_000)
+__all__ = ["PEERS", "evaluate"]
 
 USER = "ana"
 BATCH = 1000
 """Facts that are stored at once."""
-
-TOP = 10
-"""A hit is a fact among so many that were found first."""
 
 HITS = 1000
 """Tokens that they may take; these facts take about 15 each."""
@@ -109,7 +104,7 @@ def evaluate(
             for name, python in others.items():
                 if count <= most:
                     rows.append(ScaleRow(system=name, count=count, **_peer(name, python, Path(folder), count, many, seed)))
-    return ScaleReport(questions=many, seed=seed, embedder=Words().name, rows=rows)
+    return ScaleReport(questions=many, seed=seed, embedder=WordVectors().name, rows=rows)
 
 
 def _apart(work: Callable[..., dict[str, float]], say: Say, *arguments: Any) -> dict[str, float]:
@@ -182,12 +177,12 @@ class _Kilburn:
                 done += len(batch)
                 say(done // 2)
             stored = time.perf_counter() - began
-            ready = _Ready(Words())
+            ready = _Ready(WordVectors())
             began = time.perf_counter()
-            with closing(Vectors(store.store, ready)) as vectors:
+            with closing(vectors_for(store.store, ready)) as vectors:
                 vectors.catch_up(progress=lambda at: say((count + at) // 2), batch=BATCH)
             embedded = time.perf_counter() - began - ready.seconds
-            peak = _memory("VmHWM")
+            peak = memory_of("VmHWM")
         disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
         return {"rate": count / stored, "rate_vectors": count / (stored + embedded), "disk": float(disk), "peak": peak}
 
@@ -195,7 +190,7 @@ class _Kilburn:
     def ask(say: Say, folder: str, count: int, many: int, seed: int) -> dict[str, float]:
         asked = questions(count, many, seed)
         found: dict[str, float] = {}
-        for name, ready in (("words_", None), ("", _Ready(Words(), [question for question, _ in asked]))):
+        for name, ready in (("words_", None), ("", _Ready(WordVectors(), [question for question, _ in asked]))):
             began = time.perf_counter()
             with _opened(Path(folder) / "kilburn.db", ready) as store:
 
@@ -205,15 +200,15 @@ class _Kilburn:
 
                 find(asked[0][0])
                 found |= {f"{name}first": time.perf_counter() - began}
-                found |= {f"{name}{figure}": value for figure, value in _asked(asked, find).items()}
-                found["rss"] = _memory("VmRSS")
+                found |= {f"{name}{figure}": value for figure, value in answered(asked, find).items()}
+                found["rss"] = memory_of("VmRSS")
         return found
 
 
 @contextmanager
 def _opened(path: Path, embedder: Embedder | None) -> Iterator[Hierarchy]:
     store = locate("stores", "sqlite")(str(path))
-    meanings = closing(Vectors(store, embedder)) if embedder is not None else nullcontext()
+    meanings = closing(vectors_for(store, embedder)) if embedder is not None else nullcontext()
     with meanings as vectors, Hierarchy(store, Budget(8000), tokenizer=f"chars/{CHARACTERS}", vectors=vectors) as hierarchy:
         yield hierarchy
 
@@ -225,7 +220,7 @@ class _Floor:
 
     @staticmethod
     def fill(say: Say, folder: str, count: int, seed: int) -> dict[str, float]:
-        path, done, ready = Path(folder) / "floor.db", 0, _Ready(Words())
+        path, done, ready = Path(folder) / "floor.db", 0, _Ready(WordVectors())
         db = sqlite3.connect(path, isolation_level=None)
         db.executescript(
             "PRAGMA journal_mode = WAL; CREATE TABLE fact(number INTEGER PRIMARY KEY, text TEXT);"
@@ -250,7 +245,7 @@ class _Floor:
             seconds[1] += time.perf_counter() - began
             done += len(batch)
             say(done)
-        peak = _memory("VmHWM")
+        peak = memory_of("VmHWM")
         db.close()
         disk = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
         return {"rate": count / seconds[0], "rate_vectors": count / sum(seconds), "disk": float(disk), "peak": peak}
@@ -260,7 +255,7 @@ class _Floor:
         import numpy as np
 
         asked = questions(count, many, seed)
-        ready = _Ready(Words(), [question for question, _ in asked])
+        ready = _Ready(WordVectors(), [question for question, _ in asked])
         began = time.perf_counter()
         db = sqlite3.connect(Path(folder) / "floor.db", isolation_level=None)
         every = np.empty((count, ready.dimensions), np.float32)
@@ -290,42 +285,18 @@ class _Floor:
             return texts(blended)
 
         both(asked[0][0])
-        found = {"first": time.perf_counter() - began, **_asked(asked, both)}
-        found |= {f"words_{figure}": value for figure, value in _asked(asked, lambda question: texts(words(question))).items()}
-        found["rss"] = _memory("VmRSS")
+        found = {"first": time.perf_counter() - began, **answered(asked, both)}
+        found |= {f"words_{figure}": value for figure, value in answered(asked, lambda question: texts(words(question))).items()}
+        found["rss"] = memory_of("VmRSS")
         db.close()
         return found
-
-
-def _asked(asked: Sequence[tuple[str, str]], find: Callable[[str], Sequence[str]]) -> dict[str, float]:
-    """The middle and the 95th of 100 of the milliseconds that questions take, the middle one of those that the processor
-    worked for them, and the share that are answered."""
-    waits, work, hits = [], [], 0
-    for question, wanted in asked:
-        began, worked = time.perf_counter(), time.process_time()
-        found = find(question)
-        work.append(1000 * (time.process_time() - worked))
-        waits.append(1000 * (time.perf_counter() - began))
-        hits += wanted in found[:TOP]
-    return {
-        "p50": median(waits),
-        "cpu": median(work),
-        "p95": quantiles(waits, n=20, method="inclusive")[-1] if len(waits) > 1 else waits[0],
-        "hits": hits / len(asked),
-    }
-
-
-def _memory(name: str) -> float:
-    """Bytes of this process's memory: VmRSS, what it has now, or VmHWM, what it had at most."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8").split()
-    return 1024.0 * int(status[status.index(f"{name}:") + 1])
 
 
 def _peer(name: str, python: str, folder: Path, count: int, many: int, seed: int) -> dict[str, float]:
     import numpy as np
 
     if not (folder / "facts.npy").exists():
-        texts, asked, embedder = list(facts(count, seed)), questions(count, many, seed), Words()
+        texts, asked, embedder = list(facts(count, seed)), questions(count, many, seed), WordVectors()
         (folder / "facts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
         (folder / "questions.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in asked), encoding="utf-8")
         np.save(folder / "facts.npy", embedder.embed(texts))

@@ -7,12 +7,12 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Words"]
+__all__ = ["WordVectors"]
 
 _WORD = re.compile(r"\w+")
 
 
-class Words:
+class WordVectors:
     """Adds, for each word of a text, 1 or -1 at two places that the word's checksum gives. It knows no meaning.
 
     Args:
@@ -21,7 +21,7 @@ class Words:
 
     def __init__(self, dimensions: int = 384) -> None:
         self.dimensions = dimensions
-        self.name = f"{type(self).__module__}:Words({dimensions})"
+        self.name = f"{type(self).__module__}:WordVectors({dimensions})"
 
     def embed(self, texts: Sequence[str]) -> Any:
         """A row of length 1 for each text."""

@@ -17,7 +17,7 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.evals.trajectories import shell_call
 
-__all__ = ["Asked", "Interaction", "Session", "sessions"]
+__all__ = ["FactQuestion", "Interaction", "UserSession", "sessions"]
 
 Dicts = dict[str, Any]
 
@@ -69,7 +69,7 @@ _SUBJECTS, _TOPICS, _WORDS = (
 _SYLLABLES = ("bel", "cor", "dan", "fel", "gor", "hil", "jun", "kel", "lom", "mar", "nel", "por", "run", "sol", "tam", "vor")
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class FactQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """A question about a fact.
 
     Args:
@@ -96,11 +96,11 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
     said: Dicts
     done: tuple[Dicts, ...]
     uses: tuple[int, ...] = ()
-    asked: Asked | None = None
+    asked: FactQuestion | None = None
     marked: bool = False
 
 
-class Session(msgspec.Struct, frozen=True):
+class UserSession(msgspec.Struct, frozen=True):
     """A user's session. Each message is one page, so message number n is page n."""
 
     name: str
@@ -108,7 +108,7 @@ class Session(msgspec.Struct, frozen=True):
     interactions: tuple[Interaction, ...]
 
 
-def sessions(count: int, length: int, seed: int, users: int | None = None) -> list[Session]:
+def sessions(count: int, length: int, seed: int, users: int | None = None) -> list[UserSession]:
     """So many sessions of so many interactions each, in the order in which they happen.
 
     Args:
@@ -144,9 +144,9 @@ class _User:
         self.facts: list[_Fact] = []
         self.values: set[str] = set()
 
-    def session(self, number: int, length: int) -> Session:
+    def session(self, number: int, length: int) -> UserSession:
         """The next session."""
-        return Session(f"session-{number}", self.name, tuple(_Talk(self, length).interactions()))
+        return UserSession(f"session-{number}", self.name, tuple(_Talk(self, length).interactions()))
 
     def value(self, kind: int) -> str:
         """A value that this user has not had yet. Numbers of filler text have four digits at most."""
@@ -235,7 +235,7 @@ class _Talk:
             question,
             [{"role": "assistant", "content": "Here it is, as you told me. " + self._filler(1)}],
             uses=(fact.told,) if fact.told else (),
-            asked=Asked(question=question, value=fact.value, earlier=earlier),
+            asked=FactQuestion(question=question, value=fact.value, earlier=earlier),
         )
 
     def _work(self) -> Interaction:

@@ -22,8 +22,8 @@ from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.candidate import append_and_wait
 from kilburn.evals.drift import texts_of
 from kilburn.evals.roster import BELADY, SPECS, Entrant
-from kilburn.evals.sessions import Interaction, Session, sessions
-from kilburn.evals.table_report import ENTRIES, TIERS, Question, Streamed, TableReport
+from kilburn.evals.sessions import Interaction, UserSession, sessions
+from kilburn.evals.table_report import ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate, names, resolve
@@ -130,7 +130,7 @@ def evaluate(
     return TableReport.of(streamed, window=window, interactions=interactions, seed=seed, seconds=time.perf_counter() - began)
 
 
-def _measure_all(entrants: Sequence[Entrant], told: Sequence[Session], window: int, workers: int) -> Iterator[Streamed]:
+def _measure_all(entrants: Sequence[Entrant], told: Sequence[UserSession], window: int, workers: int) -> Iterator[Streamed]:
     if workers < 2:
         for entrant in entrants:
             yield from measure(entrant, told, window)
@@ -144,11 +144,11 @@ def _measure_all(entrants: Sequence[Entrant], told: Sequence[Session], window: i
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _measured(entrant: Entrant, told: Sequence[Session], window: int) -> list[Streamed]:
+def _measured(entrant: Entrant, told: Sequence[UserSession], window: int) -> list[Streamed]:
     return list(measure(entrant, told, window))
 
 
-def measure(entrant: Entrant, told: Sequence[Session], window: int) -> Iterator[Streamed]:
+def measure(entrant: Entrant, told: Sequence[UserSession], window: int) -> Iterator[Streamed]:
     """Stream all sessions, one after another, through one policy over one new file."""
     clock = _Clock()
     policy = _made_here(entrant, told, window) or entrant.at(window)
@@ -161,7 +161,7 @@ def measure(entrant: Entrant, told: Sequence[Session], window: int) -> Iterator[
             yield _Stream(hierarchy, session, entrant.label, clock).run()
 
 
-def _made_here(entrant: Entrant, told: Sequence[Session], window: int) -> Policy | None:
+def _made_here(entrant: Entrant, told: Sequence[UserSession], window: int) -> Policy | None:
     """The policies that are known here only. The optimum's place is taken by another until a session begins."""
     if entrant.spec == ENTRIES:
         return ByEntries(_entries(told, window))
@@ -170,19 +170,19 @@ def _made_here(entrant: Entrant, told: Sequence[Session], window: int) -> Policy
     return Belady() if entrant.spec == BELADY else None
 
 
-def _entries(told: Sequence[Session], window: int) -> int:
+def _entries(told: Sequence[UserSession], window: int) -> int:
     """How many messages of the mean size fit into a window."""
     sizes = [sum(map(len, texts_of(message))) for session in told for message in _messages_of(session)]
     return max(1, window * CHARACTERS * len(sizes) // sum(sizes))
 
 
-def _messages_of(session: Session) -> Iterator[dict[str, object]]:
+def _messages_of(session: UserSession) -> Iterator[dict[str, object]]:
     for interaction in session.interactions:
         yield interaction.said
         yield from interaction.done
 
 
-def _future_of(session: Session) -> Future:
+def _future_of(session: UserSession) -> Future:
     """What each message is needed for, and when: of one that told a fact its sentence, of others everything."""
     texts = [" ".join(texts_of(message.get("content"))) for message in _messages_of(session)]
     needed: dict[int, list[tuple[int, tuple[Span, ...]]]] = {}
@@ -213,7 +213,7 @@ class _Clock:
 class _Stream:
     """One session and its process."""
 
-    def __init__(self, hierarchy: Hierarchy, session: Session, policy: str, clock: _Clock) -> None:
+    def __init__(self, hierarchy: Hierarchy, session: UserSession, policy: str, clock: _Clock) -> None:
         self.hierarchy, self.session, self.clock = hierarchy, session, clock
         self.process = hierarchy.process(session.name, user=session.user)
         self.found = Streamed(policy=policy, session=session.name)
@@ -255,7 +255,7 @@ class _Stream:
             own = any(interaction.asked.value in hit.text for hit in hits)
             everywhere = self.hierarchy.search(interaction.asked.question, tokens=HITS, user=self.session.user)
             found.questions.append(
-                Question(
+                QuestionOutcome(
                     earlier=interaction.asked.earlier,
                     shown=shown,
                     found=shown or own,

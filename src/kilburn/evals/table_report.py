@@ -13,7 +13,7 @@ from kilburn.evals.intervals import interval
 from kilburn.evals.picture import picture, plain_axes
 from kilburn.evals.report import EvalReport, grid, row_of
 
-__all__ = ["BRIEF", "ENTRIES", "TERMS", "TIERS", "Margin", "Question", "Streamed", "TableReport", "TableRow", "draw"]
+__all__ = ["BRIEF", "ENTRIES", "TERMS", "TIERS", "Margin", "QuestionOutcome", "Streamed", "TableReport", "TableRow", "draw"]
 
 ENTRIES = "entries"
 """The name of the usual LRU buffer, which counts entries and not tokens."""
@@ -60,7 +60,7 @@ ORDER = (("importance", "lru"), ("tiered", "importance"), (TIERS, "tiered"), ("h
 """The ordering that is tested: brief 002's, and ours beside it for the `hybrid` that ships."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class QuestionOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One question: about an earlier session or this one, whether its answer was shown, was shown or found by one
     search of the session, or by one recall over everything; and the milliseconds to the prompt and these hits."""
 
@@ -84,7 +84,7 @@ class Streamed(msgspec.Struct, kw_only=True):
 
     policy: str
     session: str
-    questions: list[Question] = []
+    questions: list[QuestionOutcome] = []
     prompts: int = 0
     shipped: int = 0
     full: int = 0

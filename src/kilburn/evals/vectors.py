@@ -21,7 +21,7 @@ import msgspec
 
 from kilburn.budget import Budget
 from kilburn.errors import MissingExtra, SpecError
-from kilburn.evals.vectors_report import Facts, VectorRow, VectorsReport
+from kilburn.evals.vectors_report import FactShares, VectorRow, VectorsReport
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate, resolve
 from kilburn.memory.compression import Codec, codec_for, codecs
@@ -282,7 +282,7 @@ def _scanned(originals: Array, queries: Array, truth: list[set[int]]) -> VectorR
     )
 
 
-def _facts(embedder: Embedder | None, seed: int, count: int = 200) -> Facts:
+def _facts(embedder: Embedder | None, seed: int, count: int = 200) -> FactShares:
     """Facts that one word tells apart are found by that word."""
     dice = random.Random(seed)
     numbers = dice.sample(range(10_000, 100_000), count)
@@ -295,12 +295,12 @@ def _facts(embedder: Embedder | None, seed: int, count: int = 200) -> Facts:
         hits = [hierarchy.store.search(f"deposit for order {name}", limit=1) for name in names]
     words = sum(bool(hit) and hit[0].page == number for number, hit in enumerate(hits, 1)) / len(names)
     if embedder is None:
-        return Facts(facts=len(names), words=words, meaning=None, meaning_10=None)
+        return FactShares(facts=len(names), words=words, meaning=None, meaning_10=None)
     cosines = _embedded(embedder, [f"deposit for order {name}" for name in names]) @ _embedded(embedder, texts).T
     order = np.argsort(-cosines, axis=1)[:, :NEAREST]
     first = sum(int(row[0] == at) for at, row in enumerate(order)) / len(names)
     ten = sum(int(at in row) for at, row in enumerate(order)) / len(names)
-    return Facts(facts=len(names), words=words, meaning=first, meaning_10=ten)
+    return FactShares(facts=len(names), words=words, meaning=first, meaning_10=ten)
 
 
 def _embedded(embedder: Embedder, texts: Sequence[str]) -> Array:

@@ -9,7 +9,7 @@ import msgspec
 from kilburn.evals.picture import picture, plain_axes
 from kilburn.evals.report import EvalReport, grid, row_of
 
-__all__ = ["Facts", "VectorRow", "VectorsReport", "draw"]
+__all__ = ["FactShares", "VectorRow", "VectorsReport", "draw"]
 
 
 class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class FactShares(msgspec.Struct, frozen=True, kw_only=True):
     """Made-up facts that differ only in their identifiers: the shares that are found first, and among ten.
 
     `words`: by the identifier alone, in the store's text index. `meaning`: by the same query's vector; None without an
@@ -59,7 +59,7 @@ class VectorsReport(EvalReport, frozen=True, kw_only=True):
     seed: int
     seconds: float
     rows: list[VectorRow]
-    facts: Facts
+    facts: FactShares
 
     def row(self, codec: str, count: int) -> VectorRow:
         """One row; KeyError if it was not measured."""

@@ -20,7 +20,7 @@ from kilburn.move import Add, Restore, Retire
 from kilburn.page import Page, Place, address_of, digest_of
 from kilburn.store import Batch, ProcessInfo, ProcessKind, State
 
-__all__ = ["LARGEST", "LONGEST", "Change", "Collecting", "as_changes", "held_of", "is_true", "keys_of", "since_of"]
+__all__ = ["LARGEST", "LONGEST", "Change", "Collecting", "as_changes", "held_of", "is_true", "keys_of", "since_of", "until_of"]
 
 LONGEST = {Kind.FACT: 10_000, Kind.ENTITY: 1_000, Kind.TEXT: 1_000_000}
 """The kinds of pages that a collection may have, with the most characters of each."""
@@ -42,12 +42,18 @@ def since_of(page: Page) -> float:
     return page.time if page.since is None else page.since
 
 
+def until_of(page: Page, state: State) -> float | None:
+    """Until when what a page says is true: as it was said, or as it was closed, whichever is earlier; None if no end is known."""
+    return min((end for end in (page.until, state.until) if end is not None), default=None)
+
+
 def is_true(page: Page, state: State, at: float) -> bool:
     """Whether what a page of a collection says was true at a time, by all that is known now (law 9): it had begun, and
     neither had it ended nor was it closed by then. What is proposed or forgotten is never true."""
     if state.at in (Place.PROPOSED, Place.DROPPED):
         return False
-    return since_of(page) <= at and all(end is None or at < end for end in (page.until, state.until))
+    until = until_of(page, state)
+    return since_of(page) <= at and (until is None or at < until)
 
 
 def as_changes(values: Iterable[object]) -> list[Change]:

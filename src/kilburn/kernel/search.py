@@ -12,13 +12,14 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
 import msgspec
 
 from kilburn.budget import Counter
 from kilburn.claims import contested, together
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
+from kilburn.kernel.collecting import until_of
 from kilburn.kernel.found import DamageWarning, Found
 from kilburn.kernel.window import Window
 from kilburn.page import Page, Place, Span
@@ -48,6 +49,9 @@ BESIDE = 24
 
 REACH = 4
 """How far away a neighbour is."""
+
+TIE, ALSO = 0.95, 3
+"""A passage matches as well as another one with this share of its score; passages that a page brings beside its best."""
 
 Key = tuple[int, int]
 """Number of a process, and id of a page."""
@@ -86,6 +90,7 @@ class _Seen(msgspec.Struct):
     words: float = 0.0
     meaning: float | None = None
     best: float = -1.0
+    by_words: dict[Span, float] = {}
 
 
 class Search:
@@ -242,7 +247,7 @@ class Search:
                     self._rows.update(self._store.read(group))
                 except StoreCorrupt as error:
                     self._lost.add(process)
-                    what = f"not searched: {self._infos[process].name!r}: {error.what}"
+                    what = f"not searched: session {self._infos[process].name!r}: {error.what}"
                     warnings.warn(what, DamageWarning, stacklevel=4)
 
     def _is_read(self, key: Key) -> bool:
@@ -257,6 +262,7 @@ class Search:
             page=page,
             state=state,
             span=seen.span,
+            also=_also(seen),
             words=seen.words,
             meaning=seen.meaning,
         )
@@ -290,16 +296,17 @@ class Search:
             texts = self._texts(ranked[at : at + READ])
             for one in ranked[at : at + READ]:
                 text = texts.get(one.candidate.page.digest)
-                if text is None or one.candidate.span[1] > len(text):
-                    continue  # damaged, which was told or which `fsck` reports
-                text = text[slice(*one.candidate.span)]
-                same = (one.candidate.process if apart else 0, _same(text))
-                cost = counter.count(text)
-                if same in told or cost > left or (limit is not None and len(hits) >= limit):
-                    continue
-                told.add(same)
-                left -= cost
-                hits.append(self._hit(one, text, cost, now, against.get(one.key, ())))
+                for span in (one.candidate.span, *one.candidate.also):
+                    if text is None or span[1] > len(text):
+                        continue  # damaged, which was told or which `fsck` reports
+                    passage = text[slice(*span)]
+                    same = (one.candidate.process if apart else 0, _same(passage))
+                    cost = counter.count(passage)
+                    if same in told or cost > left or (limit is not None and len(hits) >= limit):
+                        continue
+                    told.add(same)
+                    left -= cost
+                    hits.append(self._hit(one, span, passage, cost, now, against.get(one.key, ())))
             at += READ
         return hits
 
@@ -318,14 +325,13 @@ class Search:
                     warnings.warn(what, DamageWarning, stacklevel=4)
             return texts
 
-    def _hit(self, one: Ranked, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
+    def _hit(self, one: Ranked, span: Span, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
         candidate = one.candidate
         page, state = candidate.page, candidate.state
-        ends = [end for end in (page.until, state.until) if end is not None]
         return Found(
             session=self._infos[candidate.process].name,
             address=page.address,
-            span=candidate.span,
+            span=span,
             text=text,
             score=one.scored.score,
             age=max(0.0, now - page.time),
@@ -336,7 +342,7 @@ class Search:
             time=page.time,
             trust=page.trust,
             since=page.since,
-            until=min(ends, default=None),
+            until=until_of(page, state),
             why=dict(one.scored.terms),
             claim=page.claim,
             contested=tuple(f"{self._infos[other.candidate.process].name} {other.candidate.page.address}" for other in against),
@@ -372,11 +378,19 @@ def reading_order(hits: Sequence[Found]) -> list[Found]:
 def _note(seen: dict[Key, _Seen], hit: Passage, *, words: float = 0.0, meaning: float | None = None, worth: float = 0.0) -> None:
     """Take a passage into account: a page's words and meaning are those of its best passages, its span is the best one's."""
     known = seen.setdefault((hit.process, hit.page), _Seen(hit.span, hit.entry))
-    known.words = max(known.words, words)
+    if words:
+        known.words = max(known.words, words)
+        known.by_words[hit.span] = words
     if meaning is not None:
         known.meaning = meaning if known.meaning is None else max(known.meaning, meaning)
     if worth > known.best:
         known.span, known.entry, known.best = hit.span, hit.entry, worth
+
+
+def _also(seen: _Seen) -> tuple[Span, ...]:
+    """Passages of a page, besides its best, whose words match as well as those of any, in order."""
+    ties = (span for span, words in seen.by_words.items() if words >= TIE * seen.words and span != seen.span)
+    return tuple(sorted(islice(ties, ALSO)))
 
 
 def _is_valid(page: Page, state: State, kind: ProcessKind, at: float, *, as_of: bool) -> bool:

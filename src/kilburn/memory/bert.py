@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "onnx", "embed") from error
 
-__all__ = ["Graph", "parts_of"]
+__all__ = ["OnnxGraph", "parts_of"]
 
 _LEAST = 0.17
 """GELU never gives less than its negative."""
@@ -42,7 +42,7 @@ def parts_of(path: Path) -> tuple[dict[str, Any], str]:
     return tensors, raw[end:].tobytes().decode("utf-8")
 
 
-class Graph:
+class OnnxGraph:
     """Builds the graph; `bytes` is the ONNX file.
 
     Args:

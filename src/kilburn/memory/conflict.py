@@ -14,18 +14,19 @@ from enum import StrEnum
 import msgspec
 
 from kilburn.claims import contradict, same_claim
+from kilburn.kernel.collecting import since_of, until_of
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.store import State
 
-__all__ = ["HALF_LIFE", "Settled", "Verdict", "settle", "weight"]
+__all__ = ["HALF_LIFE", "Settled", "Standing", "settle", "weight"]
 
 HALF_LIFE = 30 * 86_400.0
 """Seconds after which a statement weighs half as much against a newer one."""
 
 
-class Verdict(StrEnum):
+class Standing(StrEnum):
     """How a new statement stands to what is in force."""
 
     NEW = "new"
@@ -43,12 +44,12 @@ class Settled(msgspec.Struct, frozen=True):
     """What to do with new statements.
 
     Args:
-        verdicts: one for each, in order.
+        standings: one for each, in order.
         moves: an `Add` for each that is written, then the `Retire`s.
         rivals: for each, the ids of the pages that it contradicts; of SAME, of those that say the same.
     """
 
-    verdicts: tuple[Verdict, ...]
+    standings: tuple[Standing, ...]
     moves: tuple[Add | Retire, ...]
     rivals: tuple[tuple[int, ...], ...]
 
@@ -98,12 +99,12 @@ def settle(
     known = [fact for page, state in standing if (fact := _in_force(page, state)) is not None]
     written: list[_Known | Add] = []
     closed: list[tuple[tuple[int, ...], _Known, Retire]] = []
-    verdicts: list[Verdict] = []
+    standings: list[Standing] = []
     rivals: list[tuple[int, ...]] = []
     for at, (add, trust) in enumerate(new):
         if add.claim is None:
             written.append(add)
-            verdicts.append(Verdict.NEW)
+            standings.append(Standing.NEW)
             rivals.append(())
             continue
         since = now if add.since is None else add.since
@@ -111,10 +112,10 @@ def settle(
         against = [other for other in known if _overlap(fact, other) and contradict(fact.claim, other.claim)]
         alike = [other for other in known if _overlap(fact, other) and same_claim(fact.claim, other.claim)]
         beaten = [other for other in against if _beats(fact, other, half_life)]
-        verdict = _verdict(fact, alike, against, beaten)
-        verdicts.append(verdict)
-        rivals.append(tuple(other.page for other in (alike if verdict is Verdict.SAME else against) if other.page))
-        if verdict is Verdict.SAME:
+        how = _standing(fact, alike, against, beaten)
+        standings.append(how)
+        rivals.append(tuple(other.page for other in (alike if how is Standing.SAME else against) if other.page))
+        if how is Standing.SAME:
             continue
         # What decides an open contradiction may be in force already: then it is that page that stands.
         stands = next((other for other in alike if beaten and other.trust >= trust), fact)
@@ -122,7 +123,7 @@ def settle(
             beaten += [other for other in alike if other.trust < trust and other.since <= fact.since]
             written.append(fact)
             known.append(fact)
-        if verdict is Verdict.EARLIER:
+        if how is Standing.EARLIER:
             fact.until = min(end for end in (fact.until, *(other.since for other in (*against, *alike))) if end is not None)
         if not beaten:
             continue
@@ -137,7 +138,7 @@ def settle(
     moves = [one if isinstance(one, Add) else _dated(one) for one in written]
     places = {id(one): before + at for at, one in enumerate(written)}
     retired = [msgspec.structs.replace(move, refers=places.get(id(stands))) for pages, stands, move in closed if pages]
-    return Settled(tuple(verdicts), (*moves, *retired), tuple(rivals))
+    return Settled(tuple(standings), (*moves, *retired), tuple(rivals))
 
 
 def _dated(fact: _Known) -> Add:
@@ -148,9 +149,8 @@ def _dated(fact: _Known) -> Add:
 def _in_force(page: Page, state: State) -> _Known | None:
     if page.claim is None or not page.claim.relation or state.at in (Place.RETIRED, Place.PROPOSED, Place.DROPPED):
         return None
-    ends = [end for end in (page.until, state.until) if end is not None]
-    since = page.time if page.since is None else page.since
-    return _Known(page.id, page.claim, page.trust, since, min(ends, default=None), since)
+    since = since_of(page)
+    return _Known(page.id, page.claim, page.trust, since, until_of(page, state), since)
 
 
 def _overlap(one: _Known, other: _Known) -> bool:
@@ -166,14 +166,14 @@ def _beats(new: _Known, old: _Known, half_life: float) -> bool:
     return new.said > old.said and new.claim.confidence >= weight(old.claim.confidence, new.said - old.said, half_life)
 
 
-def _verdict(new: _Known, alike: Sequence[_Known], against: Sequence[_Known], beaten: Sequence[_Known]) -> Verdict:
+def _standing(new: _Known, alike: Sequence[_Known], against: Sequence[_Known], beaten: Sequence[_Known]) -> Standing:
     said = [other for other in alike if other.trust >= new.trust]
     if against and len(beaten) == len(against):
-        return Verdict.SUPERSEDES
+        return Standing.SUPERSEDES
     if any(other.since <= new.said for other in said):
         # Also one side of an open contradiction, said again: that decides nothing.
-        return Verdict.SAME
+        return Standing.SAME
     others = [*against, *alike]
     if others and not new.claim.correction and all(other.since > new.said and other.trust >= new.trust for other in others):
-        return Verdict.EARLIER
-    return Verdict.CONTESTED if against else Verdict.NEW
+        return Standing.EARLIER
+    return Standing.CONTESTED if against else Standing.NEW

@@ -14,6 +14,7 @@ import msgspec
 from kilburn.claims import SPEAKER, contested, is_speaker, plain_name
 from kilburn.errors import KernelError
 from kilburn.event import Act
+from kilburn.kernel.collecting import since_of
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.memory.graph import ALIAS
@@ -107,7 +108,7 @@ def neighbourhood(
     def seen_then(page: Page, state: State) -> State | None:
         """Its state by what was known, if it was true at that time."""
         closed = _closed(page, state, ends, known)
-        if closed is None or _since(page) > time or (closed.until is not None and closed.until <= time):
+        if closed is None or since_of(page) > time or (closed.until is not None and closed.until <= time):
             return None
         return closed
 
@@ -117,7 +118,7 @@ def neighbourhood(
     for _ in range(depth):
         rows = _around(memory, fresh, heard, seen_then, limit - len(found))
         new = {page: row for page, row in rows.items() if page not in found}
-        found |= dict(sorted(new.items(), key=lambda row: (-_since(row[1][0]), -row[1][0].time, row[0])))
+        found |= dict(sorted(new.items(), key=lambda row: (-since_of(row[1][0]), -row[1][0].time, row[0])))
         fresh = [name for page, _ in new.values() if page.claim is not None for name in (page.claim.subject, page.claim.object)]
         if not fresh or len(found) >= limit:
             break
@@ -157,10 +158,6 @@ def _around(
     return rows
 
 
-def _since(page: Page) -> float:
-    return page.time if page.since is None else page.since
-
-
 def _ends(memory: Collection, known: float) -> dict[int, float | None]:
     """What was closed by all that was written up to a time: until when each page was true; None for one that is in force
     again. What was only proposed by then was never true."""
@@ -198,7 +195,7 @@ def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]
             relation=page.claim.relation,
             object=page.claim.object,
             text=texts[page.digest],
-            since=_since(page),
+            since=since_of(page),
             until=state.until,
             recorded=page.time,
             trust=page.trust,

@@ -19,7 +19,7 @@ from kilburn.claims import SPEAKER, is_speaker, plain_name
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.memory.clauses import unasked
 from kilburn.memory.dates import grounded
-from kilburn.memory.view import MemoryView, Said
+from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Role
 from kilburn.move import Add
 from kilburn.page import Claim
@@ -85,7 +85,7 @@ class Extracted(msgspec.Struct, frozen=True):
     """A fact that was found: the `Add` that keeps it, and the text that says it."""
 
     add: Add
-    said: Said
+    said: Utterance
 
 
 class _Fact(msgspec.Struct):
@@ -176,7 +176,7 @@ def shown(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n…\n{text[-SHOWN // 2 :]}"
 
 
-def day_of(said: Said) -> str:
+def day_of(said: Utterance) -> str:
     """The day on which something was said, with its weekday; "an unknown day" if its time is none."""
     try:
         return f"{dt.datetime.fromtimestamp(said.page.time, tz=dt.UTC):%A %Y-%m-%d}"
@@ -227,7 +227,7 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     return Extracted(add, said)
 
 
-def _claim(fact: _Fact, text: str, source: Said) -> Claim | None:
+def _claim(fact: _Fact, text: str, source: Utterance) -> Claim | None:
     """The parts of a fact, if its text says them in this order; else None."""
     subject, relation, thing = (" ".join(part.split())[:200] for part in (fact.subject, fact.relation, fact.object))
     words = relation.split()
@@ -252,7 +252,7 @@ def told(text: str) -> set[str]:
     return {word for word in _WORD.findall(text.casefold()) if word not in _COMMON and (len(word) > 1 or word.isdigit())}
 
 
-def _said(words: set[str], text: str, said: Said) -> set[str]:
+def _said(words: set[str], text: str, said: Utterance) -> set[str]:
     """Those words that a message says, a relative date in both forms, and the speaker's own name."""
     return _matched(words, told(text) | told(grounded(text, said.page.time)[0]) | told(day_of(said)))
 

@@ -16,7 +16,7 @@ import msgspec
 
 from kilburn.claims import plain_name
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
-from kilburn.memory.conflict import Verdict, settle
+from kilburn.memory.conflict import Standing, settle
 from kilburn.memory.extraction import Extracted, agreement, asked, extracted, is_known
 from kilburn.memory.view import SUMMARY, MemoryView
 from kilburn.message import Kind, Trust
@@ -120,10 +120,10 @@ class Facts:
                 if row[0].id not in retired
             ]
             settled = settle([(add, trust)], standing, now=view.now, said=[fact.said.page.time], before=place)
-            if settled.verdicts[0] is Verdict.SAME:
+            if settled.standings[0] is Standing.SAME:
                 _count(figures, "unchanged")
                 return ()
-            if settled.verdicts[0] in (Verdict.SUPERSEDES, Verdict.EARLIER):
+            if settled.standings[0] in (Standing.SUPERSEDES, Standing.EARLIER):
                 return settled.moves
         if not near:
             return (add,)

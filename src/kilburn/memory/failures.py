@@ -21,6 +21,7 @@ import msgspec
 
 from kilburn.claims import contested, is_speaker, plain_name
 from kilburn.event import Act
+from kilburn.kernel.collecting import is_true, until_of
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -144,8 +145,8 @@ def decayed(memory: Collection, now: float, *, stale: float = STALE, embedder: s
     bare = {hit.page for hit in memory.store.passages(waiting).values() if hit.process == memory.number}
     found = []
     for page, state in _facts(memory):
-        ends = [end for end in (page.until, state.until) if end is not None]
-        if ends and min(ends) <= now:
+        until = until_of(page, state)
+        if until is not None and until <= now:
             why = "past its end"
         elif now - max(page.time, used.get(page.id, page.time)) > stale:
             why = "not used for long"
@@ -159,7 +160,7 @@ def decayed(memory: Collection, now: float, *, stale: float = STALE, embedder: s
 
 def contaminated(memory: Collection, now: float) -> list[Failure]:
     """Facts in force that contradict another one, and facts that were made from recalled text."""
-    facts = [page for page, state in _facts(memory) if _is_true(page, state, now)]
+    facts = [page for page, state in _facts(memory) if is_true(page, state, now)]
     rivals = contested((memory.number, page.claim) for page in facts)
     cited = memory.store.read({key for page in facts for key in page.cites})
     found = []
@@ -204,8 +205,3 @@ def counted(memory: Collection) -> dict[Failing, int]:
 def _facts(memory: Collection) -> Iterable[tuple[Page, State]]:
     """The facts that nobody retired, also those past their end."""
     return [row for row in memory.pages(history=True) if row[0].kind is Kind.FACT and row[1].at is Place.OUT]
-
-
-def _is_true(page: Page, state: State, now: float) -> bool:
-    ends = [end for end in (page.until, state.until) if end is not None]
-    return (page.time if page.since is None else page.since) <= now and (not ends or now < min(ends))

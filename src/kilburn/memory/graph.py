@@ -22,7 +22,7 @@ from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
 from kilburn.memory.extraction import asked, day_of, has_many, shown
 from kilburn.memory.plain import Plain
-from kilburn.memory.view import MemoryPlan, MemoryView, Said
+from kilburn.memory.view import MemoryPlan, MemoryView, Utterance
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
@@ -236,7 +236,7 @@ def _key(name: str) -> str:
     return SPEAKER if is_speaker(name) else plain_name(name)
 
 
-def _edge(claim: Claim, said: Said) -> Add:
+def _edge(claim: Claim, said: Utterance) -> Add:
     return Add(
         text=f"{claim.subject} {claim.relation} {claim.object}",
         claim=claim,
@@ -246,7 +246,7 @@ def _edge(claim: Claim, said: Said) -> Add:
     )
 
 
-def _ended(claim: Claim, said: Said, known: Iterable[tuple[Page, State]]) -> list[Retire]:
+def _ended(claim: Claim, said: Utterance, known: Iterable[tuple[Page, State]]) -> list[Retire]:
     pages = tuple(
         page.id
         for page, state in known

@@ -24,7 +24,7 @@ import msgspec
 
 from kilburn.claims import is_speaker, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Hit, Note, Outcome
-from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError, StoreError, StoreStale, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.consultation import EFFECTS, MOVES, SECONDS, checked, guarded
@@ -34,7 +34,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
-from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Said
+from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place, address_of, span_of
@@ -164,6 +164,8 @@ class Learning:
             self._learned = run(job.learn(), answer)
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
             self._error = error
+            if not self._stop.is_set():
+                log.warning("learning in the background ended with %s", type(error).__name__)
 
     @property
     def done(self) -> bool:
@@ -206,8 +208,8 @@ class _Exchange(msgspec.Struct, frozen=True):
     """Texts to plan for together and those before them, without their words, and where the cursor stands afterwards (0: it
     stays)."""
 
-    new: tuple[Said, ...]
-    earlier: tuple[Said, ...]
+    new: tuple[Utterance, ...]
+    earlier: tuple[Utterance, ...]
     upto: int
 
     @property
@@ -465,7 +467,7 @@ class _Job:
             found.append(_Exchange(new, tuple(itertools.islice(fit, EARLIER))[::-1], last if last > progress.upto else 0))
         return found, pages[-1].id if pages else 0
 
-    def _with_texts(self, heard: Sequence[Said]) -> tuple[Said, ...]:
+    def _with_texts(self, heard: Sequence[Utterance]) -> tuple[Utterance, ...]:
         """With their texts, without the secrets in them; without those that hold one and are to be refused."""
         self.process.fetch(said.page for said in heard)
         found = []
@@ -527,6 +529,8 @@ class _Job:
             if not all(isinstance(move, Add | Retire) for move in moves):
                 raise SpecError("a plan gave something else than Add and Retire", advice="only a person forgets or restores")
             course.moves = tuple(moves)
+        except StoreError:
+            raise  # what the policy looks for is read from the store: that is no failure of the policy
         except Exception as error:
             # A policy is foreign code. Its error may quote a page, which must not get into the ledger.
             log.exception("policy %s failed", self.name)
@@ -612,7 +616,7 @@ class _Job:
         return tuple(kept)
 
 
-def _heard(session: int, pages: Iterable[Page], gone: set[int]) -> Iterable[Said]:
+def _heard(session: int, pages: Iterable[Page], gone: set[int]) -> Iterable[Utterance]:
     """The texts of user and assistant, without their words, each with what was read before it."""
     lowest, recalled = Trust.USER, False
     for page in pages:
@@ -623,14 +627,14 @@ def _heard(session: int, pages: Iterable[Page], gone: set[int]) -> Iterable[Said
         recalled = bool(page.sources) or (recalled and not speaks)
         told = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
         if told and not page.is_blank and page.id not in gone:
-            yield Said(session, page, "", recalled, min(taint, Trust.USER))
+            yield Utterance(session, page, "", recalled, min(taint, Trust.USER))
 
 
 def _within(page: int, progress: _Progress) -> bool:
     return page > progress.upto or any(first <= page <= last for first, last in progress.waiting)
 
 
-def _belongs(said: Said, group: Sequence[Said], progress: _Progress) -> bool:
+def _belongs(said: Utterance, group: Sequence[Utterance], progress: _Progress) -> bool:
     """Whether a text is part of the same exchange: two messages at most, with the same taint."""
     messages = {each.page.message for each in group}
     return (

@@ -14,9 +14,9 @@ import msgspec
 
 from kilburn.claims import plain_name, same_claim
 from kilburn.effect import Answer, Effect, Find, Note
-from kilburn.memory.conflict import Verdict, settle
+from kilburn.memory.conflict import Standing, settle
 from kilburn.memory.statements import USER, Statement, statements
-from kilburn.memory.view import MemoryView, Said
+from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Role
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
@@ -32,7 +32,7 @@ class Plain:
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
         """The facts that the user's texts state, and what they supersede."""
-        found: list[tuple[Said, Statement]] = []
+        found: list[tuple[Utterance, Statement]] = []
         for said in view.new:
             for statement in statements(said.text, said.page.time) if said.role is Role.USER else ():
                 meant = statement if statement.claim.relation else (yield from _corrected(statement, view, found))
@@ -51,12 +51,12 @@ class Plain:
             if ended:
                 retired.update(ended)
                 moves.append(Retire(pages=ended, until=said.page.time, why="no longer true"))
-        if unchanged := settled.verdicts.count(Verdict.SAME):
+        if unchanged := settled.standings.count(Standing.SAME):
             yield Note(figures={"unchanged": unchanged})
         return moves
 
 
-def _add(said: Said, statement: Statement) -> Add:
+def _add(said: Utterance, statement: Statement) -> Add:
     return Add(
         text=statement.text,
         claim=statement.claim,
@@ -68,7 +68,7 @@ def _add(said: Said, statement: Statement) -> Add:
 
 
 def _corrected(
-    statement: Statement, view: MemoryView, found: Sequence[tuple[Said, Statement]]
+    statement: Statement, view: MemoryView, found: Sequence[tuple[Utterance, Statement]]
 ) -> Generator[Effect, Answer, Statement | None]:
     """ "It's Lisbon, not Porto": the fact with the wrong object, with the right one; None if not exactly one has it."""
     wrong = plain_name(statement.instead)
@@ -96,7 +96,7 @@ def _corrected(
     )
 
 
-def _said(found: Sequence[tuple[Said, Statement]]) -> list[tuple[str, Claim]]:
+def _said(found: Sequence[tuple[Utterance, Statement]]) -> list[tuple[str, Claim]]:
     return [(statement.text, statement.claim) for _, statement in found]
 
 
@@ -104,7 +104,7 @@ def _has(claim: Claim, thing: str) -> bool:
     return plain_name(claim.object) == thing
 
 
-def _ended(said: Said, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
+def _ended(said: Utterance, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
     """The pages in force of what somebody says is over, of the opposite of what they say, or of what was moved."""
     claim = statement.claim
     if not (statement.over or statement.replaces):

@@ -203,7 +203,7 @@ class Vectors:
             except Exception as error:  # an embedder may be anybody's, and this thread must go on
                 if not isinstance(error, KilburnError):
                     log.exception("embedding in the background failed")
-                self.trouble, pause = str(error), min(2 * pause, LONGEST_PAUSE)
+                self.trouble, pause = str(error) or type(error).__name__, min(2 * pause, LONGEST_PAUSE)
 
     def _current(self) -> _Kept:
         """The vectors that serve now, with what other writers have added, and with what waits if it is little."""

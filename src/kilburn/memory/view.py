@@ -2,7 +2,7 @@
 
 A memory policy is a pure plan at the boundary between a session and a user's memory. It returns `Add`s and `Retire`s, or
 is a generator that yields effects (`Ask`, `Find`, `Note`) and returns them. The hits of a `Find` are pages of the memory
-that are in force. The clock is in the view: times in a text are relative to when it was said (`Said.page.time`).
+that are in force. The clock is in the view: times in a text are relative to when it was said (`Utterance.page.time`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page
 from kilburn.store import State
 
-__all__ = ["SUMMARY", "MemoryPlan", "MemoryPolicy", "MemoryView", "Said"]
+__all__ = ["SUMMARY", "MemoryPlan", "MemoryPolicy", "MemoryView", "Utterance"]
 
 SUMMARY = "summary"
 """The relation of the page that holds the running summary of a session; its subject is "session" and the session's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Utterance:
     """A text that was said in a session.
 
     Args:
@@ -85,8 +85,8 @@ class MemoryView:
         summary_page: the id of the page that holds the summary, or 0.
     """
 
-    new: Sequence[Said]
-    earlier: Sequence[Said]
+    new: Sequence[Utterance]
+    earlier: Sequence[Utterance]
     summary: str
     now: float
     session: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kilburn.errors import Refused
 from kilburn.model import Request
 from kilburn.models.assembly import Assembly, arguments
 from kilburn.models.hosted import SdkModel
@@ -50,17 +49,8 @@ class Chat(SdkModel):
         retry: Retry | None = None,
     ) -> None:
         super().__init__("openai", model, context, model if tokenizer is None else tokenizer, timeout, retry)
-        self._client = self._connect(base_url, api_key)
+        self._client = self._openai(base_url, api_key)
         self._cap = "max_completion_tokens" if self._client.base_url.host == "api.openai.com" else "max_tokens"
-
-    def _connect(self, base_url: str | None, api_key: str | None) -> Any:
-        try:
-            return self._sdk.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-        except self._sdk.OpenAIError as error:
-            if base_url is not None and api_key is None:
-                # A local server asks for no key, but the SDK requires one.
-                return self._sdk.OpenAI(base_url=base_url, api_key="none", max_retries=0)
-            raise Refused(f"{self.name}: {error}", advice="set OPENAI_API_KEY, or give api_key") from error
 
     def _open(self, request: Request, silence: float) -> Any:
         return self._client.chat.completions.create(

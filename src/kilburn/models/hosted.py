@@ -60,6 +60,16 @@ class SdkClient:
         self._timeout = timeout
         self._retry = retry or Retry()
 
+    def _openai(self, base_url: str | None, api_key: str | None) -> Any:
+        """A client of OpenAI's SDK. Raises `Refused` without a key."""
+        try:
+            return self._sdk.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        except self._sdk.OpenAIError as error:
+            if base_url is not None and api_key is None:
+                # A local server asks for no key, but the SDK requires one.
+                return self._sdk.OpenAI(base_url=base_url, api_key="none", max_retries=0)
+            raise Refused(f"{self.name}: {error}", advice="set OPENAI_API_KEY, or give api_key") from error
+
     def close(self) -> None:
         """Close the connections that are kept open."""
         self._client.close()

@@ -126,7 +126,7 @@ class Minilm:
         bert = import_module("kilburn.memory.bert")
         tensors, tokenizer = bert.parts_of(self._weights)
         whole = not _sums_exactly()
-        made: bytes = bert.Graph(tensors, layers=6, heads=12, longest=_LONGEST, whole=whole, text=tokenizer).bytes
+        made: bytes = bert.OnnxGraph(tensors, layers=6, heads=12, longest=_LONGEST, whole=whole, text=tokenizer).bytes
         return made
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from kilburn.errors import MissingExtra, ModelError, Refused, SpecError
+from kilburn.errors import MissingExtra, ModelError, SpecError
 from kilburn.models.hosted import SdkClient
 from kilburn.models.retry import Retry
 
@@ -56,7 +56,7 @@ class Remote(SdkClient):
         self.name = f"remote({model!r}, {dimensions}, {base_url!r})"
         self.dimensions = dimensions
         self._model, self._batch = model, batch
-        self._client = self._connect(base_url, api_key)
+        self._client = self._openai(base_url, api_key)
 
     def embed(self, texts: Sequence[str]) -> Any:
         """A row of length 1 for each text.
@@ -73,15 +73,6 @@ class Remote(SdkClient):
             (rows,) = self._retry.stream(lambda left, some=some: self._once(some, left), self._timeout)  # type: ignore[misc]
             vectors[start : start + len(some)] = rows
         return vectors
-
-    def _connect(self, base_url: str | None, api_key: str | None) -> Any:
-        try:
-            return self._sdk.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-        except self._sdk.OpenAIError as error:
-            if base_url is not None and api_key is None:
-                # A local server asks for no key, but the SDK requires one.
-                return self._sdk.OpenAI(base_url=base_url, api_key="none", max_retries=0)
-            raise Refused(f"{self.name}: {error}", advice="set OPENAI_API_KEY, or give api_key") from error
 
     def _once(self, texts: list[str], left: float | None) -> Generator[Any, None, None]:
         try:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from kilburn.kernel.collecting import since_of
 from kilburn.memory.dates import closeness, times_in
+from kilburn.message import Role
 from kilburn.retrieval import Candidate, Query, Scored
 from kilburn.store import ProcessKind
 
@@ -32,8 +34,8 @@ class Blend:
         near: the better neighbour before or after, and less of those further away.
         session: the best page of the same session or document.
         speaker: whether somebody said it whom the query names.
-        length: taken off for each time that a page is e times longer than `SHORT`: a long text matches anything a little,
-            and costs its length.
+        length: taken off for each time that a message is e times longer than `SHORT`: a long answer matches anything a
+            little. What a tool returned is long by nature, and nothing is taken off.
         time: how well its time fits the one that the query names.
         importance: what a person or policy set.
     """
@@ -75,10 +77,10 @@ class Blend:
                 )
             if query.speakers and one.page.speaker in query.speakers:
                 terms["speaker"] = self.speaker
-            if one.page.tokens > SHORT:
+            if one.page.tokens > SHORT and one.page.role is not Role.TOOL:
                 terms["length"] = -self.length * math.log(one.page.tokens / SHORT)
             if times:
-                terms["time"] = self.time * closeness(times, one.page.time if one.page.since is None else one.page.since)
+                terms["time"] = self.time * closeness(times, since_of(one.page))
             if one.state.importance:
                 terms["importance"] = self.importance * one.state.importance
             terms = {name: value for name, value in terms.items() if value}
