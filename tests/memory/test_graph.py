@@ -170,6 +170,16 @@ def test_what_is_over_is_closed_and_nothing_else(store: Hierarchy) -> None:
     assert facts(store, history=True) == ["Ana lives in Porto"]
 
 
+def test_nothing_is_over_or_corrected_on_the_models_word_alone(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto.", *PORTO)
+    told(store, "Ana lives in Porto and loves it.", PORTO[0], related(("Ana", "lives in", "Porto"), over=True))
+    assert edges(store, "Ana") == [("Ana", "lives in", "Porto")]
+    began = store.clock()
+    told(store, "Ana lives in Braga.", BRAGA[0], related(("Ana", "lives in", "Braga"), correction=True))
+    assert edges(store, "Ana") == [("Ana", "lives in", "Braga")]
+    assert edges(store, "Ana", at=began) == [("Ana", "lives in", "Porto")], "an update does not rewrite the past"
+
+
 def test_as_of_and_as_known() -> None:
     clock = FakeClock(now=1_000_000.0, tick=0.001)
     with opened(clock) as store:
@@ -237,6 +247,23 @@ def test_a_name_that_may_be_two_people_is_merged_with_neither(store: Hierarchy, 
         )
     told(store, "Ana works for Acme.", named(("Ana", "person"), ("Acme", "organisation")), related(("Ana", "works for", "Acme")))
     assert edges(store, "Ana") == [("Ana", "works for", "Acme")]
+
+
+def test_a_first_name_is_nobodys_again_when_a_second_person_has_it(store: Hierarchy) -> None:
+    def knows(name: str) -> tuple[str, str]:
+        return named((name, "person"), ("Bea", "person")), related((name, "knows", "Bea"), many=True)
+
+    bus = named(("Ana", "person"), ("bus", "thing")), related(("Ana", "drives", "bus"))
+    told(store, "Ana Silva knows Bea.", *knows("Ana Silva"))
+    told(store, "Ana lives in Porto.", *PORTO)
+    assert ("Ana", "lives in", "Porto") in edges(store, "Ana Silva")
+    told(store, "Ana Silva knows Bea well.", *knows("Ana Silva"))
+    assert ("Ana", "lives in", "Porto") in edges(store, "Ana Silva")
+    told(store, "Ana Costa knows Bea.", *knows("Ana Costa"))
+    told(store, "Ana drives a bus.", *bus)
+    assert edges(store, "Ana Silva") == [("Ana Silva", "knows", "Bea")]
+    assert edges(store, "Ana Costa") == [("Ana Costa", "knows", "Bea")]
+    assert edges(store, "Ana") == [("Ana", "drives", "bus"), ("Ana", "lives in", "Porto")]
 
 
 def test_places_are_never_merged_by_their_first_word(store: Hierarchy) -> None:

@@ -277,7 +277,7 @@ def test_a_policy_that_misbehaves_writes_nothing_and_is_asked_again(plan: Any) -
 class Damaged(Memory):
     """A store whose index cannot be read for a while."""
 
-    damaged = True
+    damaged = False
 
     def search(self, *args: Any, **options: Any) -> Any:
         if self.damaged:
@@ -287,10 +287,18 @@ class Damaged(Memory):
 
 def test_a_store_that_fails_under_a_policy_is_no_failure_of_the_policy() -> None:
     store = Damaged()
+
+    @dataclass
+    class Looking:
+        def plan(self, view: MemoryView) -> Any:
+            store.damaged = True
+            yield Find(query="Porto")
+            return ()
+
     with Hierarchy(store, Budget(4000), "fifo", tokenizer="chars/4") as levels:
         levels.process("a").append(user("I live in Porto."))
         with pytest.raises(StoreCorrupt):
-            learn(levels, "a")
+            learn(levels, "a", Looking())
         assert events(levels, Act.NOTE) == []
         store.damaged = False
         assert learn(levels, "a").stored == ("f1",)

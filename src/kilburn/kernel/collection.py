@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,7 +25,9 @@ from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.store import Batch, ProcessInfo, ProcessKind, State, Store
 
-__all__ = ["Collection"]
+__all__ = ["Collection", "undisturbed"]
+
+T = TypeVar("T")
 
 READ = 500
 """Pages that are read at a time."""
@@ -38,6 +40,21 @@ GATHERED = 256
 
 MOST = 10_000
 """Pages that one address may name here."""
+
+
+def undisturbed(work: Callable[[], T]) -> T:
+    """What `work` returns, which reads a collection and then writes with `seen`: done anew if another writer changed the
+    collection in between.
+
+    Raises:
+        StoreStale: so it went each time. Whatever `work` raises.
+    """
+    for _ in range(TRIES):
+        try:
+            return work()
+        except StoreStale:
+            continue
+    return work()
 
 
 class Collection:

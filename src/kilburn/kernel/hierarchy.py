@@ -14,6 +14,7 @@ from typing import Any
 
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer
@@ -25,6 +26,7 @@ from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.search import RANKING, Search, kinds_of, reading_order
+from kilburn.page import parse_address
 from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, ProcessKind, Store, check_name
@@ -37,6 +39,10 @@ MEMORY = "@memory"
 
 DOCUMENT = "@document"
 """Documents have names below this."""
+
+
+def _name_of_memory(user: str) -> str:
+    return f"{MEMORY}/{user}" if user else MEMORY
 
 
 class Hierarchy:
@@ -122,7 +128,7 @@ class Hierarchy:
         Raises:
             SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
         """
-        return self._collection(f"{MEMORY}/{user}" if user else MEMORY, ProcessKind.MEMORY, user)
+        return self._collection(_name_of_memory(user), ProcessKind.MEMORY, user)
 
     def document(self, name: str, user: str = "") -> Collection:
         """The document of that name: a collection of its passages, created where there is none.
@@ -220,7 +226,9 @@ class Hierarchy:
         """
         now = self.clock() if at is None else at
         search = self._searching(where, user)
-        return search.found(search.ranked(query, now, tokens, at), self.counter, tokens, now, limit, apart=True)
+        hits = search.found(search.ranked(query, now, tokens, at), self.counter, tokens, now, limit, apart=True)
+        self._record(user, hits)
+        return hits
 
     def recall(
         self,
@@ -248,6 +256,7 @@ class Hierarchy:
         ranked = search.ranked(query, now, tokens, at, beside=True)
         hits = reading_order(search.found(ranked, self.counter, tokens, now, limit))
         sure = confidence(search.text, [one.candidate for one in ranked])
+        self._record(user, hits if sure >= ENOUGH else [])
         return Recollection(hits, sure) if sure >= ENOUGH else Recollection((), sure, hits)
 
     def _searching(self, where: str | Iterable[str], user: str | None) -> Search:
@@ -258,6 +267,19 @@ class Hierarchy:
             if info.damaged:
                 warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)
         return Search(self.store, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
+
+    def _record(self, user: str | None, hits: Iterable[Found]) -> None:
+        """Note in the ledgers of memories that they were searched, and what was found: what is found has not decayed."""
+        if self.store.readonly:
+            return
+        pages: dict[str, list[int]] = {} if user is None else {_name_of_memory(user): []}
+        for hit in hits:
+            if hit.session == MEMORY or hit.session.startswith(f"{MEMORY}/"):
+                pages.setdefault(hit.session, []).append(parse_address(hit.address)[0])
+        for name, found in pages.items():
+            info = self.store.process(name, time=0.0, create=False)
+            if info is not None and not info.damaged:
+                self.memory(info.user).observe(Act.SEARCH, found, cause="fault")
 
     def forget(
         self,

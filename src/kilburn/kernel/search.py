@@ -291,23 +291,23 @@ class Search:
         hits: list[Found] = []
         told: set[tuple[int, str]] = set()
         left = tokens
-        at = 0
-        while at < len(ranked) and left > 0 and (limit is None or len(hits) < limit):
-            texts = self._texts(ranked[at : at + READ])
-            for one in ranked[at : at + READ]:
-                text = texts.get(one.candidate.page.digest)
-                for span in (one.candidate.span, *one.candidate.also):
-                    if text is None or span[1] > len(text):
-                        continue  # damaged, which was told or which `fsck` reports
-                    passage = text[slice(*span)]
-                    same = (one.candidate.process if apart else 0, _same(passage))
-                    cost = counter.count(passage)
-                    if same in told or cost > left or (limit is not None and len(hits) >= limit):
-                        continue
+        passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
+        rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
+        while left > 0 and (some := list(islice(rest, READ if limit is None else min(READ, max(0, limit - len(hits)))))):
+            texts = self._texts([one for one, _ in some])
+            for one, span in some:
+                whole = texts.get(one.candidate.page.digest)
+                if whole is None or span[1] > len(whole):
+                    continue  # damaged, which was told or which `fsck` reports
+                text = whole[slice(*span)]
+                cost = counter.count(text)
+                if cost > left:
+                    continue
+                same = (one.candidate.process if apart else 0, _same(text))
+                if same not in told:
                     told.add(same)
                     left -= cost
-                    hits.append(self._hit(one, span, passage, cost, now, against.get(one.key, ())))
-            at += READ
+                    hits.append(self._hit(one, span, text, cost, now, against.get(one.key, ())))
         return hits
 
     def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
@@ -360,6 +360,9 @@ class Search:
 
 READ = 40
 """Texts that are read at a time."""
+
+LETTERS = 12
+"""Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
 
 
 def hit_key(hit: Passage) -> Key:
