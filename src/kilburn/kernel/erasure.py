@@ -42,7 +42,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt of a forget.
+    """The receipt of a forget: of what was there when it began. What others add to it meanwhile goes too, and is not in here.
 
     Args:
         asked: what was to be forgotten, as it was asked for.
