@@ -17,7 +17,8 @@ from kilburn.memory.failures import unattributed
 from kilburn.memory.graph import ALIAS, Graph
 from kilburn.memory.learning import Learned, learn
 from kilburn.message import Kind
-from kilburn.page import Place
+from kilburn.move import Add, Retire
+from kilburn.page import Claim, Place
 from kilburn.testing import FakeClock, Scripted
 
 DAY = 86_400.0
@@ -368,3 +369,24 @@ def test_whatever_a_model_replies_each_fact_has_its_origin_and_its_entities(repl
             else:
                 assert memory.store.citing(memory.number, [page.id])
         assert unattributed(memory) == []
+
+
+def test_what_was_only_proposed_is_no_edge_as_of_then() -> None:
+    clock = FakeClock()
+    with opened(clock) as store:
+        session, memory = store.process("s"), store.memory("ana")
+        session.append({"role": "user", "content": "hello"})
+        cites = ((session.kernel.info.number, 1),)
+        for town in ("Porto", "Braga"):
+            named = Claim(subject="Ana", relation="likes", object=town, many=True)
+            memory.apply(Add(text=f"Ana likes {town}.", claim=named, cites=cites), policy="graph", tainted=True)
+        clock.advance(DAY)
+        proposed = clock.now
+        clock.advance(DAY)
+        memory.accept("f1")
+        memory.apply(Retire((-2,)))
+        clock.advance(DAY)
+        for known in (None, clock.now):
+            assert [edge.object for edge in neighbourhood(store, "Ana", user="ana", known=known)] == ["Porto"]
+        for at in (proposed, clock.now):
+            assert neighbourhood(store, "Ana", user="ana", at=at, known=proposed) == []

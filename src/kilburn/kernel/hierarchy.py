@@ -307,7 +307,8 @@ class Hierarchy:
             dry: only say what would go.
 
         Raises:
-            SpecError: none of these, or more than one; nothing of that name. UnknownAddress, Forgotten.
+            SpecError: none of these, or more than one; nothing of that name (but a tool without results forgets nothing).
+            UnknownAddress, Forgotten.
             StoreError: the disk fails, or others keep adding to it. Nothing dangles, and asking again goes on.
         """
         given = {"session": session, "user": user, "document": document, "tool": tool, "source": source}
@@ -359,10 +360,11 @@ class Hierarchy:
         infos = [info for info in self.store.processes() if info.kind is not ProcessKind.FORGOTTEN]
         if what == "tool":
             return made_by(self.store, name), []
-        if what == "user" and any(info.user == name for info in infos if name):
-            return {}, [info for info in infos if info.user == name]
-        of = (f"{DOCUMENT}/{name}",) if what == "document" else (name, f"{DOCUMENT}/{name}") if what == "source" else (name,)
-        found = next((info for info in infos if info.name in of), None)
+        if what == "user" and name and (theirs := [info for info in infos if info.user == name]):
+            return {}, theirs
+        # A session may have the name of a user.
+        names = {"session": (name,), "document": (f"{DOCUMENT}/{name}",), "source": (name, f"{DOCUMENT}/{name}")}.get(what, ())
+        found = next((info for info in infos if info.name in names), None)
         if found is None:
             raise SpecError(f"no {what} {name!r} here", advice="see `kilburn ps`, `memories list` and `documents list`")
         if what == "source":

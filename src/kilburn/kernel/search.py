@@ -118,6 +118,8 @@ class Search:
         self._numbers = None if everywhere else list(self._infos)
         self._windows = windows or {}
         self._rows: dict[Key, tuple[Page, State]] = {}
+        # Processes that turned out damaged.
+        self._lost: set[int] = set()
         self.text = ""
         """What words and meaning were searched for: the last query without the names of speakers."""
 
@@ -173,10 +175,10 @@ class Search:
             log.warning("searched by words alone: %s", error)
             self._vectors = None
         self._read(seen)
-        usables = {key for key in seen if key in self._rows and usable(key)}
+        usables = {key for key in seen if self._is_read(key) and usable(key)}
         matching = set(seen)
         self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
-        keys = [key for key in seen if key in self._rows and (key in usables or usable(key))]
+        keys = [key for key in seen if self._is_read(key) and (key in usables or usable(key))]
         candidates = [self._candidate(key, seen[key]) for key in keys]
         scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
         best = [Ranked(candidates[one.index], one) for one in scored]
@@ -228,7 +230,7 @@ class Search:
         """Read pages that are not read yet; from a window if it is open."""
         missing: list[Key] = []
         for key in dict.fromkeys(keys):
-            if key in self._rows or key[0] not in self._infos:
+            if key in self._rows or key[0] not in self._infos or key[0] in self._lost:
                 continue
             window = self._windows.get(key[0])
             if window is None:
@@ -244,8 +246,13 @@ class Search:
                 try:
                     self._rows.update(self._store.read(group))
                 except StoreCorrupt as error:
-                    name = self._infos.pop(process).name
-                    warnings.warn(f"not searched: session {name!r}: {error.what}", DamageWarning, stacklevel=4)
+                    self._lost.add(process)
+                    what = f"not searched: session {self._infos[process].name!r}: {error.what}"
+                    warnings.warn(what, DamageWarning, stacklevel=4)
+
+    def _is_read(self, key: Key) -> bool:
+        """Whether a page was read; a process that turned out damaged meanwhile is left out, with all that was read of it."""
+        return key in self._rows and key[0] not in self._lost
 
     def _candidate(self, key: Key, seen: _Seen) -> Candidate:
         page, state = self._rows[key]

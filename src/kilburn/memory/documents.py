@@ -82,7 +82,7 @@ def ingest(
     """
     place = Path(path)
     base = name if name is not None else place.absolute().as_posix()
-    folder = place.is_dir()
+    folder = os.path.isdir(place)  # false, too, for a path that cannot be
     parts: list[Ingested] = []
     seen: set[str] = set()
     for number, file in enumerate(texts_of(place, largest), 1):

@@ -6,6 +6,7 @@ of citations, and their validity is that of any page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -159,12 +160,14 @@ def _around(
 
 def _ends(memory: Collection, known: float) -> dict[int, float | None]:
     """What was closed by all that was written up to a time: until when each page was true; None for one that is in force
-    again."""
+    again. What was only proposed by then was never true."""
     ends: dict[int, float | None] = {}
     for event in memory.events():
         if event.time > known:
             break
-        if event.act in (Act.RETIRE, Act.RESTORE):
+        if event.data.get("at") == Place.PROPOSED:
+            ends.update(dict.fromkeys(event.pages, -math.inf))
+        elif event.act in (Act.RETIRE, Act.RESTORE):
             until = event.data.get("until", event.time) if event.act is Act.RETIRE else None
             ends.update(dict.fromkeys(event.pages, until))
     return ends

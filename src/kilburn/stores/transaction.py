@@ -17,7 +17,7 @@ from kilburn.store import Batch, ProcessKind, State
 from kilburn.stores import citations
 from kilburn.stores.codec import encode_text, key_of, pack, unpack
 from kilburn.stores.connection import row, rows_of_each
-from kilburn.stores.records import Memo, record_of_event, record_of_page, scrub, seal_of, telling_words
+from kilburn.stores.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.stores.sealed import Sealed, Session, seal_of_state
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.vectortable import VectorTable
@@ -199,7 +199,7 @@ class Transaction:
         blanked = []
         for after in range(0, session.head, CHUNK):
             for event in self._sealed.events(session, after, min(CHUNK, session.head - after)):
-                if not erased.isdisjoint(event.pages):
+                if concerns(event, erased):
                     *_, body, seal = sealed_event(self._process, scrub(event, words))
                     blanked.append((body, seal, self._process, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
