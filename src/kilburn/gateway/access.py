@@ -175,7 +175,11 @@ class Access:
         if any(name == b"content-encoding" and value.strip().lower() != b"identity" for name, value in headers):
             raise Problem(415, "encoded_body", "send the body as it is, without Content-Encoding")
         lengths = [value for name, value in headers if name == b"content-length"]
-        return int(lengths[0]) if lengths else None
+        if not lengths:
+            return None
+        if len(set(lengths)) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 19:
+            raise Problem(400, "invalid_length", "Content-Length is no number")
+        return int(lengths[0])
 
     def _key(self, headers: list[tuple[bytes, bytes]]) -> tuple[Key, list[tuple[bytes, bytes]]]:
         """Who asks, and the headers without the gateway's own key."""
