@@ -82,7 +82,8 @@ class Exchange(msgspec.Struct, kw_only=True):
 class Row(msgspec.Struct, kw_only=True):
     """What one session took since the gateway started. Tokens are by the session's own counter; `cached`, `written` and
     `replied` are the provider's, 0 where it reports none. `window`, `tokens_in_window` and `hit_rate` are as of its last
-    reply, and the hit rate is over its whole life; `alarm` says that it is under 60%. `saved` is money: see `kilburn.gateway.metrics.saved`."""
+    reply, and the hit rate is over its whole life; `alarm` says that it is under 60%. `saved` is money: see
+    `kilburn.gateway.metrics.saved`."""
 
     tenant: str
     session: str
