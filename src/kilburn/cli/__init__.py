@@ -16,6 +16,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     fsck,
     kv,
     learn,
+    mcp,
     memories,
     models,
     poisoning,
