@@ -14,6 +14,7 @@ import logging
 import secrets as chance
 import shlex
 import socket
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import datetime
@@ -67,6 +68,12 @@ CHARACTERS = 100_000
 
 LISTED = 100
 """Resources on one page of their list."""
+
+SHOWN = 20
+"""Facts whose provenance one call shows."""
+
+ROW = 400
+"""Characters that a row takes beside its text, about."""
 
 SHORTEST_TOKEN = 16
 
@@ -169,19 +176,22 @@ class _Door:
         self.own = f"{MEMORY}/{user}" if user else MEMORY
         started = datetime.fromtimestamp(store.clock()).strftime("%Y-%m-%d %H:%M:%S")
         self.notes = f"mcp {started} {chance.token_hex(3)}"
+        # One note at a time: the quota counts those before, and a session has one writer.
+        self.noting = threading.Lock()
 
     def remember(self, asked: Remember) -> dict[str, Any]:
         text, _ = screen(asked.text, self.secrets)
         since, until = _time(asked.since, "since"), _time(asked.until, "until")
         add = Add(text=text, since=since, until=until, why="a model remembered it")
-        memory = self.store.memory(self.user)
-        # What is refused is refused before its note is written.
         as_changes([add])
-        within(self.quota, memory, [add], self.store.clock())
-        session = self._fresh("auto").process(self.notes, self.user)
-        session.append({"role": "assistant", "content": text})
-        cites = ((session.kernel.info.number, session.window.last),)
-        made = memory.apply(msgspec.structs.replace(add, cites=cites), policy="mcp", cause="mcp", tainted=not self.in_force)
+        memory = self.store.memory(self.user)
+        with self.noting:
+            # What is refused is refused before its note is written.
+            within(self.quota, memory, [add], self.store.clock())
+            session = self._fresh("auto").process(self.notes, self.user)
+            session.append({"role": "assistant", "content": text})
+            cites = ((session.kernel.info.number, session.window.last),)
+            made = memory.apply(msgspec.structs.replace(add, cites=cites), policy="mcp", cause="mcp", tainted=not self.in_force)
         page, state = memory.read(memory.resolve(made[0])[0])
         row = describe(memory, page, state)
         if state.at is Place.PROPOSED:
@@ -225,15 +235,15 @@ class _Door:
             if len(rows) == asked.limit or room <= 0:
                 return {"memories": rows, "more": True}
             rows.append(describe(memory, page, state, at))
-            room -= len(rows[-1]["text"])
+            room -= ROW + len(rows[-1]["text"])
         return {"memories": rows, "more": False}
 
     def show(self, asked: Show) -> dict[str, Any]:
         memory = self._memory(asked.session)
         hidden = {info.name for info in self.store.store.processes()} - self._seen().keys()
         numbers = memory.resolve(asked.address)
-        if len(numbers) > LISTED:
-            raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice=f"name {LISTED} at most")
+        if len(numbers) > SHOWN:
+            raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice=f"name {SHOWN} at most")
         return {"memories": [provenance(self.store, memory, number, hidden) for number in numbers]}
 
     def history(self, asked: History) -> dict[str, Any]:
