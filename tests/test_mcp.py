@@ -432,7 +432,6 @@ async def test_two_servers_and_a_person_write_at_once(db: Path) -> None:
     assert shell("fsck", "--db", db).status == 0
 
 
-@pytest.mark.slow
 async def test_a_server_that_is_killed_loses_nothing_that_it_confirmed(db: Path, tmp_path: Path) -> None:
     confirmed: list[str] = []
     pids: set[int] = set()

@@ -421,3 +421,18 @@ def test_facts_in_scripts_without_spaces(store: Hierarchy, text: str, kept: str,
     learned, _ = run(store, facts(fact(kept), fact(invented)))
     assert texts(store) == [kept]
     assert learned.stored == ("f1",)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("user went to Rome on Friday", "user went to Rome on 2026-11-20"),
+        ("user visited Ana on Monday", "user visited Ana on 2026-11-16"),
+        ("user's flight is scheduled on Friday", "user's flight is scheduled on 2026-11-27"),
+        ("user has a meeting on Tuesday", "user has a meeting on 2026-11-24"),
+    ],
+)
+def test_a_weekday_is_before_or_after_by_the_verb(store: Hierarchy, text: str, kept: str) -> None:
+    said(store, text.replace("user's", "my").replace("user", "I"))
+    run(store, facts(fact(text)))
+    assert texts(store) == [kept]

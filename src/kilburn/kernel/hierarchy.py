@@ -19,7 +19,7 @@ from kilburn.kernel.collection import Collection
 from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.erasure import Erasure, erase, erasure_of, made_by, made_from
-from kilburn.kernel.forgetting import Holder
+from kilburn.kernel.forgetting import Holder, closure
 from kilburn.kernel.found import DamageWarning, Found, Recollection
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
@@ -344,11 +344,12 @@ class Hierarchy:
             whole=tuple(info.name for info in going),
             left=tuple((info.name, info.damaged) for info in whole if info.damaged),
         )
-        receipt = erasure_of(self.store, self._holder, everything, receipt)
+        keys = closure(self.store, self._holder, everything)
+        receipt = erasure_of(self.store, self._holder, keys, receipt)
         if not dry:
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to forget")
-            erase(self.store, self._holder, everything, [info.number for info in going], why)
+            erase(self.store, self._holder, everything, keys, [info.number for info in going], why)
             with self._lock:
                 for info in going:
                     self._processes.pop(info.name, None)

@@ -81,6 +81,12 @@ NEGATED = re.compile(
     re.IGNORECASE,
 )
 """Words that say that something is not so, or not any more."""
+_PAST = re.compile(
+    r"\b(?:was|were|had|did|went|came|saw|met|bought|got|took|made|gave|ate|flew|drove|ran|won|lost|began|felt|found|spoke"
+    r"|\w{2,}ed)\b"
+)
+_NOT_PAST = re.compile(r"\b(?:is|are|am|be|has|have|will|plans?|wants?|needs?|next)\b")
+"""Whether "on Friday" is the last one or the next."""
 _FIRST_PERSON = [
     (re.compile(r"\bI(?:'m| am)\b"), f"{SPEAKER} is"),
     (re.compile(r"\bI(?:'ve| have)\b"), f"{SPEAKER} has"),
@@ -229,7 +235,8 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     if said.role is Role.USER:
         for own, theirs in _FIRST_PERSON:
             text = own.sub(theirs, text)
-    text = grounded(text, said.page.time)[0]
+    past = _PAST.search(text) is not None and not _NOT_PAST.search(text)
+    text = grounded(text, said.page.time, past=past)[0]
     left = told(text)
     if not left or not _said(left, said.text, said):
         return None
@@ -287,8 +294,9 @@ def told(text: str) -> set[str]:
 
 
 def _said(words: set[str], text: str, said: Utterance) -> set[str]:
-    """Those words that a message says, a relative date in both forms, and the speaker's own name."""
-    return _matched(words, told(text) | told(grounded(text, said.page.time)[0]) | told(_day_of(said)))
+    """Those words that a message says, a relative date in all its forms, and the speaker's own name."""
+    dated = told(grounded(text, said.page.time)[0]) | told(grounded(text, said.page.time, past=True)[0])
+    return _matched(words, told(text) | dated | told(_day_of(said)))
 
 
 def _matched(words: set[str], others: set[str]) -> set[str]:
