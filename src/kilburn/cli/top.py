@@ -104,7 +104,9 @@ def sessions_of(url: str) -> list[Row]:
     try:
         place = urlsplit(url)
         kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}[place.scheme]
-        line = kind(place.hostname or "", place.port, timeout=10)
+        if not place.hostname:
+            raise ValueError(url)
+        line = kind(place.hostname, place.port, timeout=10)
     except (ValueError, KeyError, http.client.InvalidURL):
         raise SpecError(f"{url} is no address of a gateway", advice="give one such as http://127.0.0.1:8000") from None
     key = os.environ.get("KILBURN_KEY")
