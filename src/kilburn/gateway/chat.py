@@ -281,4 +281,3 @@ def _separated(message: Message) -> Message:
     part = message.parts[at]
     parts = (*message.parts[:at], msgspec.structs.replace(part, text="\n\n" + part.text), *message.parts[at + 1 :])
     return msgspec.structs.replace(message, parts=parts)
-

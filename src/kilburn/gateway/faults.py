@@ -46,7 +46,9 @@ def _called(process: Process, earlier: Sequence[Process], part: Part) -> MemoryR
         more = memory_tools.call(other, name, arguments)
         if more.sources:
             head = f'[from the earlier session {other.name}; recall its pages as "{other.name} p1"]'
-            found = MemoryReply(text="\n".join([*([found.text] if found.sources else []), head, more.text]), sources=found.sources)
+            found = MemoryReply(
+                text="\n".join([*([found.text] if found.sources else []), head, more.text]), sources=found.sources
+            )
     return found
 
 

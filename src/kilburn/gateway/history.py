@@ -106,7 +106,9 @@ class Session:
         earlier: sessions that the client made this one of, newest first.
     """
 
-    def __init__(self, process: Process, root: str, digests: Sequence[bytes], *, answered: bool, earlier: tuple[str, ...]) -> None:
+    def __init__(
+        self, process: Process, root: str, digests: Sequence[bytes], *, answered: bool, earlier: tuple[str, ...]
+    ) -> None:
         self.process, self.root, self.earlier = process, root, earlier
         self.digests = list(digests)
         self.chain = list(_chained(self.digests))
@@ -307,9 +309,7 @@ class Histories:
 
     def _opened(self, name: str, root: str, user: str) -> Session:
         process = self.hierarchy.process(name, user)
-        earlier = tuple(
-            name for event in process.events() if event.act is Act.NOTE for name in event.data.get("continues", ())
-        )
+        earlier = tuple(name for event in process.events() if event.act is Act.NOTE for name in event.data.get("continues", ()))
         answered = any(call.startswith(HIDDEN) for call in process.window.calls)
         return Session(process, root, canonical(process.originals()), answered=answered, earlier=earlier)
 
@@ -327,6 +327,7 @@ class Histories:
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
+
 
 def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     """How many members two chains have in common; a chained digest says all that came before it."""
@@ -390,4 +391,3 @@ def _latest(call: str, known: Any) -> str:
         number += 1
         found = f"{call}_{number}"
     return found
-

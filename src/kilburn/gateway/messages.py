@@ -166,7 +166,9 @@ def marked(messages: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]
 
 def _without_marks(message: dict[str, Any]) -> dict[str, Any]:
     content = message["content"]
-    if isinstance(content, str) or not any("cache_control" in block or isinstance(block.get("content"), list) for block in content):
+    if isinstance(content, str) or not any(
+        "cache_control" in block or isinstance(block.get("content"), list) for block in content
+    ):
         return message
     return {**message, "content": [_bare(block) for block in content]}
 

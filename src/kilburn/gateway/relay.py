@@ -294,9 +294,7 @@ async def start(send: Send, status: int, headers: Mapping[str, str], length: int
     await send({"type": "http.response.start", "status": status, "headers": listed})
 
 
-async def forward(
-    upstream: Upstream, method: str, path: str, body: bytes, headers: Mapping[str, str], send: Send
-) -> None:
+async def forward(upstream: Upstream, method: str, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
     """Pass a request and its answer through, byte for byte."""
     async with upstream.ask(method, path, body, headers, None) as answer:
         await start(send, answer.status, answer.headers)
@@ -322,4 +320,3 @@ async def fail(form: Form, error: KilburnError, send: Send) -> None:
         headers["retry-after"] = str(int(wait) + 1)
     await start(send, status, headers, len(body))
     await send({"type": "http.response.body", "body": body})
-

@@ -189,7 +189,9 @@ class InProcess:
     def _other(self, path: str) -> Answer:
         if path.partition("?")[0] == "/models":
             card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "kilburn"}
-            return Answer(200, {"content-type": "application/json"}, _one(msgspec.json.encode({"object": "list", "data": [card]})))
+            return Answer(
+                200, {"content-type": "application/json"}, _one(msgspec.json.encode({"object": "list", "data": [card]}))
+            )
         raise Refused(f"{self.model.name} does not answer {path}", advice="give the gateway an upstream that does")
 
     async def close(self) -> None:
