@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from kilburn.page import Claim
 
-__all__ = ["SPEAKER", "Topic", "contested", "contradict", "is_speaker", "plain_name", "same_claim", "together", "topic"]
+__all__ = ["SPEAKER", "Topic", "contested", "contradict", "is_speaker", "key_of", "plain_name", "same_claim", "together", "topic"]
 
 Topic = tuple[str, str, str]
 """What a claim speaks of: whose memory, if its subject is the speaker, else ""; its subject; its relation."""
@@ -53,12 +53,15 @@ def is_speaker(subject: str) -> bool:
     return plain_name(subject) in _SPEAKER
 
 
+def key_of(name: str) -> str:
+    """A name as names are compared, where all names of whoever speaks are one."""
+    return SPEAKER if is_speaker(name) else plain_name(name)
+
+
 def topic(claim: Claim, memory: object = "") -> Topic:
     """What a claim speaks of. `memory` is the number or name of its collection: in each, the speaker is another."""
-    subject = plain_name(claim.subject)
-    if subject in _SPEAKER:
-        return str(memory), SPEAKER, plain_name(claim.relation)
-    return "", subject, plain_name(claim.relation)
+    subject = key_of(claim.subject)
+    return str(memory) if subject == SPEAKER else "", subject, plain_name(claim.relation)
 
 
 def same_claim(one: Claim, other: Claim) -> bool:

@@ -89,10 +89,15 @@ class Add(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Put retired or proposed pages in force again. Only a person does this: to undo, or to accept what was proposed."""
+    """Put retired or proposed pages in force again. Only a person does this: to undo, or to accept what was proposed.
+
+    Args:
+        proposed: let rejected pages wait again instead, as before.
+    """
 
     pages: tuple[int, ...]
     why: str = ""
+    proposed: bool = False
 
 
 class Drop(msgspec.Struct, frozen=True):

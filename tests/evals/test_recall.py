@@ -29,6 +29,8 @@ def test_a_question_has_no_field_for_its_answer(tmp_path: Path) -> None:
     [corpus] = corpora(path)
     assert corpus.queries == [CorpusQuery("q", "t")]
     assert answers_of(path) == {("n", "q"): (frozenset({"1"}), "c")}
+    path.write_bytes(msgspec.json.encode({**line, "queries": [{"id": "q", "text": "t", "gold": [], "category": 3}]}))
+    assert answers_of(path) == {("n", "q"): (frozenset(), "3")}
     path.write_text("{}")
     with pytest.raises(SpecError):
         list(corpora(path))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
 
@@ -23,6 +24,7 @@ from kilburn.errors import (
     KilburnError,
     LawBroken,
     SpecError,
+    StoreCorrupt,
     StoreFull,
     StoreReadOnly,
     StoreStale,
@@ -179,6 +181,41 @@ def test_undo_passes_over_a_version_that_is_forgotten(store: kilburn.Hierarchy) 
     assert memory.undo("p1") == []
     assert texts(memory) == []
     assert [version.page.id for version in memory.history("p1")] == [1, 2, 3]
+    check_collection(memory)
+
+
+@pytest.mark.parametrize("by", [0, 1])
+def test_undoing_a_rejection_does_not_accept(store: kilburn.Hierarchy, session: kilburn.Process, by: int) -> None:
+    memory = store.memory()
+    memory.add("Ana lives in Porto.")
+    moved = Add(text="Ana lives in Rome.", cites=((number(session), 4),))
+    assert memory.apply(moved, Retire((1,), refers=0), policy="facts") == ["f1"]
+    memory.apply(Retire((-1,), by=by))
+    assert memory.undo("f1") == []
+    assert memory.read(-1)[1].at is Place.PROPOSED
+    assert texts(memory) == ([] if by else ["Ana lives in Porto."])
+    assert store.search("Rome", where="facts") == []
+    with pytest.raises(KernelError, match="proposed"):
+        memory.undo("f1")
+    check_collection(memory)
+    if by:
+        memory.undo("p1")
+    assert memory.accept("f1") == ["f1"]
+    assert texts(memory) == ["Ana lives in Rome."]
+    check_collection(memory)
+
+
+def test_undoing_what_a_proposed_fact_was_rejected_for_does_not_accept_it(
+    store: kilburn.Hierarchy, session: kilburn.Process
+) -> None:
+    memory = store.memory()
+    memory.add("Ana lives in Porto.")
+    memory.apply(Add(text="Ana lives in Rome.", cites=((number(session), 4),)), policy="facts")
+    memory.apply(Retire((-1,), by=1))
+    assert memory.undo("p1") == []
+    assert memory.read(-1)[1].at is Place.PROPOSED
+    assert texts(memory) == []
+    assert memory.undo("p1") == ["p1"]
     check_collection(memory)
 
 
@@ -688,3 +725,17 @@ def test_observations_that_cannot_be_written_are_counted(tmp_path: Path) -> None
         assert len(told) < 260
         assert sum(event.data.get("lost", 1) for event in told) == 600
         check_collection(memory)
+
+
+def test_a_page_that_is_missing_is_damage(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.db")
+    with kilburn.open(path) as store:
+        store.memory().add("one")
+        store.memory().apply(*(Add(text=word, sources=(1,)) for word in ("two", "three")))
+    db = apsw.Connection(path)
+    db.execute("DELETE FROM page WHERE id = -1")
+    db.close()
+    with kilburn.open(path) as store:
+        with pytest.raises(StoreCorrupt, match="fsck"):
+            store.memory().recall("f1")
+        assert store.memory().recall("f2") == "three"

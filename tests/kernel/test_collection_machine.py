@@ -174,6 +174,9 @@ class Memories(RuleBasedStateMachine):
             return
         address, before = address_of(key[1]), self._in_force(memory)
         memory.undo(address)
+        if memory.read(key[1])[1].at is Place.PROPOSED:
+            self._look(memory)
+            return
         assert (key[1] in self._in_force(memory)) is not (key[1] in before)
         memory.undo(address)
         assert (key[1] in self._in_force(memory)) is (key[1] in before)

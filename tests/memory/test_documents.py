@@ -152,6 +152,13 @@ def test_a_secret_is_refused_or_redacted(store: Hierarchy, folder: Path) -> None
     assert texts(store)["log/key"] == "the token is [secret: github-pat]"
 
 
+@pytest.mark.parametrize("path", ["no such", "x" * 5000, "a\0b", "\ud800", "/dev/null"])
+def test_a_path_that_cannot_be_is_refused(store: Hierarchy, path: str) -> None:
+    with pytest.raises(SpecError):
+        ingest(store, path)
+    assert list(documents(store)) == []
+
+
 @pytest.mark.parametrize("name", ["", " ", "x" * 600, "a\0b", "\ud800"])
 def test_a_name_that_cannot_be_is_refused(store: Hierarchy, name: str) -> None:
     with pytest.raises(SpecError):

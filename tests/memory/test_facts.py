@@ -388,3 +388,51 @@ def test_five_facts_in_three_wordings() -> None:
 )
 def test_agreement(one: str, other: str, expected: float) -> None:
     assert agreement(one, other) == agreement(other, one) == expected
+
+
+def test_the_opposite_of_a_known_fact_is_not_taken_for_it(store: Hierarchy) -> None:
+    said(store, "I like jazz and I live in Porto")
+    run(store, facts(fact("user likes jazz"), fact("user lives in Porto")))
+    said(store, "I do not like jazz. I do not live in Porto.")
+    learned, _ = run(
+        store, facts(fact("user does not like jazz"), fact("user does not live in Porto")), op("DELETE", 1), op("DELETE", 1)
+    )
+    assert (learned.stored, learned.retired, learned.unchanged) == (("f3", "f4"), ("f1", "f2"), 0)
+    assert texts(store) == ["user does not like jazz", "user does not live in Porto"]
+
+
+@pytest.mark.parametrize("invented", ["user does not live in Porto", "user doesn't live in Porto", "user never lived in Porto"])
+def test_the_opposite_of_what_was_said_is_no_fact(store: Hierarchy, invented: str) -> None:
+    said(store, "I live in Porto")
+    learned, _ = run(store, facts(fact(invented)))
+    assert learned.stored == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "invented"),
+    [
+        ("私はポルトに住んでいます。", "userはポルトに住んでいます", "userはリスボンで働いています"),
+        ("我住在北京，在谷歌工作。", "user住在北京", "user是上海的医生"),
+        ("저는 서울에 살아요", "user 서울에 살아요", "user 부산에서 일합니다"),
+    ],
+)
+def test_facts_in_scripts_without_spaces(store: Hierarchy, text: str, kept: str, invented: str) -> None:
+    said(store, text)
+    learned, _ = run(store, facts(fact(kept), fact(invented)))
+    assert texts(store) == [kept]
+    assert learned.stored == ("f1",)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("user went to Rome on Friday", "user went to Rome on 2026-11-20"),
+        ("user visited Ana on Monday", "user visited Ana on 2026-11-16"),
+        ("user's flight is scheduled on Friday", "user's flight is scheduled on 2026-11-27"),
+        ("user has a meeting on Tuesday", "user has a meeting on 2026-11-24"),
+    ],
+)
+def test_a_weekday_is_before_or_after_by_the_verb(store: Hierarchy, text: str, kept: str) -> None:
+    said(store, text.replace("user's", "my").replace("user", "I"))
+    run(store, facts(fact(text)))
+    assert texts(store) == [kept]

@@ -127,6 +127,28 @@ def test_what_nobody_used_for_long_has_decayed(store: Hierarchy, clock: FakeCloc
     assert [(failure.address, failure.why) for failure in decayed(memory, clock.now)] == [("p1", "not used for long")]
 
 
+@pytest.mark.parametrize("how", ["search", "recall"])
+def test_what_a_search_of_the_store_finds_is_used(store: Hierarchy, clock: FakeClock, how: str) -> None:
+    lives(store, "Porto")
+    clock.advance(200 * 86_400.0)
+    assert len(decayed(store.memory(), store.clock())) == 1
+    store.memory().apply(*(Add(text=f"Number {n} of the list is {n * n}") for n in range(20)))
+    assert list(getattr(store, how)("Where does Ana live? In Porto?", where="facts"))
+    assert decayed(store.memory(), store.clock()) == []
+
+
+@pytest.mark.parametrize("how", ["search", "recall"])
+def test_a_search_of_the_store_for_the_user_is_a_recall(store: Hierarchy, how: str) -> None:
+    store.memory("ana")
+    process = store.process("s", user="ana")
+    process.append(user("Do you remember my flight?"))
+    getattr(store, how)("flight", user="ana")
+    process.append(assistant("No."), user("Do you remember my train?"))
+    assert [failure.address for failure in not_triggered(process, store.memory("ana"))] == ["p3"]
+    store.search("flight", user="bob")
+    assert store.store.process("@memory/bob", time=0.0, create=False) is None, "a search makes no memory"
+
+
 def test_what_is_past_its_end_has_decayed(store: Hierarchy, clock: FakeClock) -> None:
     lives(store, "Porto", until=clock.now + 10)
     assert decayed(store.memory(), clock.now) == []

@@ -254,6 +254,13 @@ BAD = [
 ]
 
 
+def test_a_user_who_has_nothing_is_not_the_session_of_that_name(store: Hierarchy) -> None:
+    for name in ("light", "@memory/bob", "@document/manual"):
+        with pytest.raises(SpecError, match="no user"):
+            store.forget(user=name)
+    check_kept(store)
+
+
 @pytest.mark.parametrize("what", ["user", "session", "document", "source"])
 def test_a_name_that_is_nobodys_forgets_nothing(store: Hierarchy, what: str) -> None:
     before = told(store)
@@ -332,3 +339,19 @@ def test_after_a_crash_in_the_middle_nothing_dangles_and_asking_again_goes_on(pa
             break
     assert steps > 5
     assert canaries(path) == set()
+
+
+@pytest.mark.parametrize("where", ["agent.db", ":memory:"])
+def test_a_reason_that_quotes_what_superseded_a_fact_goes_with_it(tmp_path: Path, where: str) -> None:
+    place = tmp_path / where if where == "agent.db" else where
+    with kilburn.open(str(place), tokenizer="chars/4") as store:
+        session, memory = store.process("s"), store.memory("ana")
+        session.append({"role": "user", "content": "hello"})
+        cites = ((session.kernel.info.number, 1),)
+        memory.add("old")
+        moved = Add(text="canarynew", cites=cites)
+        memory.apply(moved, Retire((1,), refers=0, why="canaryreason"), policy="learner")
+        memory.apply(Retire((-1,), by=1, why="canaryheld"), policy="learner", tainted=True)
+        memory.forget("f1")
+        assert "canary" not in repr(list(memory.events()))
+    assert where == ":memory:" or not canaries(tmp_path / where)

@@ -17,7 +17,8 @@ from kilburn.memory.failures import unattributed
 from kilburn.memory.graph import ALIAS, Graph
 from kilburn.memory.learning import Learned, learn
 from kilburn.message import Kind
-from kilburn.page import Place
+from kilburn.move import Add, Retire
+from kilburn.page import Claim, Place
 from kilburn.testing import FakeClock, Scripted
 
 DAY = 86_400.0
@@ -169,6 +170,16 @@ def test_what_is_over_is_closed_and_nothing_else(store: Hierarchy) -> None:
     assert facts(store, history=True) == ["Ana lives in Porto"]
 
 
+def test_nothing_is_over_or_corrected_on_the_models_word_alone(store: Hierarchy) -> None:
+    told(store, "Ana lives in Porto.", *PORTO)
+    told(store, "Ana lives in Porto and loves it.", PORTO[0], related(("Ana", "lives in", "Porto"), over=True))
+    assert edges(store, "Ana") == [("Ana", "lives in", "Porto")]
+    began = store.clock()
+    told(store, "Ana lives in Braga.", BRAGA[0], related(("Ana", "lives in", "Braga"), correction=True))
+    assert edges(store, "Ana") == [("Ana", "lives in", "Braga")]
+    assert edges(store, "Ana", at=began) == [("Ana", "lives in", "Porto")], "an update does not rewrite the past"
+
+
 def test_as_of_and_as_known() -> None:
     clock = FakeClock(now=1_000_000.0, tick=0.001)
     with opened(clock) as store:
@@ -236,6 +247,23 @@ def test_a_name_that_may_be_two_people_is_merged_with_neither(store: Hierarchy, 
         )
     told(store, "Ana works for Acme.", named(("Ana", "person"), ("Acme", "organisation")), related(("Ana", "works for", "Acme")))
     assert edges(store, "Ana") == [("Ana", "works for", "Acme")]
+
+
+def test_a_first_name_is_nobodys_again_when_a_second_person_has_it(store: Hierarchy) -> None:
+    def knows(name: str) -> tuple[str, str]:
+        return named((name, "person"), ("Bea", "person")), related((name, "knows", "Bea"), many=True)
+
+    bus = named(("Ana", "person"), ("bus", "thing")), related(("Ana", "drives", "bus"))
+    told(store, "Ana Silva knows Bea.", *knows("Ana Silva"))
+    told(store, "Ana lives in Porto.", *PORTO)
+    assert ("Ana", "lives in", "Porto") in edges(store, "Ana Silva")
+    told(store, "Ana Silva knows Bea well.", *knows("Ana Silva"))
+    assert ("Ana", "lives in", "Porto") in edges(store, "Ana Silva")
+    told(store, "Ana Costa knows Bea.", *knows("Ana Costa"))
+    told(store, "Ana drives a bus.", *bus)
+    assert edges(store, "Ana Silva") == [("Ana Silva", "knows", "Bea")]
+    assert edges(store, "Ana Costa") == [("Ana Costa", "knows", "Bea")]
+    assert edges(store, "Ana") == [("Ana", "drives", "bus"), ("Ana", "lives in", "Porto")]
 
 
 def test_places_are_never_merged_by_their_first_word(store: Hierarchy) -> None:
@@ -341,3 +369,24 @@ def test_whatever_a_model_replies_each_fact_has_its_origin_and_its_entities(repl
             else:
                 assert memory.store.citing(memory.number, [page.id])
         assert unattributed(memory) == []
+
+
+def test_what_was_only_proposed_is_no_edge_as_of_then() -> None:
+    clock = FakeClock()
+    with opened(clock) as store:
+        session, memory = store.process("s"), store.memory("ana")
+        session.append({"role": "user", "content": "hello"})
+        cites = ((session.kernel.info.number, 1),)
+        for town in ("Porto", "Braga"):
+            named = Claim(subject="Ana", relation="likes", object=town, many=True)
+            memory.apply(Add(text=f"Ana likes {town}.", claim=named, cites=cites), policy="graph", tainted=True)
+        clock.advance(DAY)
+        proposed = clock.now
+        clock.advance(DAY)
+        memory.accept("f1")
+        memory.apply(Retire((-2,)))
+        clock.advance(DAY)
+        for known in (None, clock.now):
+            assert [edge.object for edge in neighbourhood(store, "Ana", user="ana", known=known)] == ["Porto"]
+        for at in (proposed, clock.now):
+            assert neighbourhood(store, "Ana", user="ana", at=at, known=proposed) == []

@@ -514,7 +514,7 @@ def test_a_policy_is_named_like_any_other() -> None:
 def test_what_is_not_there_is_an_error_and_makes_nothing(tmp_path: Path) -> None:
     with opened(tmp_path / "s.db") as store:
         store.process("a").append(user("I live in Porto."))
-        for session, owner in (("typo", None), ("", None), ("a", "nul\0"), ("@memory", None), ("a", "x" * 600)):
+        for session, owner in (("typo", None), ("", None), ("a", "nul\0"), ("@memory", None), ("\ud800", None), ("a", "x" * 600)):
             with pytest.raises(SpecError):
                 learn(store, session, user=owner)
         assert [info.name for info in store.processes()] == ["a"]

@@ -14,6 +14,7 @@ from cli.terminal import kilburn as command
 from kernel.talk import user
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Act, Event
+from kilburn.kernel.found import DamageWarning
 from kilburn.stores.schema import MIGRATIONS, NEWER, admit
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.stores import batch_of
@@ -89,6 +90,18 @@ def test_a_damaged_session_blocks_no_other(talk: Path, tmp_path: Path) -> None:
     assert out.read_text().count('"session":"b"') == 1
     assert '"session":"a"' not in out.read_text()
     assert command("forget", "b", "p1", "--yes", "--db", talk).status == 0
+
+
+@pytest.mark.parametrize("page", range(1, 9))
+def test_a_search_leaves_out_a_process_that_turns_out_damaged_beside_a_hit(talk: Path, page: int) -> None:
+    change(talk, "UPDATE page SET meta = x'c1' WHERE process = 1 AND id = ?", page)
+    with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store:
+        with pytest.warns(DamageWarning, match="'a'"):
+            hits = store.search("4", 4000)
+        assert {hit.session for hit in hits} == {"b"}
+        with pytest.warns(DamageWarning, match="'a'"):
+            recalled = store.recall("4", 4000)
+        assert {hit.session for hit in (*recalled, *recalled.withheld)} == {"b"}
 
 
 def test_a_session_that_cannot_be_opened_is_quarantined_and_its_name_is_free(talk: Path) -> None:

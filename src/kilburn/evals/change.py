@@ -129,11 +129,7 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
         return msgspec.json.encode(msgspec.structs.replace(self, asked=())).decode()
 
     def row(self, mode: str, family: str = FAMILIES[0]) -> ChangeRow:
-        """The row of a mode and family.
-
-        Raises:
-            KeyError: it was not measured.
-        """
+        """The row of a mode and family; KeyError if it was not measured."""
         return row_of(self.rows, mode=mode, family=family)
 
     def table(self) -> str:

@@ -50,7 +50,7 @@ class Corpus(msgspec.Struct, frozen=True):
 class _Answered(msgspec.Struct, frozen=True):
     id: str
     gold: list[str]
-    category: str = ""
+    category: str | int | float | None = ""
 
 
 class _Answers(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def answers_of(path: Path) -> Answers:
         SpecError: it cannot be read, or a line is no conversation.
     """
     return {
-        (corpus.name, query.id): (frozenset(query.gold), query.category)
+        (corpus.name, query.id): (frozenset(query.gold), str(query.category))
         for corpus in _decoded(_lines(path), _Answers, path)
         for query in corpus.queries
     }

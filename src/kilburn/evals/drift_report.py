@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.evals.baselines import CHARACTERS
-from kilburn.evals.intervals import interval
+from kilburn.evals.intervals import interval, mean
 from kilburn.evals.picture import picture, plain_axes
 from kilburn.evals.report import EvalReport, grid, row_of
 
@@ -209,16 +209,16 @@ def _kept_share(trials: Sequence[Trial], arm: str, kind: str, passes: int, seed:
         kind=kind,
         passes=passes,
         trials=len(came),
-        seen=round(_mean(trial.seen[passes - 1] for trial in came)),
-        shown=_mean(probe.shown for probe in flat),
+        seen=round(mean(trial.seen[passes - 1] for trial in came)),
+        shown=mean(probe.shown for probe in flat),
         shown_low=shown_low,
         shown_high=shown_high,
-        searched=_mean(probe.searched for probe in flat),
+        searched=mean(probe.searched for probe in flat),
         searched_low=searched_low,
         searched_high=searched_high,
-        recalled=_mean(probe.recalled for probe in flat),
+        recalled=mean(probe.recalled for probe in flat),
         recalls=max(probe.recalls for probe in flat),
-        cost=round(_mean(costs)),
+        cost=round(mean(costs)),
     )
 
 
@@ -232,13 +232,12 @@ def _decline(trials: Sequence[Trial], seed: int) -> Decline:
             returns += [now for was, now in zip(before, after, strict=True) if not was]
     longest = max((len(trial.curve) for trial in trials), default=0)
     curve = [
-        _mean(shown for trial in trials if len(trial.curve) > number for shown in trial.curve[number])
-        for number in range(longest)
+        mean(shown for trial in trials if len(trial.curve) > number for shown in trial.curve[number]) for number in range(longest)
     ]
     low, high = interval(list(groups.values()), seed)
-    rate = _mean(value for group in groups.values() for value in group)
+    rate = mean(value for group in groups.values() for value in group)
     return Decline(
-        policy=trials[0].policy, rate=rate, low=low, high=high, back=_mean(returns), curve=curve, compound=(1 - rate) ** longest
+        policy=trials[0].policy, rate=rate, low=low, high=high, back=mean(returns), curve=curve, compound=(1 - rate) ** longest
     )
 
 
@@ -267,11 +266,6 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     for one in counts:
         total.update(one)
     return dict(sorted(total.items()))
-
-
-def _mean(values: Iterable[float]) -> float:
-    given = list(values)
-    return sum(given) / len(given) if given else 0.0
 
 
 _SHARES = ("policy", "rules in", "after", "seen", "window", "95%", "search", "95%", "recall", "recalls", "tokens")

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
 from typing import TypeVar
 
 from kilburn.errors import SpecError
 
-__all__ = ["interval", "resampled", "wilson"]
+__all__ = ["interval", "mean", "resampled", "wilson"]
 
 RESAMPLES = 1000
 
 T = TypeVar("T")
+
+
+def mean(values: Iterable[float]) -> float:
+    """Their mean; 0 of none."""
+    known = list(values)
+    return fmean(known) if known else 0.0
 
 
 def resampled(figure: Callable[[Sequence[T]], float | None], items: Sequence[T], seed: int) -> tuple[float, float] | None:
@@ -35,10 +42,10 @@ def interval(groups: Sequence[Sequence[float]], seed: int) -> tuple[float, float
     if not sums:
         return 0.0, 0.0
 
-    def mean(drawn: Sequence[tuple[float, int]]) -> float:
+    def pooled(drawn: Sequence[tuple[float, int]]) -> float:
         return sum(total for total, _ in drawn) / sum(count for _, count in drawn)
 
-    return resampled(mean, sums, seed) or (0.0, 0.0)
+    return resampled(pooled, sums, seed) or (0.0, 0.0)
 
 
 def wilson(right: int, asked: int) -> tuple[float, float]:

@@ -247,11 +247,7 @@ class PoisonReport(EvalReport, frozen=True, kw_only=True):
     rows: list[PoisonRow]
 
     def row(self, attack: str, defence: str) -> PoisonRow:
-        """The row of an attack and a defence.
-
-        Raises:
-            KeyError: it was not measured.
-        """
+        """The row of an attack and a defence; KeyError if it was not measured."""
         return row_of(self.rows, attack=attack, defence=defence)
 
     def table(self) -> str:

@@ -7,14 +7,14 @@ without answers is not counted. The intervals are of 95%, with whole conversatio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 
 import msgspec
 
 from kilburn.evals.corpora import Answers
-from kilburn.evals.intervals import interval
+from kilburn.evals.intervals import interval, mean
 from kilburn.evals.recall import RecallLine
 from kilburn.evals.report import EvalReport, grid
 
@@ -148,22 +148,17 @@ def _row(
                 if key in base:
                     groups.setdefault(key[0], []).append(figure(one) - figure(base[key]))
             low, high = interval(list(groups.values()), seed)
-            gain[what] = (_mean(value for group in groups.values() for value in group), low, high)
+            gain[what] = (mean(value for group in groups.values() for value in group), low, high)
     corpora = sorted({corpus for corpus, _ in scores})
     return RecallRow(
         ranking=name,
         corpora=len(corpora),
         questions=len(scores),
-        at={place: _mean(one.at[place] for one in scores.values()) for place in PLACES},
-        ndcg=_mean(one.ndcg for one in scores.values()),
-        within={budget: _mean(one.within[budget] for one in scores.values()) for budget in BUDGETS},
+        at={place: mean(one.at[place] for one in scores.values()) for place in PLACES},
+        ndcg=mean(one.ndcg for one in scores.values()),
+        within={budget: mean(one.within[budget] for one in scores.values()) for budget in BUDGETS},
         gain=gain,
         p50=median(times),
         p95=quantiles(times, n=20, method="inclusive")[-1] if len(times) > 1 else times[0],
-        by_corpus={each: _mean(one.at[10] for (corpus, _), one in scores.items() if corpus == each) for each in corpora},
+        by_corpus={each: mean(one.at[10] for (corpus, _), one in scores.items() if corpus == each) for each in corpora},
     )
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return fmean(known) if known else 0.0

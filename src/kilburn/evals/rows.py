@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kilburn.evals.cost import PER, Rates, cost_of
-from kilburn.evals.intervals import interval
+from kilburn.evals.intervals import interval, mean
 from kilburn.evals.outcomes import COUNTS, Cell, ReferenceOutcome
 from kilburn.evals.roster import BELADY, MODEL
 
@@ -109,7 +109,7 @@ def rows_of(done: Sequence[Cell], rates: Rates, seed: int) -> list[Row]:
 def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> Row:
     low, high = interval(_by_run([(own.run, float(own.shown)) for own in cell.outcomes]), seed)
     gain_low, gain_high = interval(_differences(cell.outcomes, tail.outcomes), seed)
-    survival = _share([o.shown for o in cell.outcomes])
+    survival = mean([o.shown for o in cell.outcomes])
     costs = _costs(cell, rates)
     optimum = _costs(best, rates) if best is not None else {}
     return Row(
@@ -118,14 +118,14 @@ def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> 
         survival=survival,
         low=low,
         high=high,
-        gain=survival - _share([o.shown for o in tail.outcomes]),
+        gain=survival - mean([o.shown for o in tail.outcomes]),
         gain_low=gain_low,
         gain_high=gain_high,
-        line=_share([o.line for o in cell.outcomes]),
+        line=mean([o.line for o in cell.outcomes]),
         searched=_share_of_known([o.searched for o in cell.outcomes]),
         reachable=_share_of_known([o.reachable for o in cell.outcomes]),
         costs=costs,
-        regret=None if best is None else _share([o.shown for o in best.outcomes]) - survival,
+        regret=None if best is None else mean([o.shown for o in best.outcomes]) - survival,
         cost_regret={name: costs[name] / cost - 1 for name, cost in optimum.items() if cost > 0},
     )
 
@@ -170,10 +170,10 @@ def model_differences_of(done: Sequence[Cell], seed: int) -> list[ModelDifferenc
             ModelDifference(
                 policy=without.policy,
                 window=cell.window,
-                survival=_share([o.shown for o in cell.outcomes]) - _share([o.shown for o in without.outcomes]),
+                survival=mean([o.shown for o in cell.outcomes]) - mean([o.shown for o in without.outcomes]),
                 low=low,
                 high=high,
-                line=_share([o.line for o in cell.outcomes]) - _share([o.line for o in without.outcomes]),
+                line=mean([o.line for o in cell.outcomes]) - mean([o.line for o in without.outcomes]),
                 asks=cell.asks,
                 unanswered=cell.unanswered,
             )
@@ -199,10 +199,6 @@ def _by_run(values: Sequence[tuple[str, float]]) -> list[list[float]]:
     return list(groups.values())
 
 
-def _share(found: Sequence[bool]) -> float:
-    return sum(found) / len(found) if found else 0.0
-
-
 def _share_of_known(found: Sequence[bool | None]) -> float | None:
     answers = [one for one in found if one is not None]
-    return _share(answers) if answers else None
+    return mean(answers) if answers else None

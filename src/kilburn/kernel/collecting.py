@@ -343,9 +343,10 @@ class Collecting:
         for page in self._each(move.pages):
             if self._known(page)[1].at is Place.OUT:
                 raise KernelError(f"{address_of(page)} is in force", advice="restore what was retired or proposed")
-        # A page that was proposed was never in the index; for the others this changes nothing.
-        self.index += move.pages
-        self._move(Act.RESTORE, move.pages, Place.OUT, move.why)
+        if not move.proposed:
+            # A page that was proposed was never in the index; for the others this changes nothing.
+            self.index += move.pages
+        self._move(Act.RESTORE, move.pages, Place.PROPOSED if move.proposed else Place.OUT, move.why)
 
     def mark(self, act: Act, pages: Sequence[int], **data: float) -> None:
         """Pin or unpin pages, or set their importance."""

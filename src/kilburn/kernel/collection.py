@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from kilburn.budget import Counter
-from kilburn.errors import Forgotten, KernelError, KilburnError, StoreReadOnly, StoreStale, UnknownAddress
+from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, StoreReadOnly, StoreStale, UnknownAddress
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.collecting import Change, Collecting, as_changes, held_of, is_true, keys_of
 from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
@@ -25,7 +25,9 @@ from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.store import Batch, ProcessInfo, ProcessKind, State, Store
 
-__all__ = ["Collection"]
+__all__ = ["Collection", "undisturbed"]
+
+T = TypeVar("T")
 
 READ = 500
 """Pages that are read at a time."""
@@ -38,6 +40,21 @@ GATHERED = 256
 
 MOST = 10_000
 """Pages that one address may name here."""
+
+
+def undisturbed(work: Callable[[], T]) -> T:
+    """What `work` returns, which reads a collection and then writes with `seen`: done anew if another writer changed the
+    collection in between.
+
+    Raises:
+        StoreStale: so it went each time. Whatever `work` raises.
+    """
+    for _ in range(TRIES):
+        try:
+            return work()
+        except StoreStale:
+            continue
+    return work()
 
 
 class Collection:
@@ -256,7 +273,7 @@ class Collection:
     def undo(self, address: str, why: str = "") -> list[str]:
         """Undo what last happened to pages, as a person. What was retired is in force again, and what superseded it is
         retired as if it had never been true. What is in force is retired in this way, and what it had superseded is in
-        force again. Undoing it once more leads back.
+        force again. Undoing it once more leads back. What was proposed and rejected waits again.
 
         Returns:
             The addresses that are in force by this.
@@ -277,7 +294,8 @@ class Collection:
     def _restored(self, collect: Callable[[], Collecting]) -> list[str]:
         with self.lock:
             made = self._commit(collect)
-        return [address_of(page) for event in made.events if event.act is Act.RESTORE for page in event.pages]
+        restored = [event for event in made.events if event.act is Act.RESTORE and event.data["at"] == Place.OUT]
+        return [address_of(page) for event in restored for page in event.pages]
 
     def history(self, address: str) -> list[Version]:
         """The versions of what an address names, oldest first: what it superseded, and what superseded it, each with what
@@ -449,7 +467,9 @@ class Collection:
         if last - first >= MOST:
             raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
         rows = self.store.read((self.number, page) for page in range(first, last + 1))
-        found = [page for page in range(first, last + 1) if rows[self.number, page][1].at is not Place.DROPPED]
+        if missing := [page for page in range(first, last + 1) if (self.number, page) not in rows]:
+            raise StoreCorrupt(f"{address_of(missing[0])} of {self.name!r} is missing", advice="run `kilburn fsck`")
+        found = [page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED]
         if not found:
             raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
         return found

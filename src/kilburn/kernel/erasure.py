@@ -8,13 +8,13 @@ asking again goes on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from kilburn.errors import StoreError
 from kilburn.event import Act
-from kilburn.kernel.forgetting import Holder, closure, forget
+from kilburn.kernel.forgetting import Holder, Key, forget
 from kilburn.kernel.receipts import ranges
 from kilburn.message import Kind
 from kilburn.page import Page, Place
@@ -32,8 +32,6 @@ UNREACHED = (
 TRIES = 20
 """How often a process is looked at again because another writer adds to it."""
 
-Key = tuple[int, int]
-
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
     """A copy that Kilburn made and does not touch: whose, where it went, and when, in seconds since the epoch."""
@@ -44,7 +42,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt of a forget.
+    """The receipt of a forget: of what was there when it began. What others add to it meanwhile goes too, and is not in here.
 
     Args:
         asked: what was to be forgotten, as it was asked for.
@@ -93,14 +91,13 @@ def made_by(store: Store, tool: str) -> dict[int, list[int]]:
     return found
 
 
-def erasure_of(store: Store, opener: Callable[[int], Holder], roots: Mapping[int, Iterable[int]], receipt: Erasure) -> Erasure:
-    """The receipt of what forgetting these pages forgets; nothing is changed.
+def erasure_of(store: Store, opener: Callable[[int], Holder], keys: Sequence[Key], receipt: Erasure) -> Erasure:
+    """The receipt of forgetting these pages; nothing is changed.
 
     Args:
-        roots: process -> pages.
+        keys: all that goes; see `closure`.
         receipt: what is said already.
     """
-    keys = closure(store, opener, roots)
     places = Counter[str]()
     pages: dict[int, list[int]] = {}
     names = {info.number: info.name for info in store.processes()}
@@ -141,14 +138,19 @@ def _exports(store: Store, number: int, name: str, pages: list[int]) -> Iterable
 
 
 def erase(
-    store: Store, opener: Callable[[int], Holder], roots: Mapping[int, Iterable[int]], whole: Iterable[int], why: str
+    store: Store,
+    opener: Callable[[int], Holder],
+    roots: Mapping[int, Iterable[int]],
+    keys: Sequence[Key],
+    whole: Iterable[int],
+    why: str,
 ) -> None:
-    """Forget pages, and processes as a whole.
+    """Forget pages, of which `keys` are the closure, and processes as a whole.
 
     Raises:
         StoreError: others keep adding to a process, or the disk fails; trying again goes on.
     """
-    forget(store, opener, roots, why)
+    forget(store, opener, roots, why, keys)
     for number in whole:
         for left in reversed(range(TRIES)):
             some = [page.id for page, state in store.pages(number) if state.at is not Place.DROPPED]

@@ -46,11 +46,12 @@ Roots = Mapping[int, Iterable[int]]
 """Number of a process -> ids of its pages."""
 
 
-def forget(store: Store, opener: Opener, roots: Roots, why: str) -> list[Key]:
+def forget(store: Store, opener: Opener, roots: Roots, why: str, known: Sequence[Key] | None = None) -> list[Key]:
     """Forget pages of processes and everything that was made from them; returns what went.
 
     Args:
         opener: opens a process by its number.
+        known: their `closure`, if it was just found.
 
     Raises:
         StoreStale: others kept adding to it. StoreError. What had gone by then is gone, and trying again goes on.
@@ -58,11 +59,12 @@ def forget(store: Store, opener: Opener, roots: Roots, why: str) -> list[Key]:
     wanted, gone = {number: list(pages) for number, pages in roots.items()}, list[Key]()
     for left in reversed(range(TRIES)):
         try:
-            for number, some in _steps(store, closure(store, opener, wanted)):
+            for number, some in _steps(store, known if known is not None else closure(store, opener, wanted)):
                 gone += [(number, page) for page in opener(number).drop(some, why)]
         except StoreStale:
             if not left:
                 raise
+            known = None
         else:
             break
     return gone

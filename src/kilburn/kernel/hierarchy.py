@@ -14,17 +14,19 @@ from typing import Any
 
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.event import Act
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer
 from kilburn.kernel.erasure import Erasure, erase, erasure_of, made_by, made_from
-from kilburn.kernel.forgetting import Holder
+from kilburn.kernel.forgetting import Holder, closure
 from kilburn.kernel.found import DamageWarning, Found, Recollection
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.search import RANKING, Search, kinds_of, reading_order
+from kilburn.page import parse_address
 from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.store import ProcessInfo, ProcessKind, Store, check_name
@@ -37,6 +39,10 @@ MEMORY = "@memory"
 
 DOCUMENT = "@document"
 """Documents have names below this."""
+
+
+def _name_of_memory(user: str) -> str:
+    return f"{MEMORY}/{user}" if user else MEMORY
 
 
 class Hierarchy:
@@ -129,7 +135,7 @@ class Hierarchy:
         Raises:
             SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
         """
-        return self._collection(f"{MEMORY}/{user}" if user else MEMORY, ProcessKind.MEMORY, user)
+        return self._collection(_name_of_memory(user), ProcessKind.MEMORY, user)
 
     def document(self, name: str, user: str = "") -> Collection:
         """The document of that name: a collection of its passages, created where there is none.
@@ -227,7 +233,9 @@ class Hierarchy:
         """
         now = self.clock() if at is None else at
         search = self._searching(where, user)
-        return search.found(search.ranked(query, now, tokens, at), self.counter, tokens, now, limit, apart=True)
+        hits = search.found(search.ranked(query, now, tokens, at), self.counter, tokens, now, limit, apart=True)
+        self._record(user, hits)
+        return hits
 
     def recall(
         self,
@@ -255,6 +263,7 @@ class Hierarchy:
         ranked = search.ranked(query, now, tokens, at, beside=True)
         hits = reading_order(search.found(ranked, self.counter, tokens, now, limit))
         sure = confidence(search.text, [one.candidate for one in ranked])
+        self._record(user, hits if sure >= ENOUGH else [])
         return Recollection(hits, sure) if sure >= ENOUGH else Recollection((), sure, hits)
 
     def _searching(self, where: str | Iterable[str], user: str | None) -> Search:
@@ -265,6 +274,19 @@ class Hierarchy:
             if info.damaged:
                 warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)
         return Search(self.store, self.ranking, self.vectors, infos, everywhere=len(infos) == len(known))
+
+    def _record(self, user: str | None, hits: Iterable[Found]) -> None:
+        """Note in the ledgers of memories that they were searched, and what was found: what is found has not decayed."""
+        if self.store.readonly:
+            return
+        pages: dict[str, list[int]] = {} if user is None else {_name_of_memory(user): []}
+        for hit in hits:
+            if hit.session == MEMORY or hit.session.startswith(f"{MEMORY}/"):
+                pages.setdefault(hit.session, []).append(parse_address(hit.address)[0])
+        for name, found in pages.items():
+            info = self.store.process(name, time=0.0, create=False)
+            if info is not None and not info.damaged:
+                self.memory(info.user).observe(Act.SEARCH, found, cause="fault")
 
     def forget(
         self,
@@ -292,7 +314,8 @@ class Hierarchy:
             dry: only say what would go.
 
         Raises:
-            SpecError: none of these, or more than one; nothing of that name. UnknownAddress, Forgotten.
+            SpecError: none of these, or more than one; nothing of that name (but a tool without results forgets nothing).
+            UnknownAddress, Forgotten.
             StoreError: the disk fails, or others keep adding to it. Nothing dangles, and asking again goes on.
         """
         given = {"session": session, "user": user, "document": document, "tool": tool, "source": source}
@@ -328,11 +351,12 @@ class Hierarchy:
             whole=tuple(info.name for info in going),
             left=tuple((info.name, info.damaged) for info in whole if info.damaged),
         )
-        receipt = erasure_of(self.store, self._holder, everything, receipt)
+        keys = closure(self.store, self._holder, everything)
+        receipt = erasure_of(self.store, self._holder, keys, receipt)
         if not dry:
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to forget")
-            erase(self.store, self._holder, everything, [info.number for info in going], why)
+            erase(self.store, self._holder, everything, keys, [info.number for info in going], why)
             with self._lock:
                 for info in going:
                     self._processes.pop(info.name, None)
@@ -344,10 +368,11 @@ class Hierarchy:
         infos = [info for info in self.store.processes() if info.kind is not ProcessKind.FORGOTTEN]
         if what == "tool":
             return made_by(self.store, name), []
-        if what == "user" and any(info.user == name for info in infos if name):
-            return {}, [info for info in infos if info.user == name]
-        of = (f"{DOCUMENT}/{name}",) if what == "document" else (name, f"{DOCUMENT}/{name}") if what == "source" else (name,)
-        found = next((info for info in infos if info.name in of), None)
+        if what == "user" and name and (theirs := [info for info in infos if info.user == name]):
+            return {}, theirs
+        # A session may have the name of a user.
+        names = {"session": (name,), "document": (f"{DOCUMENT}/{name}",), "source": (name, f"{DOCUMENT}/{name}")}.get(what, ())
+        found = next((info for info in infos if info.name in names), None)
         if found is None:
             raise SpecError(f"no {what} {name!r} here", advice="see `kilburn ps`, `memories list` and `documents list`")
         if what == "source":

@@ -118,6 +118,8 @@ class Search:
         self._numbers = None if everywhere else list(self._infos)
         self._windows = windows or {}
         self._rows: dict[Key, tuple[Page, State]] = {}
+        # Processes that turned out damaged.
+        self._lost: set[int] = set()
         self.text = ""
         """What words and meaning were searched for: the last query without the names of speakers."""
 
@@ -173,10 +175,10 @@ class Search:
             log.warning("searched by words alone: %s", error)
             self._vectors = None
         self._read(seen)
-        usables = {key for key in seen if key in self._rows and usable(key)}
+        usables = {key for key in seen if self._is_read(key) and usable(key)}
         matching = set(seen)
         self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
-        keys = [key for key in seen if key in self._rows and (key in usables or usable(key))]
+        keys = [key for key in seen if self._is_read(key) and (key in usables or usable(key))]
         candidates = [self._candidate(key, seen[key]) for key in keys]
         scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
         best = [Ranked(candidates[one.index], one) for one in scored]
@@ -228,7 +230,7 @@ class Search:
         """Read pages that are not read yet; from a window if it is open."""
         missing: list[Key] = []
         for key in dict.fromkeys(keys):
-            if key in self._rows or key[0] not in self._infos:
+            if key in self._rows or key[0] not in self._infos or key[0] in self._lost:
                 continue
             window = self._windows.get(key[0])
             if window is None:
@@ -244,8 +246,13 @@ class Search:
                 try:
                     self._rows.update(self._store.read(group))
                 except StoreCorrupt as error:
-                    name = self._infos.pop(process).name
-                    warnings.warn(f"not searched: session {name!r}: {error.what}", DamageWarning, stacklevel=4)
+                    self._lost.add(process)
+                    what = f"not searched: session {self._infos[process].name!r}: {error.what}"
+                    warnings.warn(what, DamageWarning, stacklevel=4)
+
+    def _is_read(self, key: Key) -> bool:
+        """Whether a page was read; a process that turned out damaged meanwhile is left out, with all that was read of it."""
+        return key in self._rows and key[0] not in self._lost
 
     def _candidate(self, key: Key, seen: _Seen) -> Candidate:
         page, state = self._rows[key]
@@ -284,23 +291,23 @@ class Search:
         hits: list[Found] = []
         told: set[tuple[int, str]] = set()
         left = tokens
-        at = 0
-        while at < len(ranked) and left > 0 and (limit is None or len(hits) < limit):
-            texts = self._texts(ranked[at : at + READ])
-            for one in ranked[at : at + READ]:
-                text = texts.get(one.candidate.page.digest)
-                for span in (one.candidate.span, *one.candidate.also):
-                    if text is None or span[1] > len(text):
-                        continue  # damaged, which was told or which `fsck` reports
-                    passage = text[slice(*span)]
-                    same = (one.candidate.process if apart else 0, _same(passage))
-                    cost = counter.count(passage)
-                    if same in told or cost > left or (limit is not None and len(hits) >= limit):
-                        continue
+        passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
+        rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
+        while left > 0 and (some := list(islice(rest, READ if limit is None else min(READ, max(0, limit - len(hits)))))):
+            texts = self._texts([one for one, _ in some])
+            for one, span in some:
+                whole = texts.get(one.candidate.page.digest)
+                if whole is None or span[1] > len(whole):
+                    continue  # damaged, which was told or which `fsck` reports
+                text = whole[slice(*span)]
+                cost = counter.count(text)
+                if cost > left:
+                    continue
+                same = (one.candidate.process if apart else 0, _same(text))
+                if same not in told:
                     told.add(same)
                     left -= cost
-                    hits.append(self._hit(one, span, passage, cost, now, against.get(one.key, ())))
-            at += READ
+                    hits.append(self._hit(one, span, text, cost, now, against.get(one.key, ())))
         return hits
 
     def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
@@ -353,6 +360,9 @@ class Search:
 
 READ = 40
 """Texts that are read at a time."""
+
+LETTERS = 12
+"""Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
 
 
 def hit_key(hit: Passage) -> Key:

@@ -35,8 +35,13 @@ class Versions:
         # The page that superseded a page last, and the pages that a page superseded.
         self._heir: dict[int, int] = {}
         self._olds: dict[int, list[int]] = {}
+        # Pages that nobody has accepted yet, those that were rejected included.
+        self._waiting: set[int] = set()
         for event in events:
-            if event.act is Act.RETIRE:
+            if event.act in (Act.ADMIT, Act.RESTORE):
+                waits = event.data.get("at") == Place.PROPOSED
+                (self._waiting.update if waits else self._waiting.difference_update)(event.pages)
+            elif event.act is Act.RETIRE:
                 self._take_in(event.pages, event.data.get("by", 0), undone=event.cause == "undo")
 
     def _take_in(self, pages: Sequence[int], by: int, *, undone: bool) -> None:
@@ -103,7 +108,11 @@ class Versions:
                     if at[heir] is Place.OUT:
                         retired[heir] = 0
                         bring_back(heir, but=line)
-        changes: list[Change] = [Restore(tuple(restored), why)] if restored else []
+        # What a person rejected is not in force by this: it waits again.
+        back = tuple(page for page in restored if page not in self._waiting)
+        again = tuple(page for page in restored if page in self._waiting)
+        changes: list[Change] = [Restore(back, why)] if back else []
+        changes += [Restore(again, why, proposed=True)] if again else []
         for page, by in retired.items():
             # It counts as never true, unless it was superseded again: then it ended where that begins.
             until = None if by else since_of(rows[page][0])

@@ -34,7 +34,8 @@ _SENTENCE = re.compile(
 )
 
 _TASK = re.compile(
-    r"\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve|polish|summari[sz]e|review|draft"
+    r"^(?:from|to|cc|subject|sent): \S|(?<!\bi )\b(?:said|says|wrote|writes|texted|sent|posted|replied|answered|told)\b"
+    r"[^:]{0,60}:(?!//|\d)|\b(?:rewrite|rephrase|reword|translate|proofread|paraphrase|edit|correct|revise|improve|polish|summari[sz]e|review|draft"
     r"|compose|continue|complete|check|analy[sz]e|classify|say|repeat|quote|print|output|type)\b[^:]{0,200}:(?!//|\d)",
     re.IGNORECASE,
 )
@@ -79,7 +80,7 @@ _UNREAL = re.compile(
 )
 _OPENS_UNREAL = re.compile(
     r"(?:(?:and|but|so|or|even|only|well|then)\s+)*(?:if|suppose|supposing|imagine|pretend|assume|assuming|say|let's say|unless"
-    r"|what if|in case|had i|were i|once|until|till|whether)\b",
+    r"|what if|in case|had i|were i|once|until|till|whether|for (?:example|instance)|as if|yeah,? right|oh,? (?:great|joy))\b",
     re.IGNORECASE,
 )
 _REPORTS = re.compile(

@@ -176,7 +176,7 @@ def _week(day: dt.date) -> _Days:
 def _month(year: int, month: int, *, relative: bool) -> _Days:
     """A month of a year; month 0 is the last one of the year before."""
     first, last = (dt.date(year + at // 12, at % 12 + 1, 1) for at in (month - 1, month))
-    return first, last, f"{first:%Y-%m}", relative
+    return first, last, first.isoformat()[:7], relative
 
 
 def _year(year: int, *, relative: bool) -> _Days:

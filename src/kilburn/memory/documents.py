@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import SecretFound, SpecError, StoreStale
+from kilburn.errors import SecretFound, SpecError
 from kilburn.event import Act, encodable
-from kilburn.kernel.collection import Collection
+from kilburn.kernel.collection import Collection, undisturbed
 from kilburn.kernel.hierarchy import DOCUMENT, Hierarchy
 from kilburn.memory.chunks import chunks, rechunk
 from kilburn.memory.files import LARGEST, texts_of
@@ -31,9 +31,6 @@ __all__ = ["Ingested", "documents", "in_order", "ingest", "ingest_text", "name_o
 
 ORDERED = "ordered"
 """The outcome of the note that says in which order the chunks of a document stand."""
-
-TRIES = 20
-"""How often a document is looked at again because another writer changed it in the meantime."""
 
 
 class Ingested(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +82,7 @@ def ingest(
     """
     place = Path(path)
     base = name if name is not None else place.absolute().as_posix()
-    folder = place.is_dir()
+    folder = os.path.isdir(place)  # false, too, for a path that cannot be
     parts: list[Ingested] = []
     seen: set[str] = set()
     for number, file in enumerate(texts_of(place, largest), 1):
@@ -139,15 +136,7 @@ def ingest_text(store: Hierarchy, text: str, name: str, user: str = "", *, secre
         raise SpecError(f"document {str(name)[:80]!r} without a text", advice="give a text, or remove the document")
     clean, found = screen(encodable(text), secrets)
     document = store.document(name, user)
-    left, made = TRIES, Ingested()
-    while True:
-        try:
-            made = _changed(document, clean, name)
-            break
-        except StoreStale:
-            left -= 1
-            if not left:
-                raise
+    made = undisturbed(lambda: _changed(document, clean, name))
     return msgspec.structs.replace(made, redacted=len(found))
 
 

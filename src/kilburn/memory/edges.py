@@ -6,11 +6,12 @@ of citations, and their validity is that of any page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from kilburn.claims import SPEAKER, contested, is_speaker, plain_name
+from kilburn.claims import contested, key_of, plain_name
 from kilburn.errors import KernelError
 from kilburn.event import Act
 from kilburn.kernel.collecting import since_of
@@ -65,7 +66,7 @@ def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
 
 def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
     """Facts and entities of a memory whose claim has this name."""
-    key = _key(name)
+    key = key_of(name)
     passages = memory.store.search(key, processes=[memory.number], limit=NAMED)
     rows = memory.store.read(dict.fromkeys((passage.process, passage.page) for passage in passages))
     return [
@@ -73,7 +74,7 @@ def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
         for page, state in rows.values()
         if state.at in (Place.OUT, Place.RETIRED)
         and page.claim is not None
-        and key in (_key(page.claim.subject), _key(page.claim.object) if page.kind is Kind.FACT else None)
+        and key in (key_of(page.claim.subject), key_of(page.claim.object) if page.kind is Kind.FACT else None)
     ]
 
 
@@ -136,9 +137,9 @@ def _around(
     waiting = list(names)
     while waiting and len(rows) < limit:
         name = waiting.pop()
-        if not _key(name) or _key(name) in heard:
+        if not key_of(name) or key_of(name) in heard:
             continue
-        heard.add(_key(name))
+        heard.add(key_of(name))
         named = _named(memory, name)
         pages = [page.id for page, _ in named if page.kind is Kind.ENTITY]
         citing = [key for key in memory.store.citing(memory.number, pages) if key[0] == memory.number] if pages else []
@@ -159,12 +160,14 @@ def _around(
 
 def _ends(memory: Collection, known: float) -> dict[int, float | None]:
     """What was closed by all that was written up to a time: until when each page was true; None for one that is in force
-    again."""
+    again. What was only proposed by then was never true."""
     ends: dict[int, float | None] = {}
     for event in memory.events():
         if event.time > known:
             break
-        if event.act in (Act.RETIRE, Act.RESTORE):
+        if event.data.get("at") == Place.PROPOSED:
+            ends.update(dict.fromkeys(event.pages, -math.inf))
+        elif event.act in (Act.RETIRE, Act.RESTORE):
             until = event.data.get("until", event.time) if event.act is Act.RETIRE else None
             ends.update(dict.fromkeys(event.pages, until))
     return ends
@@ -261,10 +264,6 @@ def unmerge(memory: Collection, address: str) -> None:
     retired = tuple(source.id for source, state in rows.values() if state.at is Place.RETIRED)
     back = (Restore(retired, why="unmerged"),) if retired else ()
     memory.apply(Retire((number,), why="unmerged"), *back)
-
-
-def _key(name: str) -> str:
-    return SPEAKER if is_speaker(name) else plain_name(name)
 
 
 def _in_force(memory: Collection, name: str) -> Page | None:

@@ -25,7 +25,18 @@ from kilburn.move import Add
 from kilburn.page import Claim
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["Extracted", "agreement", "asked", "covered", "day_of", "extracted", "has_many", "is_known", "shown"]
+__all__ = [
+    "CORRECTS",
+    "NEGATED",
+    "Extracted",
+    "agreement",
+    "asked",
+    "conversation",
+    "extracted",
+    "has_many",
+    "is_known",
+    "list_schema",
+]
 
 MOST = 20
 """Facts of one exchange."""
@@ -58,10 +69,24 @@ _ONE_AT_A_TIME = re.compile(
 )
 """Relations that have one object at a time; of any other, a new object stands beside the old one."""
 
-_WORD = re.compile(r"\w+")
-_CORRECTS = re.compile(
+_UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+"""Letters of scripts that put no space between words or between a word and its particles; two in a row count as a word."""
+_WORD = re.compile(rf"(?=([{_UNSPACED}]{{2}}))[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+CORRECTS = re.compile(
     r"\b(?:actually|no|not|n't|sorry|correct(?:ion|ed)?|meant|wrong|instead|mistake|rather|oops)\b|n't\b", re.IGNORECASE
 )
+"""Words of somebody who corrects what was said before."""
+NEGATED = re.compile(
+    r"\b(?:not|no|never|longer|stopped|quit|ended|over|cancel\w*|former\w*|gave up|any ?more|sold|left|dropped)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+"""Words that say that something is not so, or not any more."""
+_PAST = re.compile(
+    r"\b(?:was|were|had|did|went|came|saw|met|bought|got|took|made|gave|ate|flew|drove|ran|won|lost|began|felt|found|spoke"
+    r"|\w{2,}ed)\b"
+)
+_NOT_PAST = re.compile(r"\b(?:is|are|am|be|has|have|will|plans?|wants?|needs?|next)\b")
+"""Whether "on Friday" is the last one or the next."""
 _FIRST_PERSON = [
     (re.compile(r"\bI(?:'m| am)\b"), f"{SPEAKER} is"),
     (re.compile(r"\bI(?:'ve| have)\b"), f"{SPEAKER} has"),
@@ -148,8 +173,6 @@ def extracted(
 def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str]) -> Ask:
     parts = [("summary of what was said before", view.summary)] if view.summary else []
     parts += [("known facts", "\n".join(known))] if known else []
-    parts += [(f"earlier, {said.role}", shown(said.text)) for said in view.earlier]
-    parts += [(f"message {at}, {said.role}, said on {day_of(said)}", shown(said.text)) for at, said in enumerate(view.new, 1)]
     words = {"type": "string", "maxLength": LONGEST}
     fields: dict[str, Any] = {
         "message": {"type": "integer", "enum": list(range(1, len(view.new) + 1))},
@@ -159,24 +182,37 @@ def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str
         "object": words,
         "correction": {"type": "boolean"},
     }
-    item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-    listed = {"type": "array", "items": item, "maxItems": MOST}
     return Ask(
-        prompt=with_headings(parts),
+        prompt=with_headings([*parts, *conversation(view)]),
         system=SYSTEM,
         max_tokens=tokens,
-        schema={"type": "object", "properties": {"facts": listed}, "required": ["facts"], "additionalProperties": False},
+        schema=list_schema("facts", fields, MOST),
         purpose=f"facts of {view.new[0].address}-{view.new[-1].address}",
         timeout=timeout,
     )
 
 
-def shown(text: str) -> str:
+def conversation(view: MemoryView) -> list[tuple[str, str]]:
+    """The messages of a view as a model sees them, each with its heading; the new ones have numbers from 1."""
+    parts = [(f"earlier, {said.role}", _shown(said.text)) for said in view.earlier]
+    return parts + [
+        (f"message {at}, {said.role}, said on {_day_of(said)}", _shown(said.text)) for at, said in enumerate(view.new, 1)
+    ]
+
+
+def list_schema(name: str, fields: dict[str, Any], most: int) -> dict[str, Any]:
+    """The schema of an object with one list under a name, of objects that have all these fields."""
+    item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    listed = {"type": "array", "items": item, "maxItems": most}
+    return {"type": "object", "properties": {name: listed}, "required": [name], "additionalProperties": False}
+
+
+def _shown(text: str) -> str:
     """A message as a model sees it: of a long one, its head and tail."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n…\n{text[-SHOWN // 2 :]}"
 
 
-def day_of(said: Utterance) -> str:
+def _day_of(said: Utterance) -> str:
     """The day on which something was said, with its weekday; "an unknown day" if its time is none."""
     try:
         return f"{dt.datetime.fromtimestamp(said.page.time, tz=dt.UTC):%A %Y-%m-%d}"
@@ -190,7 +226,7 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     text = unasked(text) if text.endswith("?") and len(text) <= LONGEST else text
     if plain_name(fact.subject) == Role.ASSISTANT:
         return None  # that it took note of something, say
-    if not 0 < len(text) <= LONGEST or len(text.split()) < 2 or _SPOKEN_TO.search(text):
+    if not 0 < len(text) <= LONGEST or len(text.split()) + len(told(text)) < 3 or _SPOKEN_TO.search(text):
         return None
     place = fact.message - 1
     named = [view.new[place]] if 0 <= place < len(view.new) else []
@@ -199,7 +235,8 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     if said.role is Role.USER:
         for own, theirs in _FIRST_PERSON:
             text = own.sub(theirs, text)
-    text = grounded(text, said.page.time)[0]
+    past = _PAST.search(text) is not None and not _NOT_PAST.search(text)
+    text = grounded(text, said.page.time, past=past)[0]
     left = told(text)
     if not left or not _said(left, said.text, said):
         return None
@@ -217,6 +254,9 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
         left -= more
     if len(left) > (1 - SUPPORTED) * whole or any(word.isdigit() for word in left):
         return None
+    cited = [one.text for one in (*view.earlier, *view.new) if one.cite in cites]
+    if NEGATED.search(text) and not any(NEGATED.search(one) for one in (*cited, view.summary if sources else "")):
+        return None  # the opposite of what was said
     add = Add(
         text=text,
         claim=_claim(fact, text, said),
@@ -237,7 +277,7 @@ def _claim(fact: _Fact, text: str, source: Utterance) -> Claim | None:
     said = re.escape(plain_name(relation)) + r"(?: \w+){0,2} " + re.escape(plain_name(thing))
     if not re.search(rf"(?<!\w){said}(?!\w)", plain_name(text)):
         return None
-    correction = fact.correction and _CORRECTS.search(source.text) is not None
+    correction = fact.correction and CORRECTS.search(source.text) is not None
     many = has_many(relation)
     return Claim(subject=subject, relation=relation, object=thing, confidence=0.7, correction=correction, many=many)
 
@@ -249,12 +289,14 @@ def has_many(relation: str) -> bool:
 
 def told(text: str) -> set[str]:
     """The words of a text that say something, in lower case."""
-    return {word for word in _WORD.findall(text.casefold()) if word not in _COMMON and (len(word) > 1 or word.isdigit())}
+    words = {match[1] or match[0] for match in _WORD.finditer(text.casefold())}
+    return {word for word in words - _COMMON if len(word) > 1 or word.isdigit()}
 
 
 def _said(words: set[str], text: str, said: Utterance) -> set[str]:
-    """Those words that a message says, a relative date in both forms, and the speaker's own name."""
-    return _matched(words, told(text) | told(grounded(text, said.page.time)[0]) | told(day_of(said)))
+    """Those words that a message says, a relative date in all its forms, and the speaker's own name."""
+    dated = told(grounded(text, said.page.time)[0]) | told(grounded(text, said.page.time, past=True)[0])
+    return _matched(words, told(text) | dated | told(_day_of(said)))
 
 
 def _matched(words: set[str], others: set[str]) -> set[str]:
@@ -272,7 +314,7 @@ def _stem(word: str) -> str:
     return stem if len(stem) > 2 else word
 
 
-def covered(one: str, other: str) -> float:
+def _covered(one: str, other: str) -> float:
     """How much of a text another says in the same words, 0 to 1."""
     words = told(one)
     return len(_matched(words, told(other))) / len(words) if words else 0.0
@@ -280,10 +322,12 @@ def covered(one: str, other: str) -> float:
 
 def agreement(one: str, other: str) -> float:
     """How much two texts say in the same words: of the text that has fewer."""
-    return covered(*sorted((one, other), key=lambda text: (len(told(text)), text)))
+    return _covered(*sorted((one, other), key=lambda text: (len(told(text)), text)))
 
 
 def is_known(text: str, other: str, alike: float) -> bool:
-    """Whether another text says all that this one says, by their words and numbers."""
+    """Whether another text says all that this one says, by their words and numbers, and denies what this one denies."""
+    if (NEGATED.search(text) is None) is not (NEGATED.search(other) is None):
+        return False
     numbers = {word for word in told(text) if word.isdigit()}
-    return numbers <= told(other) and covered(text, other) >= alike
+    return numbers <= told(other) and _covered(text, other) >= alike

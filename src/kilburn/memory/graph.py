@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from kilburn.claims import SPEAKER, is_speaker, plain_name, same_claim
+from kilburn.claims import SPEAKER, is_speaker, key_of, plain_name, same_claim
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
-from kilburn.memory.extraction import asked, day_of, has_many, shown
+from kilburn.memory.extraction import CORRECTS, NEGATED, asked, conversation, has_many, list_schema
 from kilburn.memory.plain import Plain
-from kilburn.memory.view import MemoryPlan, MemoryView, Utterance
+from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
@@ -123,11 +123,8 @@ class Graph:
         if self.tokens < 1 or self.tries < 1 or self.timeout <= 0:
             raise ValueError(f"tokens={self.tokens}, tries={self.tries}, timeout={self.timeout}: all must be above 0")
 
-    def plan(self, view: MemoryView) -> MemoryPlan:
+    def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
         """The edges of what was said, with the entities that are new, and what they supersede."""
-        return self._plan(view)
-
-    def _plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
         if self.extract != "plain":
             entities = yield from self._entities(view)
             if isinstance(entities, Outcome):
@@ -138,13 +135,11 @@ class Graph:
                 return []
             else:
                 return (yield from self._related(view, entities))
-        made = Plain().plan(view)
-        moves = (yield from made) if isinstance(made, Generator) else made
-        return _joined(view, moves, {})
+        return _joined(view, (yield from Plain().plan(view)), {})
 
     def _entities(self, view: MemoryView) -> Generator[Effect, Answer, dict[str, _Named] | Outcome]:
         """Entities by their plain names. A name that stands nowhere in the messages is the model's invention."""
-        schema = _schema("entities", {"name": {"type": "string"}, "kind": {"enum": list(KINDS)}})
+        schema = list_schema("entities", {"name": {"type": "string"}, "kind": {"enum": list(KINDS)}}, MOST)
         reply = yield from asked(self._ask(view, _FIRST, "", schema, "entities"), _Entities, self.tries)
         if isinstance(reply, Outcome):
             return reply
@@ -167,7 +162,7 @@ class Graph:
         fields |= {"message": {"type": "integer", "enum": list(range(1, len(view.new) + 1))}}
         fields |= {flag: {"type": "boolean"} for flag in ("many", "correction", "over")}
         listed = "Entities:\n" + json.dumps(names, ensure_ascii=False)
-        ask = self._ask(view, _SECOND, listed, _schema("relations", fields), "relations")
+        ask = self._ask(view, _SECOND, listed, list_schema("relations", fields, MOST), "relations")
         reply = yield from asked(ask, _Edges, self.tries)
         if isinstance(reply, Outcome):
             yield Note(outcome=reply, why="no list of relations")
@@ -176,7 +171,7 @@ class Graph:
         over: list[Retire] = []
         standing: dict[int, tuple[Page, State]] = {}
         for item in reply.relations[:MOST]:
-            one, other = named.get(_key(item.subject)), named.get(_key(item.object))
+            one, other = named.get(key_of(item.subject)), named.get(key_of(item.object))
             relation = _spelled(item.relation)
             if one is None or other is None or one is other or not relation or not 1 <= item.message <= len(view.new):
                 continue
@@ -188,10 +183,12 @@ class Graph:
                 object=other.name,
                 confidence=0.7,
                 many=item.many or has_many(relation),
-                correction=item.correction,
+                correction=item.correction and CORRECTS.search(said.text) is not None,
             )
             known = view.about(one.name, relation)
             if item.over:
+                if not NEGATED.search(said.text):
+                    continue
                 over += _ended(claim, said, known)
                 continue
             standing |= {page.id: (page, state) for page, state in known}
@@ -204,10 +201,8 @@ class Graph:
         return [*_joined(view, [*settled.moves, *merged], named), *over]
 
     def _ask(self, view: MemoryView, system: str, more: str, schema: dict[str, Any], purpose: str) -> Ask:
-        parts = [(f"earlier, {said.role}", shown(said.text)) for said in view.earlier]
-        parts += [(f"message {at}, {said.role}, said on {day_of(said)}", shown(said.text)) for at, said in enumerate(view.new, 1)]
         return Ask(
-            prompt="\n\n".join(part for part in (with_headings(parts), more) if part),
+            prompt="\n\n".join(part for part in (with_headings(conversation(view)), more) if part),
             system=system,
             max_tokens=self.tokens,
             schema=schema,
@@ -216,24 +211,10 @@ class Graph:
         )
 
 
-def _schema(key: str, fields: dict[str, Any]) -> dict[str, Any]:
-    item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-    return {
-        "type": "object",
-        "properties": {key: {"type": "array", "items": item, "maxItems": MOST}},
-        "required": [key],
-        "additionalProperties": False,
-    }
-
-
 def _spelled(name: str) -> str:
     """A name on one line, or "" if it is none: empty, without a letter, or too long."""
     name = " ".join(name.split())
     return name if len(name) <= LONGEST and any(letter.isalnum() for letter in name) else ""
-
-
-def _key(name: str) -> str:
-    return SPEAKER if is_speaker(name) else plain_name(name)
 
 
 def _edge(claim: Claim, said: Utterance) -> Add:
@@ -255,10 +236,17 @@ def _ended(claim: Claim, said: Utterance, known: Iterable[tuple[Page, State]]) -
     return [Retire(pages, until=said.page.time, why="said to be over")] if pages else []
 
 
-def _merged(view: MemoryView, named: dict[str, _Named]) -> Generator[Effect, Answer, list[Add]]:
-    """Edges that make one person of a first name and a full name, where only one known person fits."""
-    edges = []
+def _merged(view: MemoryView, named: dict[str, _Named]) -> Generator[Effect, Answer, list[Add | Retire]]:
+    """Edges that make one person of a first name and a full name, where only one known person fits; and the end of such an
+    edge where another person turns up whom it fits too."""
+    edges: list[Add | Retire] = []
     for key, one in named.items():
+        first, *more = key.split()
+        if one.kind == PERSON and more:
+            made = [page for page, state in view.about(first, ALIAS) if state.at is Place.OUT and page.cites and page.claim]
+            doubtful = [page for page in made if page.claim and plain_name(page.claim.object) != key]
+            if doubtful and all(page.trust <= view.taint for page in doubtful):
+                edges.append(Retire(tuple(page.id for page in doubtful), until=view.now, why="another person of this name"))
         if one.kind != PERSON or key == SPEAKER or view.about(one.name, ALIAS):
             continue
         answer = yield Find(query=one.name, limit=20)
@@ -285,7 +273,7 @@ def _joined(view: MemoryView, moves: Sequence[Add | Retire], named: dict[str, _N
 
     def page_of(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Its page, as `sources` or as `refers`."""
-        key = _key(name)
+        key = key_of(name)
         if key not in pages and key not in entities:
             known = _entity(view, name)
             if known is not None:
@@ -331,7 +319,7 @@ def _entity(view: MemoryView, name: str) -> Page | None:
                 page.kind is Kind.ENTITY
                 and page.claim is not None
                 and state.at is Place.OUT
-                and _key(page.claim.subject) == _key(canonical)
+                and key_of(page.claim.subject) == key_of(canonical)
             ):
                 return page
     return None
@@ -341,4 +329,4 @@ def _is_entity(view: MemoryView, name: str, named: dict[str, _Named]) -> bool:
     """Whether an object is an entity: it was named as one, is known as one, or is written like a name."""
     if not _spelled(name) or is_speaker(name):
         return False
-    return _key(name) in named or bool(_NAME.match(name)) or _entity(view, name) is not None
+    return key_of(name) in named or bool(_NAME.match(name)) or _entity(view, name) is not None

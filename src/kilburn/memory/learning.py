@@ -298,7 +298,7 @@ class _Job:
         quota: Quota | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        if isinstance(session, str) and store.store.process(session, time=0.0, create=False) is None:
+        if isinstance(session, str) and session not in {info.name for info in store.processes()}:
             raise SpecError(f"no session {session[:80]!r} to learn from", advice="see kilburn ps")
         self.process = session if isinstance(session, Process) else store.process(session)
         self.policy: MemoryPolicy = resolve("memory", policy)

@@ -75,8 +75,7 @@ def _corrected(
     if wrong:
         known = _said(found)
     else:
-        before = [said for said in view.earlier if said.role is Role.USER][-1:]
-        known = _said(found) or [(one.text, one.claim) for said in before for one in statements(said.text, said.page.time)]
+        known = _said(found) or _before(view)
         known = [(text, claim) for text, claim in known if not claim.many and claim.object[:1].isupper()]
     claims = {claim.subject + "\n" + claim.relation: (text, claim) for text, claim in known if not wrong or _has(claim, wrong)}
     if wrong and not claims:
@@ -94,6 +93,17 @@ def _corrected(
         text=text.replace(claim.object, right),
         claim=msgspec.structs.replace(claim, object=right, correction=True),
     )
+
+
+def _before(view: MemoryView) -> list[tuple[str, Claim]]:
+    """What the user stated last before these messages; corrections alone ("no, I meant Braga") are of what came before them."""
+    for said in reversed(view.earlier):
+        if said.role is Role.USER:
+            stated = statements(said.text, said.page.time)
+            known = [(one.text, one.claim) for one in stated if one.claim.relation]
+            if known or not stated:
+                return known
+    return []
 
 
 def _said(found: Sequence[tuple[Utterance, Statement]]) -> list[tuple[str, Claim]]:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from kilburn.errors import QuotaExceeded, SpecError, StoreStale
-from kilburn.kernel.collection import Collection
+from kilburn.errors import QuotaExceeded, SpecError
+from kilburn.kernel.collection import Collection, undisturbed
 from kilburn.kernel.erasure import Erasure
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.receipts import ranges
@@ -26,9 +26,6 @@ from kilburn.store import ProcessKind, State
 __all__ = ["DAY", "HALF_LIFE", "Quota", "Swept", "remember", "sweep", "within", "worth"]
 
 DAY = 86_400.0
-
-TRIES = 20
-"""How often a memory is looked at again because another writer changed it in the meantime."""
 
 HALF_LIFE = 30 * DAY
 """Seconds in which a fact that nobody marked as important loses half of its worth."""
@@ -119,16 +116,12 @@ def remember(
     clean, _ = screen(text, secrets)
     memory = store.memory(user)
     add = Add(text=clean, since=since, until=until, importance=importance, why="a person told it")
-    left, address = TRIES, ""
-    while True:
-        seen = memory.head
-        try:
-            address = memory.apply(*within(quota, memory, [add], store.clock()), seen=None if quota is None else seen)[0]
-            break
-        except StoreStale:
-            left -= 1
-            if not left:
-                raise
+
+    def write() -> str:
+        seen = None if quota is None else memory.head
+        return memory.apply(*within(quota, memory, [add], store.clock()), seen=seen)[0]
+
+    address = undisturbed(write)
     if pin:
         memory.pin(address)
     return address

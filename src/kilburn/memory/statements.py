@@ -59,7 +59,8 @@ _ONLY_ONE = frozenset(_ONLY_ONE_WORDS.split())
 _NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"
 _NO_NAME_WORDS = (
     "i im ive i'm i've and but so the a an no not yes oh well monday tuesday wednesday thursday friday saturday sunday back "
-    "when if later crazy out here there just was is has will can called named"
+    "when if later crazy out here there just was is has will can called named sorry down up off on in hungry good fine great "
+    "sick ready sure happy sad late busy bored done glad okay alive awake home curious stuck excited confused"
 )
 _NO_NAME = frozenset(_NO_NAME_WORDS.split())
 _ADVERB = (
@@ -161,7 +162,7 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
         (r"was born (?:in|on) (?P<o>.+)", "was born in", ONE),
         (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", ONE),
         (r"(?:am|have been) allergic to (?P<o>.+)", "is allergic to", MANY),
-        (rf"am (?P<o>(?i:{_STATES}))(?: (?:for|since|with|to|and) .*)?", "is", MANY),
+        (rf"am (?P<o>(?i:{_STATES}))(?: (?:for|since|with|to(?! the\b| this\b)|and) .*)?", "is", MANY),
         (
             r"am (?:an? )?(?:(?:huge|big|great|real|total|massive) )?(?:fan of|fond of|passionate about|into) (?P<o>.+)",
             "likes",
@@ -199,7 +200,8 @@ _RULES: list[tuple[re.Pattern[str], str, bool]] = [
         (r"graduated (?P<o>(?:from|with|in) .+)", "graduated", MANY),
         (r"(?:weigh) (?P<o>\d.+)", "weighs", ONE),
         (r"am (?P<o>\d[\d.,']*\s?(?:cm|m|feet|ft|kg|lbs?|pounds)\b.*)", "measures", ONE),
-        (r"(?:am planning to|plan to|am going to|will be) (?P<o>.+)", "plans to", MANY),
+        (r"am going to (?P<o>[A-Z].+)", "is going to", MANY),
+        (r"(?:am planning to|plan to|am going to|will(?= be )) (?P<o>.+)", "plans to", MANY),
         (
             r"(?P<o>(?:went|visited|attended|started|joined|finished|completed|bought|adopted|got|won|ran|signed up|met"
             r"|received|submitted|launched|opened|lost|quit|booked|scheduled|enrolled|passed|hosted|organi[sz]ed|painted"
@@ -238,7 +240,7 @@ _MEMO = re.compile(
 )
 _CALL_ME = re.compile(rf"(?:(?:you can|please|everyone|everybody|people|friends|they|just) )*calls? me (?P<o>{_NAME})\Z")
 _MY_NAME = re.compile(rf"[Mm]y (?:full |first |real )?name is (?P<o>{_NAME}|[a-z]+)(?:(?: and|,) .*)?\Z")
-_I_AM = re.compile(rf"I am (?P<o>{_NAME})(?:,.*)?\Z")
+_I_AM = re.compile(rf"I am (?P<o>(?![A-Z]+\b){_NAME})(?:,.*)?\Z")
 _I_AM_A = re.compile(rf"(?:I am|[Mm]y name is) {_NAME}, (?P<o>an? [^,]{{3,60}})(?:,.*)?\Z")
 _KIN_NAME = re.compile(rf"[Mm]y (?P<kin>{_KIN})(?:'s name is| is (?:called|named)|, who is called|, named) (?P<o>{_NAME})")
 _APPOSED = re.compile(rf"\b[Mm]y (?P<kin>{_KIN}),? (?P<o>{_NAME})(?!['\w-])")
@@ -385,7 +387,7 @@ def _ruled(subject: str, rest: str, said: float, *, over: bool = False) -> Itera
         if relation == "event":
             yield from _event(subject, raw, said)
             return
-        if relation == "plans to" and not dates(raw, said):
+        if relation in ("plans to", "is going to") and not dates(raw, said):
             return
         if relation == "is" and _NO_IDENTITY.match(raw):
             return

@@ -18,7 +18,7 @@ from kilburn.page import Page, Place, address_of, tombstone_of
 from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
 from kilburn.stores.codec import encode_text, key_of
 from kilburn.stores.passages import passages, searchable
-from kilburn.stores.records import record_of_event, record_of_page, scrub, telling_words
+from kilburn.stores.records import concerns, record_of_event, record_of_page, scrub, telling_words
 
 __all__ = ["Memory"]
 
@@ -171,7 +171,7 @@ class Memory:
                 for digest in (page.digest, page.extra)
             }
             self._texts = {digest: text for digest, text in self._texts.items() if digest in kept}
-            known.events = [event if erased.isdisjoint(event.pages) else scrub(event, words) for event in known.events]
+            known.events = [scrub(event, words) if concerns(event, erased) else event for event in known.events]
 
     def erase(self, process: int) -> None:
         """Erase what is left of a process of which every page is forgotten.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from hashlib import blake2b
 from itertools import chain
 from typing import Any
@@ -23,7 +24,17 @@ from kilburn.errors import StoreError
 from kilburn.event import STATE, Act, Event
 from kilburn.page import Page
 
-__all__ = ["UNREADABLE", "event_of", "page_of", "record_of_event", "record_of_page", "scrub", "seal_of", "telling_words"]
+__all__ = [
+    "UNREADABLE",
+    "concerns",
+    "event_of",
+    "page_of",
+    "record_of_event",
+    "record_of_page",
+    "scrub",
+    "seal_of",
+    "telling_words",
+]
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 """Errors of decoding a damaged record, and of encoding an impossible one."""
@@ -177,6 +188,12 @@ def telling_words(page: Page) -> set[str]:
     """Words by which an event's data might quote a page. Very short words are left out, because they would match other
     text too."""
     return {word for word in (page.digest, page.extra, page.label, page.call) if word and len(word) >= 6}
+
+
+def concerns(event: Event, pages: AbstractSet[int]) -> bool:
+    """Whether an event may quote one of these pages: it is about it, or names it as what superseded another."""
+    by = event.data.get("by")
+    return not pages.isdisjoint(event.pages) or (isinstance(by, int) and by in pages)
 
 
 def scrub(event: Event, words: set[str]) -> Event:

@@ -5,8 +5,7 @@ A row that is not as it was written raises a `StoreCorrupt` that names the sessi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import apsw
 
@@ -14,12 +13,10 @@ from kilburn.errors import StoreCorrupt
 from kilburn.event import Event
 from kilburn.page import Page, Place, address_of
 from kilburn.store import ProcessInfo, ProcessKind, State
-from kilburn.stores.connection import Row, row, rows
+from kilburn.stores.connection import Row, row, rows, rows_of_each
 from kilburn.stores.records import UNREADABLE, event_of, page_of, seal_of
 
 __all__ = ["QUARANTINED", "Sealed", "Session", "seal_of_process", "seal_of_state"]
-
-T = TypeVar("T")
 
 ADVICE = "run `kilburn fsck`; other sessions are not affected"
 
@@ -49,6 +46,8 @@ def seal_of_state(process: int, page: int, at: bytes, pinned: int, mark: float, 
     """The checksum of a page's state. The end of its validity is in it if it has one."""
     return seal_of("stand", process, page, at, pinned, mark, *(() if until is None else (until,)))
 
+
+_PLACES = {place.value.encode(): place for place in Place}
 
 _PAGE = "id, meta, seal, CAST(at AS BLOB), pinned, mark, until, stand"
 
@@ -209,20 +208,19 @@ class Sealed:
         for number, meta, seal, *state in rows(self._db, select, session.number):
             yield number, self._page(session.number, number, meta, seal), self._state(session.number, number, *state)
 
-    def read(self, process: int, number: int) -> tuple[Page, State] | None:
-        """One page with its state; None if there is none of that number.
+    def read(self, keys: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[Page, State]]]:
+        """Single pages with their states, by process and page; those that do not exist are left out.
 
         Raises:
-            StoreCorrupt: it is not what was written.
+            StoreCorrupt: one is not what was written.
         """
-        found = row(self._db, f"SELECT {_PAGE} FROM page WHERE process = ? AND id = ?", process, number)
-        if found is None:
-            return None
-        _, meta, seal, *values = found
-        page, state = self.page(process, number, meta, seal), self._state(process, number, *values)
-        if isinstance(state, str):
-            raise StoreCorrupt(f"{address_of(number)} of session {process}: {state}", advice=ADVICE)
-        return page, state
+        select = f"SELECT process, {_PAGE} FROM page WHERE process = ? AND id = ?"
+        for process, number, meta, seal, *values in rows_of_each(self._db, select, keys):
+            page, state = self._page(process, number, meta, seal), self._state(process, number, *values)
+            if isinstance(page, str) or isinstance(state, str):
+                wrong = page if isinstance(page, str) else state
+                raise StoreCorrupt(f"{address_of(number)} of session {process}: {wrong}", advice=ADVICE)
+            yield (process, number), (page, state)
 
     def page(self, process: int, number: int, meta: bytes, seal: object) -> Page:
         """One page.
@@ -235,24 +233,28 @@ class Sealed:
             raise StoreCorrupt(f"{address_of(number)} of session {process}: {page}", advice=ADVICE)
         return page
 
+    # The next two are called for each page that a search finds, so they call little themselves.
+
     def _page(self, process: int, number: int, meta: bytes, seal: object) -> Page | str:
-        page = self._read("its record", lambda: page_of(meta), seal, "page", process, number, meta)
-        return page if isinstance(page, str) or page.id == number else f"its record is that of {address_of(page.id)}"
+        """The page of a row, or what is wrong with it."""
+        if self.seals and seal != seal_of("page", process, number, meta):
+            return "its record is not what was written"
+        try:
+            page = page_of(meta)
+        except UNREADABLE as error:
+            return f"its record cannot be read: {error}"
+        return page if page.id == number else f"its record is that of {address_of(page.id)}"
 
     def _state(
         self, process: int, number: int, at: bytes, pinned: int, mark: float, until: float | None, stand: object
     ) -> State | str:
-        values = ("stand", process, number, at, pinned, mark, *(() if until is None else (until,)))
-        return self._read("its state", lambda: State(Place(at.decode()), bool(pinned), mark, until), stand, *values)
-
-    def _read(self, what: str, read: Callable[[], T], seal: object, *values: object) -> T | str:
-        """The page and state of a row, or what is wrong with it."""
-        if not self.intact(seal, *values):
-            return f"{what} is not what was written"
+        """The state of a row, or what is wrong with it."""
+        if self.seals and stand != seal_of_state(process, number, at, pinned, mark, until):
+            return "its state is not what was written"
         try:
-            return read()
+            return State(_PLACES[at], bool(pinned), mark, until)
         except UNREADABLE as error:
-            return f"{what} cannot be read: {error}"
+            return f"its state cannot be read: {error}"
 
     def events(self, session: Session, after: int, limit: int) -> Iterator[Event]:
         """At most `limit` events of a session's ledger from `after` + 1 on.
@@ -278,5 +280,10 @@ class Sealed:
 
     def event(self, process: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
         """One event, or what is wrong with it."""
-        event = self._read("it", lambda: event_of(body), seal, "event", process, number, act, body)
-        return event if isinstance(event, str) or event.number == number else f"it is event {event.number}"
+        if not self.intact(seal, "event", process, number, act, body):
+            return "it is not what was written"
+        try:
+            event = event_of(body)
+        except UNREADABLE as error:
+            return f"it cannot be read: {error}"
+        return event if event.number == number else f"it is event {event.number}"

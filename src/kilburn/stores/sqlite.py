@@ -25,7 +25,7 @@ from kilburn.page import Page, Span
 from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
 from kilburn.stores import citations
 from kilburn.stores.codec import key_of, unpack
-from kilburn.stores.connection import row, rows, transaction_scope, translate_errors, write_transaction
+from kilburn.stores.connection import row, rows, rows_of_each, transaction_scope, translate_errors, write_transaction
 from kilburn.stores.inspection import Finding, erase_process, erase_session, inspect, quarantine_session, rebuild
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import SEALED, admit, as_current, check_identity, check_library, migrate
@@ -382,15 +382,10 @@ class Sqlite:
         Raises:
             StoreCorrupt: one is not what was written.
         """
-        found: dict[tuple[int, int], tuple[Page, State]] = {}
         with self._reading("reading"):
-            wanted = list(dict.fromkeys(keys))
+            wanted = dict.fromkeys(keys)
             there = {process for process in {process for process, _ in wanted} if self._session(process) is not None}
-            for process, number in wanted:
-                known = self._sealed.read(process, number) if process in there else None
-                if known is not None:
-                    found[process, number] = known
-        return found
+            return dict(self._sealed.read([key for key in wanted if key[0] in there]))
 
     def citing(self, process: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """The pages that directly cite any of these pages of a process."""
@@ -417,15 +412,14 @@ class Sqlite:
             StoreCorrupt: a text does not match its digest, or is missing.
         """
         found: dict[str, str] = {}
-        select = "SELECT size, codec, data FROM content WHERE tenant = ? AND digest = ?"
+        select = "SELECT digest, size, codec, data FROM content WHERE tenant = ? AND digest = ?"
         with self._lock, translate_errors(self.path, "reading"):
-            for digest in dict.fromkeys(digests):
-                key = key_of(digest)
-                stored = row(self._db, select, self._number, key)
-                if stored is None:
-                    raise StoreCorrupt(f"content {digest} is missing", advice="run `kilburn fsck`")
-                size, codec, data = stored
-                found[digest] = unpack(codec, data, size, key)
+            wanted = {key_of(digest): digest for digest in digests}
+            for key, size, codec, data in rows_of_each(self._db, select, [(self._number, key) for key in wanted]):
+                found[wanted[key]] = unpack(codec, data, size, key)
+        if len(found) < len(wanted):
+            missing = next(digest for digest in wanted.values() if digest not in found)
+            raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")
         return found
 
     def search(self, query: str, *, processes: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
@@ -463,13 +457,10 @@ class Sqlite:
         """The passages of pages, in reading order; a page that is not indexed is left out."""
         found: dict[tuple[int, int], list[Passage]] = {}
         with self._reading("reading"):
-            wanted = list(dict.fromkeys(keys))
+            wanted = dict.fromkeys(keys)
             whole = self._whole(process for process, _ in wanted)
-            for process, page in wanted:
-                if process in whole:
-                    spans = self._index.of_page(process, page)
-                    if spans:
-                        found[process, page] = [_passage(number, page, span) for number, span in spans]
+            for key, number, span in self._index.of_pages([key for key in wanted if key[0] in whole]):
+                found.setdefault(key, []).append(_passage(number, key[1], span))
         return found
 
     def passages(self, entries: Iterable[int]) -> dict[int, Passage]:

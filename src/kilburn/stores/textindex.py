@@ -192,11 +192,20 @@ class TextIndex:
         """Index passages that have their numbers already."""
         self._db.executemany(self._insert, [(number, searchable(text)) for number, text in sorted(texts)])
 
-    def remove(self, first: int, last: int, text: str) -> None:
-        """Take a page's entries out again; `text` is the page's text."""
-        spans = rows(self._db, "SELECT id, start, stop FROM passage WHERE id BETWEEN ? AND ?", first, last)
-        self._db.executemany(self._delete, [(number, searchable(text[start:stop])) for number, start, stop in spans])
-        self._db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (first, last))
+    def remove(self, pages: Iterable[tuple[int, int, str]]) -> None:
+        """Take pages' entries out again, given as first entry, last entry and the page's text, lowest entries first."""
+        ranges: list[tuple[int, int]] = []
+        select = "SELECT id, start, stop FROM passage WHERE id BETWEEN ? AND ?"
+
+        def entries() -> Iterator[tuple[int, str]]:
+            for first, last, text in pages:
+                ranges.append((first, last))
+                for number, start, stop in rows(self._db, select, first, last):
+                    yield number, searchable(text[start:stop])
+
+        # Upwards, or FTS5 would write out its buffer before each entry.
+        self._db.executemany(self._delete, entries())
+        self._db.executemany("DELETE FROM passage WHERE id BETWEEN ? AND ?", ranges)
 
     def terms(self, query: str) -> list[str]:
         """The words of a query worth looking up, as the index would split them."""
@@ -310,13 +319,15 @@ class TextIndex:
             if isinstance(page, int) and isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop
         }
 
-    def of_page(self, process: int, page: int) -> list[tuple[int, Span]]:
-        """The entries of a page with their spans, in reading order."""
+    def of_pages(self, keys: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int, Span]]:
+        """The entries of pages with their spans, of each page in reading order."""
         select = (
-            "SELECT passage.id, start, stop FROM page JOIN passage ON passage.id BETWEEN first AND last"
+            "SELECT process, page.id, passage.id, start, stop FROM page JOIN passage ON passage.id BETWEEN first AND last"
             " WHERE process = ? AND page.id = ? AND passage.page = page.id ORDER BY passage.id DESC"
         )
-        return [(number, (start, stop)) for number, start, stop in rows(self._db, select, process, page) if 0 <= start < stop]
+        for process, page, number, start, stop in rows_of_each(self._db, select, keys):
+            if 0 <= start < stop:
+                yield (process, page), number, (start, stop)
 
 
 def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:

@@ -16,8 +16,8 @@ from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, ProcessKind, State
 from kilburn.stores import citations
 from kilburn.stores.codec import encode_text, key_of, pack, unpack
-from kilburn.stores.connection import row, rows, rows_of_each
-from kilburn.stores.records import Memo, record_of_event, record_of_page, scrub, seal_of, telling_words
+from kilburn.stores.connection import row, rows_of_each
+from kilburn.stores.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.stores.sealed import Sealed, Session, seal_of_state
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.vectortable import VectorTable
@@ -139,14 +139,18 @@ class Transaction:
         return self._index.add(self._process, used, texts)
 
     def _remove_entries(self, pages: Iterable[int]) -> None:
-        for page in sorted(pages):
-            known = row(self._db, "SELECT first, last FROM page WHERE process = ? AND id = ?", self._process, page)
-            if known is None:
-                raise StoreError(f"no page {page} in process {self._process}", advice="name pages that exist")
-            if known[0] is not None:
-                self._index.remove(known[0], known[1], content_of(self._db, self._process, page))
-                self._vectors.remove(known[0], known[1])
-                self._db.execute("UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?", (self._process, page))
+        select = "SELECT first, last, id FROM page WHERE process = ? AND id = ?"
+        wanted = [(self._process, page) for page in pages]
+        known = list(rows_of_each(self._db, select, wanted))
+        if missing := {page for _, page in wanted} - {page for *_, page in known}:
+            raise StoreError(f"no page {min(missing)} in process {self._process}", advice="name pages that exist")
+        ranges = sorted((first, last, page) for first, last, page in known if first is not None)
+        self._index.remove((first, last, content_of(self._db, self._process, page)) for first, last, page in ranges)
+        self._vectors.remove((first, last) for first, last, _ in ranges)
+        self._db.executemany(
+            "UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?",
+            [(self._process, page) for *_, page in ranges],
+        )
 
     def _set_states(self, batch: Batch) -> None:
         new = {page.id for page in batch.pages}
@@ -169,36 +173,33 @@ class Transaction:
     def _erase(self, pages: Sequence[int], session: Session) -> None:
         words: set[str] = set()
         contents: set[int] = set()
-        for number in pages:
-            # `_remove_entries` has checked that all of them exist.
-            ((content, extra, meta, seal),) = rows(
-                self._db, "SELECT content, extra, meta, seal FROM page WHERE process = ? AND id = ?", self._process, number
-            )
+        cited: set[citations.Citation] = set()
+        blank = []
+        # `_remove_entries` has checked that all of them exist.
+        select = "SELECT id, content, extra, meta, seal FROM page WHERE process = ? AND id = ?"
+        for number, content, extra, meta, seal in rows_of_each(self._db, select, [(self._process, page) for page in pages]):
             page = self._sealed.page(self._process, number, meta, seal)
             words.update(telling_words(page))
             contents.update(row for row in (content, extra) if row is not None)
-            citations.remove(self._db, citations.citations_of(self._process, session.kind, page))
-            self._db.execute(
-                "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?,"
-                " meta = ?, seal = ?"
-                " WHERE process = ? AND id = ?",
-                (
-                    *_stand(self._process, number, State(Place.DROPPED)),
-                    *self._sealed_record(tombstone_of(page)),
-                    self._process,
-                    number,
-                ),
-            )
+            cited.update(citations.citations_of(self._process, session.kind, page))
+            stand = _stand(self._process, number, State(Place.DROPPED))
+            blank.append((*stand, *self._sealed_record(tombstone_of(page)), self._process, number))
+        citations.remove(self._db, cited)
+        self._db.executemany(
+            "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?, meta = ?, seal = ?"
+            " WHERE process = ? AND id = ?",
+            blank,
+        )
         self._db.executemany(
             "DELETE FROM content WHERE id = ?1 AND NOT EXISTS(SELECT 1 FROM page WHERE content = ?1)"
             " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = ?1)",
-            [(content,) for content in contents],
+            [(content,) for content in sorted(contents)],
         )
         erased = set(pages)
         blanked = []
         for after in range(0, session.head, CHUNK):
             for event in self._sealed.events(session, after, min(CHUNK, session.head - after)):
-                if not erased.isdisjoint(event.pages):
+                if concerns(event, erased):
                     *_, body, seal = sealed_event(self._process, scrub(event, words))
                     blanked.append((body, seal, self._process, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)

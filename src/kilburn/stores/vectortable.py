@@ -6,7 +6,7 @@ which they were made, so one number for each process and embedder says which wai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import apsw
 
@@ -113,9 +113,9 @@ class VectorTable:
         ]
         return whole, found[-1][0] if found else 0
 
-    def remove(self, first: int, last: int) -> None:
-        """Remove the vectors of a range of entries, of every embedder."""
-        self._db.execute("DELETE FROM vector WHERE entry BETWEEN ? AND ?", (first, last))
+    def remove(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Remove the vectors of ranges of entries, of every embedder."""
+        self._db.executemany("DELETE FROM vector WHERE entry BETWEEN ? AND ?", ranges)
 
     def drop(self, name: str) -> None:
         """Remove all vectors of an embedder, and its name."""

@@ -9,6 +9,7 @@
 The kits take a function that makes the thing and assert its contract. `check_laws` asserts the laws of
 a process from outside, `counted` weighs a prompt again, `trace` is a seeded run of an agent. `FakeClock`
 is time that stands still, `FaultVFS` a disk that fails, `Scripted` and `Echo` are models without one.
+A provider over HTTP that answers from a script is in `kilburn.testing.upstream`.
 Nothing here is imported by the product, and nothing here patches it.
 """
 

@@ -8,7 +8,7 @@ developers' half of LoCoMo, BEAM and CRD3, and are the same for all three.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kilburn.kernel.collecting import since_of
 from kilburn.memory.dates import closeness, times_in
@@ -58,32 +58,40 @@ class Blend:
         """All candidates, best first; of equals, the newer one."""
         best = max((candidate.words for candidate in candidates), default=0.0) or 1.0
         own = [(self.words * one.words / best, self.meaning * max(0.0, one.meaning or 0.0)) for one in candidates]
-        sums = {(one.process, one.page.id): sum(terms) for one, terms in zip(candidates, own, strict=True)}
-        sessions: dict[int, float] = {}
-        for (process, _), total in sums.items():
-            sessions[process] = max(sessions.get(process, 0.0), total)
+        # Of each process, what each page has itself.
+        sums: dict[int, dict[int, float]] = {}
+        for one, (words, meaning) in zip(candidates, own, strict=True):
+            sums.setdefault(one.process, {})[one.page.id] = words + meaning
+        sessions = {process: max(0.0, *of.values()) for process, of in sums.items()}
         times = times_in(query.text, query.now) if self.time else []
         scored = []
         for index, (one, (words, meaning)) in enumerate(zip(candidates, own, strict=True)):
+            page = one.page
             terms = {"words": words, "meaning": meaning}
             if one.kind is ProcessKind.MEMORY:
                 # A fact stands alone: as well as it matches itself, it would match in its session.
                 terms["session"] = self.session * (words + meaning)
             else:
                 terms["session"] = self.session * sessions[one.process]
-                terms["near"] = self.near * sum(
-                    weight * max(sums.get((one.process, one.page.id + step), 0.0) for step in (-turns, turns))
-                    for turns, weight in TURNS
-                )
-            if query.speakers and one.page.speaker in query.speakers:
+                terms["near"] = self.near * _near(sums[one.process], page.id)
+            if query.speakers and page.speaker in query.speakers:
                 terms["speaker"] = self.speaker
-            if one.page.tokens > SHORT and one.page.role is not Role.TOOL:
-                terms["length"] = -self.length * math.log(one.page.tokens / SHORT)
+            if page.tokens > SHORT and page.role is not Role.TOOL:
+                terms["length"] = -self.length * math.log(page.tokens / SHORT)
             if times:
-                terms["time"] = self.time * closeness(times, since_of(one.page))
+                terms["time"] = self.time * closeness(times, since_of(page))
             if one.state.importance:
                 terms["importance"] = self.importance * one.state.importance
             terms = {name: value for name, value in terms.items() if value}
             scored.append(Scored(index=index, score=sum(terms.values()), terms=terms))
         scored.sort(key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
         return scored
+
+
+def _near(sums: Mapping[int, float], page: int) -> float:
+    """What the pages beside a page add; of two that are as far away, the better one."""
+    near = 0.0
+    for turns, weight in TURNS:
+        before, after = sums.get(page - turns, 0.0), sums.get(page + turns, 0.0)
+        near += weight * (before if before > after else after)
+    return near

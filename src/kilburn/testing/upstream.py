@@ -1,0 +1,699 @@
+"""A provider with prepared replies, reached over HTTP: what `Scripted` is to a model, for clients, proxies and gateways.
+
+It speaks OpenAI's chat completions, responses and embeddings, Anthropic's messages and its count of tokens, and both lists
+of models. It refuses what the providers refuse, counts the cached prefix as they do, remembers all that it was asked, and
+fails in the ways that providers and networks fail.
+
+    upstream = Upstream(calling(("read", {"path": "a.py"})), "The slice is wrong.", Refusal(status=529))
+    with serving(upstream) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        ...
+    assert not upstream.refused
+    assert upstream.sent[1].shared > 0.9 * upstream.sent[0].tokens
+
+The application is plain ASGI; `serving` needs uvicorn (extra `serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import itertools
+import json
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
+
+import msgspec
+
+from kilburn.errors import KilburnError, MissingExtra, Unavailable
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.model import Finish, Reply
+from kilburn.testing.replies import SIGNED, Answer, Choice, Usage, encoded, events, signature, whole
+from kilburn.wire.form import parse
+from kilburn.wire.validity import validate_chat, validate_messages
+
+__all__ = ["Break", "Refusal", "Sent", "Upstream", "calling", "serving"]
+
+Json = dict[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+Entry = Any
+"""One entry of a script: a text, a message (a `Message`, or a dict of the chat or the messages form), a `Reply`, a tuple of
+these (one for each choice of `n`), a `Refusal`, a `Break`, or a function of the `Sent` that gives one of these."""
+
+LETTERS = 4
+"""Characters of a token, as this provider counts."""
+
+BLOCK = 64
+"""Bytes of the prompt that are compared at once to find the prefix that it shares with earlier ones."""
+
+STEP = 128
+"""OpenAI's cache counts in steps of so many tokens."""
+
+LOOKBACK = 20
+"""Blocks before a breakpoint where Anthropic's cache looks for an entry."""
+
+PATHS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "count",
+    "/v1/embeddings": "embeddings",
+    "/v1/models": "models",
+}
+
+KINDS = {
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("invalid_request_error", "authentication_error"),
+    403: ("invalid_request_error", "permission_error"),
+    404: ("invalid_request_error", "not_found_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("requests", "rate_limit_error"),
+    500: ("server_error", "api_error"),
+    529: ("server_error", "overloaded_error"),
+}
+"""OpenAI's and Anthropic's word for a status."""
+
+CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """An error instead of a reply, in the form of the API that was asked.
+
+    Args:
+        status: 429, 500, 529, ...
+        words: what it says; None for the status's usual words.
+        retry_after: seconds for the header of that name.
+        overlong: the prompt is too long for the model, in the provider's own words, with status 400.
+    """
+
+    status: int = 400
+    words: str | None = None
+    retry_after: float | None = None
+    overlong: bool = False
+
+
+class Break(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply that goes wrong while it is sent.
+
+    Args:
+        how: cut: the connection breaks between two events. torn: it breaks within an event, within a character if the
+            event has one of several bytes. short: the body ends in good order, without the events that close a reply.
+            garbled: one event is no JSON, and the rest follows. error: an error event in the API's form ends the stream.
+            silent: nothing more comes until the client has gone.
+        after: events that come before; None for before the headers, which holds for cut and silent. A reply that is not
+            streamed is cut or torn in the middle of its body.
+        reply: what it begins to say.
+    """
+
+    how: Literal["cut", "torn", "short", "garbled", "error", "silent"]
+    after: int | None = 4
+    reply: Entry = "A reply that nobody hears to its end."
+
+
+class Sent:
+    """One request as it arrived, and what became of it.
+
+    `api` is "chat", "messages", "responses", "count", "embeddings" or "models"; `raw` the bytes of the body and `body` what
+    they say. `tokens` are those of the prompt; `shared` those of the longest prefix that an earlier prompt began with too;
+    `cached` and `written` what the provider's cache makes of it, by its own rules. `wrong` says why a request was refused as
+    invalid. `gone` is the second (of `time.monotonic`) when the client hung up before the end; `over` is set when the answer
+    has ended, one way or the other.
+    """
+
+    def __init__(self, api: str, method: str, path: str, headers: dict[str, str], raw: bytes) -> None:
+        self.api, self.method, self.path, self.headers, self.raw = api, method, path, headers, raw
+        self.body: Json = {}
+        self.at = time.monotonic()
+        self.status: int | None = None
+        self.wrong: str | None = None
+        self.tokens = self.shared = self.cached = self.written = 0
+        self.gone: float | None = None
+        self.over = threading.Event()
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the client asked for a stream."""
+        return self.body.get("stream") is True
+
+
+class _Cut(Exception):
+    """Ends a connection without its closing bytes; the server does the rest."""
+
+
+def calling(
+    *calls: tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], str], text: str = "", thinking: str = ""
+) -> Message:
+    """A reply that calls tools: each a name, its arguments, and the call's id; without one it gets the next free id."""
+    parts = [Part(kind=kind, text=words) for kind, words in ((Kind.REASONING, thinking), (Kind.TEXT, text)) if words]
+    for name, arguments, *rest in calls:
+        written = json.dumps(arguments, ensure_ascii=False)
+        parts.append(Part(kind=Kind.CALL, text=written, name=name, call=rest[0] if rest else ""))
+    return Message(role=Role.ASSISTANT, parts=tuple(parts))
+
+
+class Upstream:
+    """The provider, as an ASGI application.
+
+    Args:
+        script: what it will say, one entry a request; more with `enqueue`.
+        otherwise: the entry that it says once the script has run out.
+        window: tokens of a prompt that it takes at most; None for any number.
+        least: tokens that a prefix has at least before it is cached.
+        delay, pause: seconds before a reply begins, and before each further event.
+        piece: characters of a streamed piece.
+        measured: whether requests are judged, remembered, and compared with earlier ones. A load test leaves that out.
+
+    `sent` holds every request, oldest first.
+    """
+
+    def __init__(
+        self,
+        *script: Entry,
+        otherwise: Entry = "OK.",
+        window: int | None = None,
+        least: int = 1024,
+        delay: float = 0.0,
+        pause: float = 0.0,
+        piece: int = 4,
+        measured: bool = True,
+    ) -> None:
+        self.sent: list[Sent] = []
+        self.otherwise, self.window, self.least = otherwise, window, least
+        self.delay, self.pause, self.piece, self.measured = delay, pause, piece, measured
+        self._script: deque[Entry] = deque(script)
+        self._seen: set[bytes] = set()
+        self._written: set[bytes] = set()
+        self._responses: dict[str, list[Json]] = {}
+        self._number = itertools.count(1)
+
+    def enqueue(self, *entries: Entry) -> None:
+        """Append to the script."""
+        self._script.extend(entries)
+
+    @property
+    def left(self) -> int:
+        """Entries of the script that were not used yet."""
+        return len(self._script)
+
+    @property
+    def refused(self) -> list[Sent]:
+        """The requests that a provider would not have taken."""
+        return [sent for sent in self.sent if sent.wrong is not None]
+
+    @property
+    def prompts(self) -> list[Sent]:
+        """The requests that a reply was asked for, without those for counts, embeddings and lists."""
+        return [sent for sent in self.sent if sent.api in ("chat", "messages", "responses")]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] != "http":
+            raise NotImplementedError(f"{scope['type']} is not spoken here")
+        raw = await _body(receive)
+        path = scope["path"]
+        api = "models" if path.startswith("/v1/models/") else PATHS.get(path, "unknown")
+        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        sent = Sent(api, scope["method"], path, headers, raw)
+        if self.measured:
+            self.sent.append(sent)
+        try:
+            await self._answer(sent, receive, send)
+        finally:
+            sent.over.set()
+
+    async def _answer(self, sent: Sent, receive: Receive, send: Send) -> None:
+        if sent.api == "unknown" or (sent.method == "POST") == (sent.api == "models"):
+            await self._refuse(sent, Refusal(status=404, words=f"{sent.method} {sent.path} is not spoken here"), send)
+            return
+        if sent.api == "models":
+            await _reply(sent, 200, _models(sent), send)
+            return
+        if (wrong := self._read(sent)) is not None:
+            sent.wrong = wrong
+            await self._refuse(sent, Refusal(words=wrong), send)
+            return
+        if sent.api == "count":
+            await _reply(sent, 200, {"input_tokens": sent.tokens}, send)
+        elif sent.api == "embeddings":
+            await _reply(sent, 200, _embeddings(sent), send)
+        elif self.window is not None and sent.tokens > self.window:
+            await self._refuse(sent, Refusal(overlong=True), send)
+        else:
+            await self._play(sent, self._script.popleft() if self._script else self.otherwise, receive, send)
+
+    def _read(self, sent: Sent) -> str | None:
+        """Decode, judge and count a request. Returns what is wrong with it."""
+        try:
+            body = json.loads(sent.raw)
+        except ValueError as error:
+            return f"We could not parse the JSON body of your request: {error}"
+        if not isinstance(body, dict):
+            return "the body is no JSON object"
+        sent.body = body
+        if not self.measured or sent.api == "embeddings":
+            return None
+        try:
+            resolved = self._resolved(sent)
+            _judge(sent.api, resolved)
+        except KilburnError as error:
+            return error.what
+        items, breakpoints = _prompt(sent.api, resolved)
+        sent.tokens = sum(len(item) for item in items) // LETTERS
+        if sent.api != "count":
+            self._count(sent, items, breakpoints)
+        return None
+
+    def _resolved(self, sent: Sent) -> Json:
+        """A request to the responses API with the items that it continues."""
+        if sent.api != "responses":
+            return sent.body
+        before = self._responses.get(sent.body.get("previous_response_id") or "", [])
+        return {**sent.body, "input": [*before, *_input_items(sent.body)]}
+
+    def _count(self, sent: Sent, items: Sequence[bytes], breakpoints: Sequence[int]) -> None:
+        """What is shared with earlier prompts, and what the cache has of it."""
+        text, model = b"".join(items), str(sent.body.get("model")).encode()
+        chain = hashlib.blake2b(model, digest_size=16)
+        known = True
+        for at in range(0, len(text) - len(text) % BLOCK, BLOCK):
+            chain.update(text[at : at + BLOCK])
+            digest = chain.digest()
+            known = known and digest in self._seen
+            sent.shared += known * BLOCK
+            self._seen.add(digest)
+        sent.shared //= LETTERS
+        if sent.api != "messages":
+            sent.cached = sent.shared - sent.shared % STEP if sent.shared >= self.least else 0
+            return
+        digests, ends, chain, length = [], [], hashlib.blake2b(model, digest_size=16), 0
+        for item in items:
+            chain.update(hashlib.blake2b(item, digest_size=16).digest())
+            length += len(item)
+            digests.append(chain.digest())
+            ends.append(length // LETTERS)
+        for index in breakpoints:
+            near = range(max(0, index - LOOKBACK), index + 1)
+            sent.cached = max([sent.cached, *(ends[at] for at in near if digests[at] in self._written)])
+        eligible = [index for index in breakpoints if ends[index] >= self.least]
+        sent.written = max([ends[index] - sent.cached for index in eligible] + [0])
+        self._written.update(digests[index] for index in eligible)
+
+    async def _refuse(self, sent: Sent, refusal: Refusal, send: Send) -> None:
+        extra = {} if refusal.retry_after is None else {"retry-after": f"{refusal.retry_after:g}"}
+        await _reply(sent, refusal.status, self._error(sent, refusal), send, extra)
+
+    def _error(self, sent: Sent, refusal: Refusal) -> Json:
+        anthropic = sent.api in ("messages", "count") or "anthropic-version" in sent.headers
+        usual = {429: "Rate limit reached", 500: "Internal server error", 529: "Overloaded"}
+        words, code = refusal.words or usual.get(refusal.status, "Bad request"), CODES.get(refusal.status)
+        param = None
+        if refusal.overlong:
+            window, code = self.window or sent.tokens - 1, "context_length_exceeded"
+            param = "input" if sent.api == "responses" else "messages"
+            words = f"This model's maximum context length is {window} tokens. However, your messages resulted in {sent.tokens}"
+            words += " tokens. Please reduce the length of the messages."
+            if anthropic:
+                words = f"prompt is too long: {sent.tokens} tokens > {window} maximum"
+            elif sent.api == "responses":
+                words = "Your input exceeds the context window of this model. Please adjust your input and try again."
+        openai_kind, anthropic_kind = KINDS.get(refusal.status, KINDS[500 if refusal.status >= 500 else 400])
+        if anthropic:
+            number = next(self._number)
+            return {"type": "error", "error": {"type": anthropic_kind, "message": words}, "request_id": f"req_{number}"}
+        return {"error": {"message": words, "type": openai_kind, "param": param, "code": code}}
+
+    async def _play(self, sent: Sent, entry: Entry, receive: Receive, send: Send) -> None:
+        """Say an entry, and see meanwhile whether the client is still there."""
+        while callable(entry):
+            entry = entry(sent)
+        saying = asyncio.ensure_future(self._say(sent, entry, send))
+        watching = asyncio.ensure_future(_hung_up(receive))
+        try:
+            await asyncio.wait({saying, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not saying.done():
+                sent.gone = time.monotonic()
+        finally:
+            for task in (saying, watching):
+                if not task.done():
+                    task.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+        with suppress(asyncio.CancelledError):
+            await saying
+
+    async def _say(self, sent: Sent, entry: Entry, send: Send) -> None:
+        fault = entry if isinstance(entry, Break) else None
+        if fault is not None:
+            entry = fault.reply
+            if fault.after is None:
+                if fault.how == "silent":
+                    await asyncio.Event().wait()
+                raise _Cut
+        if isinstance(entry, Refusal):
+            await self._refuse(sent, entry, send)
+            return
+        answer = self._answered(sent, entry)
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        if sent.streamed:
+            await self._stream(sent, answer, fault, send)
+            return
+        body = json.dumps(whole(sent.api, answer), ensure_ascii=False).encode()
+        if fault is None:
+            await _send(sent, 200, "application/json", [body], send)
+        elif fault.how == "error":
+            await self._refuse(sent, Refusal(status=500), send)
+        elif fault.how == "garbled":
+            await _send(sent, 200, "application/json", [b"<html>" + body], send)
+        else:
+            await _begin(sent, 200, "application/json", {}, send)
+            await send({"type": "http.response.body", "body": body[: len(body) // 2], "more_body": True})
+            await self._fail(sent, fault.how, b"", send)
+
+    async def _stream(self, sent: Sent, answer: Answer, fault: Break | None, send: Send) -> None:
+        await _begin(sent, 200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"}, send)
+        for number, event in enumerate(events(sent.api, answer)):
+            data = encoded(event)
+            if number and self.pause:
+                await asyncio.sleep(self.pause)
+            if fault is not None and number == fault.after:
+                if fault.how != "garbled":
+                    await self._fail(sent, fault.how, data, send)
+                    return
+                data = data[: len(data) // 2] + b"\n\n"
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _fail(self, sent: Sent, how: str, data: bytes, send: Send) -> None:
+        """End an answer that has begun. `data`: the event that would have come next."""
+        if how == "silent":
+            await asyncio.Event().wait()
+        if how == "torn":
+            wide = next((at for at, byte in enumerate(data) if byte >= 0x80), len(data) // 2)
+            await send({"type": "http.response.body", "body": data[: wide + 1], "more_body": True})
+        if how in ("cut", "torn"):
+            await asyncio.sleep(0.01)
+            raise _Cut
+        last = b""
+        if how == "error":
+            error = self._error(sent, Refusal(status=529))
+            if sent.api == "responses":
+                error = {**error["error"], "type": "error", "sequence_number": 0}
+            last = encoded((None if sent.api == "chat" else "error", error))
+        await send({"type": "http.response.body", "body": last})
+
+    def _answered(self, sent: Sent, entry: Entry) -> Answer:
+        number = next(self._number)
+        wanted = int(sent.body.get("n") or 1) if sent.api == "chat" else 1
+        entries = list(entry) if isinstance(entry, tuple) else [entry]
+        choices = [self._choice(sent, entries[min(index, len(entries) - 1)]) for index in range(wanted)]
+        parts = [part for choice in choices for part in choice.parts]
+        usage = Usage(
+            prompt=sent.tokens,
+            cached=sent.cached,
+            written=sent.written,
+            reply=sum(-(-len(part.text) // LETTERS) for part in parts) or 1,
+            thought=sum(-(-len(part.text) // LETTERS) for part in parts if part.kind is Kind.REASONING),
+        )
+        answer = Answer(
+            id=f"{number:024d}",
+            created=int(time.time()),
+            asked=sent.body,
+            choices=tuple(choices),
+            usage=usage,
+            piece=self.piece,
+        )
+        if sent.api == "responses" and sent.body.get("store") is not False:
+            done = whole("responses", answer)
+            self._responses[done["id"]] = [*self._resolved(sent)["input"], *done["output"]]
+        return answer
+
+    def _choice(self, sent: Sent, entry: Entry) -> Choice:
+        reply = _as_reply(entry)
+        parts = [self._named(sent, part) for part in reply.message.parts]
+        finish, stop = reply.finish, None
+        if finish is Finish.STOP and any(part.kind is Kind.CALL for part in parts):
+            finish = Finish.CALLS
+        stops = sent.body.get("stop_sequences" if sent.api == "messages" else "stop") or ()
+        stops = [stops] if isinstance(stops, str) else stops
+        caps = (sent.body.get(key) for key in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
+        room = next((cap for cap in caps if cap), 1 << 40) * LETTERS
+        kept: list[Part] = []
+        for part in parts:
+            text = part.text
+            if part.kind is Kind.TEXT:
+                found = min(((text.find(word), word) for word in stops if word in text), default=None)
+                if found is not None:
+                    text, stop = text[: found[0]], found[1]
+            if len(text) > room and part.kind in (Kind.TEXT, Kind.REASONING):
+                text, stop, finish = text[:room], None, Finish.LENGTH
+            room -= len(text)
+            kept.append(msgspec.structs.replace(part, text=text))
+            if stop is not None or finish is Finish.LENGTH:
+                break
+        if stop is not None:
+            finish = Finish.STOP
+        return Choice(parts=tuple(kept), finish=finish, stop=stop)
+
+    def _named(self, sent: Sent, part: Part) -> Part:
+        if part.kind is not Kind.CALL or part.call:
+            return part
+        prefix = "toolu_" if sent.api == "messages" else "call_"
+        return msgspec.structs.replace(part, call=f"{prefix}{next(self._number):08d}")
+
+
+def _as_reply(entry: Entry) -> Reply:
+    if isinstance(entry, Reply):
+        return entry
+    if isinstance(entry, str):
+        entry = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=entry),))
+    elif isinstance(entry, dict):
+        entry = parse(entry)[0]
+    if not isinstance(entry, Message):
+        raise TypeError(f"{type(entry).__name__} in the script; give a text, a message, a Reply, a Refusal or a Break")
+    return Reply(message=entry)
+
+
+def _judge(api: str, body: Json) -> None:
+    """Whether the provider takes the request.
+
+    Raises:
+        KilburnError: it does not.
+    """
+    if not isinstance(body.get("model"), str):
+        raise _Wrong("you must provide a model parameter")
+    if api == "responses":
+        _judge_items(body["input"])
+        return
+    transcript = body.get("messages")
+    if not isinstance(transcript, list) or not all(isinstance(message, dict) for message in transcript):
+        raise _Wrong("messages: not a list of objects")
+    if api == "chat":
+        validate_chat(transcript)
+        return
+    if api == "messages" and not isinstance(body.get("max_tokens"), int):
+        raise _Wrong("max_tokens: Field required")
+    validate_messages(transcript)
+    for message in transcript:
+        for block in message["content"] if isinstance(message["content"], list) else ():
+            signed = str(block.get("signature", ""))
+            if block["type"] == "thinking" and signed.startswith(SIGNED) and signed != signature(block["thinking"]):
+                raise _Wrong("Invalid `signature` in `thinking` block")
+
+
+class _Wrong(KilburnError):
+    """A request that the provider refuses for what is not in its transcript."""
+
+    boundary = "wire"
+
+
+def _input_items(body: Json) -> list[Json]:
+    given = body.get("input")
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
+        raise _Wrong("input: neither a string nor a list of items")
+    return given
+
+
+def _judge_items(items: Sequence[Json]) -> None:
+    called: dict[str, bool] = {}
+    for index, item in enumerate(items):
+        kind = item.get("type", "message")
+        if kind in ("function_call", "custom_tool_call"):
+            if item.get("call_id") in called:
+                raise _Wrong(f"Duplicate call with call_id {item.get('call_id')}")
+            called[str(item.get("call_id"))] = False
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            if called.get(str(item.get("call_id"))) is not False:
+                raise _Wrong(f"No tool call found for function call output with call_id {item.get('call_id')}.")
+            called[item["call_id"]] = True
+        elif kind == "message" and item.get("role") not in ("user", "assistant", "system", "developer"):
+            raise _Wrong(f"input[{index}].role: {str(item.get('role'))[:40]!r}")
+    if missing := [call for call, answered in called.items() if not answered]:
+        raise _Wrong(f"No tool output found for function call {missing[0]}.")
+
+
+def _prompt(api: str, body: Json) -> tuple[list[bytes], list[int]]:
+    """What the model reads, in the order in which a provider puts it, and after which of these the client marked the cache."""
+    items: list[bytes] = []
+    breakpoints: list[int] = []
+
+    def add(value: Any, role: str = "") -> None:
+        if "cache_control" in (text := json.dumps(value, ensure_ascii=False, separators=(",", ":"))) and _marked(value):
+            breakpoints.append(len(items))
+            text = json.dumps(_unmarked(value), ensure_ascii=False, separators=(",", ":"))
+        items.append((role + text).encode("utf-8", "surrogatepass"))
+
+    for tool in body.get("tools") or ():
+        add(tool)
+    if api in ("messages", "count"):
+        system = body.get("system") or ()
+        for block in [{"type": "text", "text": system}] if isinstance(system, str) else system:
+            add(block)
+        for message in body["messages"]:
+            content = message["content"]
+            for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+                add(block, message["role"])
+        if body.get("cache_control") and items:
+            breakpoints.append(len(items) - 1)
+        return items, breakpoints
+    if body.get("instructions"):
+        add(body["instructions"])
+    for message in body["input"] if api == "responses" else body["messages"]:
+        add(message)
+    return items, breakpoints
+
+
+def _marked(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool(value.get("cache_control")) or any(map(_marked, value.values()))
+    return isinstance(value, list) and any(map(_marked, value))
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unmarked(inner) for key, inner in value.items() if key != "cache_control"}
+    return [_unmarked(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _models(sent: Sent) -> Json:
+    names = ("scripted", "scripted-mini")
+    if "anthropic-version" in sent.headers:
+        made: list[Json] = [
+            {"type": "model", "id": name, "display_name": name, "created_at": "2026-01-01T00:00:00Z", "lifecycle": "active"}
+            for name in names
+        ]
+        listed: Json = {"data": made, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    else:
+        made = [{"id": name, "object": "model", "created": 1767225600, "owned_by": "kilburn"} for name in names]
+        listed = {"object": "list", "data": made}
+    wanted = sent.path.removeprefix("/v1/models").strip("/")
+    return {**made[0], "id": wanted} if wanted else listed
+
+
+def _embeddings(sent: Sent) -> Json:
+    """Eight numbers for each text, from its digest."""
+    given = sent.body.get("input")
+    texts = given if isinstance(given, list) and not all(isinstance(item, int) for item in given) else [given]
+    data = []
+    for index, text in enumerate(texts):
+        digest = hashlib.blake2b(json.dumps(text).encode(), digest_size=8).digest()
+        vector = [byte / 255 for byte in digest]
+        packed = base64.b64encode(struct.pack("<8f", *vector)).decode()
+        shown: Any = packed if sent.body.get("encoding_format") == "base64" else vector
+        data.append({"object": "embedding", "index": index, "embedding": shown})
+    tokens = len(sent.raw) // LETTERS
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": sent.body.get("model"), "usage": usage}
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
+
+
+async def _body(receive: Receive) -> bytes:
+    chunks: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b"".join(chunks)
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(chunks)
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _begin(sent: Sent, status: int, kind: str, extra: Mapping[str, str], send: Send) -> None:
+    sent.status = status
+    name = "request-id" if sent.api in ("messages", "count") else "x-request-id"
+    headers = {"content-type": kind, name: f"req_{id(sent):x}", **extra}
+    packed = [(key.encode(), value.encode()) for key, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": packed})
+
+
+async def _send(sent: Sent, status: int, kind: str, body: Sequence[bytes], send: Send, **extra: str) -> None:
+    await _begin(sent, status, kind, {"content-length": str(sum(map(len, body))), **extra}, send)
+    await send({"type": "http.response.body", "body": b"".join(body)})
+
+
+async def _reply(sent: Sent, status: int, body: Json, send: Send, extra: Mapping[str, str] | None = None) -> None:
+    await _send(sent, status, "application/json", [json.dumps(body, ensure_ascii=False).encode()], send, **(extra or {}))
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve an ASGI application on a free port of the loopback, in a thread. Gives its URL, without a slash at the end.
+
+    On leaving, connections that are still open are closed.
+
+    Raises:
+        MissingExtra: uvicorn is not installed. Unavailable: the application did not start.
+    """
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingExtra("uvicorn", "serve") from None
+    config = uvicorn.Config(app, log_config=None, log_level="critical", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+
+    def run(listening: socket.socket) -> None:
+        with suppress(SystemExit):
+            server.run(sockets=[listening])
+
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        thread = threading.Thread(target=run, args=(listening,), name=f"serving {port}", daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                if not thread.is_alive():
+                    raise Unavailable("the application did not start", advice="run it with uvicorn to see why")
+                time.sleep(0.005)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join()
