@@ -56,6 +56,7 @@ class Chat(Form):
         return [wire.read(source)]
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+        """See `Form`."""
         thinks = b'"reasoning' in asked.raw
         kept = messages if thinks else [_without_thoughts(message) for message in messages]
         fields: dict[str, Any] = {**asked.fields, "messages": [*map(msgspec.Raw, asked.lead), *kept]}
@@ -65,13 +66,16 @@ class Chat(Form):
         return msgspec.json.encode(fields)
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+        """See `Form`."""
         kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
     def reading(self, faults: bool) -> Reading:
+        """See `Form`."""
         return ChatReading(faults)
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
+        """See `Form`."""
         asked = _object(body)
         prompt = render(parse(asked["messages"]), into, 0) if into != "chat" else None
         tools = [tool["function"] for tool in asked.get("tools") or () if tool.get("type") == "function"]
@@ -94,6 +98,7 @@ class Chat(Form):
         )
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
+        """See `Form`."""
         head = _head(model, "chat.completion.chunk")
         begun: list[bool] = []
 
@@ -114,6 +119,7 @@ class Chat(Form):
         return write
 
     def whole(self, reply: Reply, model: str) -> dict[str, Any]:
+        """See `Form`."""
         message = wire.render([reply.message])
         choice = {"index": 0, "message": message[0] if message else {"role": "assistant", "content": ""}}
         choices = [{**choice, "finish_reason": FINISHES[reply.finish]}]

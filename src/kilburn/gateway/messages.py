@@ -42,6 +42,7 @@ class Messages(Form):
         return wire.read(source)
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+        """See `Form`."""
         fields: dict[str, Any] = {**asked.fields}
         used = sum(raw.count(b'"cache_control"') for raw in asked.beside)
         fields["messages"] = marked(messages, wire.BREAKPOINTS - used)
@@ -51,13 +52,16 @@ class Messages(Form):
         return msgspec.json.encode(fields)
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+        """See `Form`."""
         kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": f"req_{uuid.uuid4().hex[:24]}"}
 
     def reading(self, faults: bool) -> Reading:
+        """See `Form`."""
         return MessagesReading(faults)
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
+        """See `Form`."""
         asked = _object(body)
         messages, system = asked["messages"], asked.get("system")
         if into != "messages":
@@ -77,9 +81,11 @@ class Messages(Form):
         )
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
+        """See `Form`."""
         return _Writer(model).write
 
     def whole(self, reply: Reply, model: str) -> dict[str, Any]:
+        """See `Form`."""
         end = {"stop_reason": STOPS[reply.finish], "stop_sequence": None, "usage": _usage(reply.usage)}
         return {**_head(model), "content": _blocks(reply), **end}
 

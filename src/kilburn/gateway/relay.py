@@ -145,6 +145,7 @@ class _Turn:
     def __init__(self, relay: Relay, session: Session, work: _Work, path: str, headers: Mapping[str, str], send: Send) -> None:
         self._relay, self._session, self._work = relay, session, work
         self._path, self._headers, self._send = path, headers, send
+        self._turn = session.process.turn
         self._started = False
         self._retried = False
         self._reading: Reading | None = None
@@ -253,8 +254,7 @@ class _Turn:
 
     async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._started = True
-        process = self._session.process
-        own = {"x-kilburn-session": process.name, "x-kilburn-turn": str(process.turn)}
+        own = {"x-kilburn-session": self._session.name, "x-kilburn-turn": str(self._turn)}
         await start(self._send, status, {**headers, **own}, length)
 
     async def _break_off(self, error: KilburnError) -> None:
