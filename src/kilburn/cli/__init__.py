@@ -14,6 +14,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     evaluate,
     forget,
     fsck,
+    keys,
     kv,
     learn,
     memories,

@@ -28,6 +28,14 @@ def serve(
     ] = None,
     window: Annotated[int, typer.Option(help="Tokens of the window; the model's own where that is smaller.")] = 32_000,
     policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "cost",
+    keys: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", envvar="KILBURN_KEYS", help="The keys that clients need; see `kilburn keys add`."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="A name by which clients may call it; may be repeated."),
+    ] = None,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -58,7 +66,11 @@ def serve(
         model=speaker,
         window=window,
         policy=policy,
+        keys=keys,
+        hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
         tokenizer="auto" if speaker is None else speaker.tokenizer,
     )
+    gateway.check_listening(host, keys)
     say(f"http://{host}:{port}/v1 speaks OpenAI's API, http://{host}:{port} Anthropic's; the store is {settings.db}")
-    uvicorn.run(gateway.build(settings), host=host, port=port, log_level="warning", access_log=False, timeout_keep_alive=75)
+    options = gateway.uvicorn_options(settings.limits)
+    uvicorn.run(gateway.build(settings), host=host, port=port, log_level="warning", **options)

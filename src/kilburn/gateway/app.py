@@ -14,12 +14,16 @@ from anyio.to_thread import run_sync
 
 import kilburn
 from kilburn.errors import KilburnError, MissingExtra, SpecError, Unavailable
+from kilburn.gateway.access import LOOPBACK, Access, App
 from kilburn.gateway.chat import Chat
+from kilburn.gateway.connection import uvicorn_options
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
+from kilburn.gateway.keys import Key, Keys
+from kilburn.gateway.limits import Limits, check_listening
 from kilburn.gateway.messages import Messages
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
-from kilburn.gateway.upstream import Endpoint, InProcess, Upstream
+from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream
 from kilburn.kernel.hierarchy import Hierarchy
 
 try:
@@ -28,7 +32,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = ["Gateway", "Settings", "build"]
+__all__ = ["LOOPBACK", "Gateway", "Settings", "build", "check_listening", "uvicorn_options"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -46,7 +50,10 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         tokenizer: counts tokens: see `kilburn.open`.
         rounds: times that the model's memory calls are answered within one request.
         timeout: seconds of silence of the upstream before a request is given up.
-        keyed: whether clients have keys of the gateway's own; then none of them goes upstream.
+        keys: the file of the keys that clients need; None for none.
+        hosts: names under which clients may call it; by default those of this machine.
+        origins: of web pages that may call it.
+        limits: what clients may take.
     """
 
     db: str = "agent.db"
@@ -58,7 +65,10 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     tokenizer: Any = "auto"
     rounds: int = 5
     timeout: float = 600.0
-    keyed: bool = False
+    keys: str | None = None
+    hosts: tuple[str, ...] = LOOPBACK
+    origins: tuple[str, ...] = ()
+    limits: Limits = Limits()
 
 
 class Gateway:
@@ -74,12 +84,16 @@ class Gateway:
         self.settings = settings
         self.upstream: Upstream
         if settings.upstream is not None:
-            self.upstream = Endpoint(settings.upstream, keyed=settings.keyed, timeout=settings.timeout)
+            self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
         else:
             self.upstream = InProcess(settings.model)
         self._lock = threading.Lock()
         self._open: dict[str, Relay] = {}
         self._stores: list[Hierarchy] = []
+
+    def opened(self, tenant: str) -> Relay | None:
+        """What answers the requests of a tenant, if its store is open."""
+        return self._open.get(tenant)
 
     def relay(self, tenant: str) -> Relay:
         """What answers the requests of a tenant."""
@@ -155,6 +169,8 @@ class _Endpoint:
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        key: Key = scope["state"]["key"]
+        headers[KEY_FROM] = key.upstream
         path = scope["path"].removeprefix("/v1")
         query = scope.get("query_string", b"").decode("latin-1")
         path = f"{path}?{query}" if query else path
@@ -162,9 +178,10 @@ class _Endpoint:
         if self._form is None or headers.get("x-kilburn") == "off":
             await self._pass(scope, path, body, headers, send)
             return
-        key = (scope.get("state") or {}).get("key")
-        relay = await run_sync(gateway.relay, gateway.settings.tenant if key is None else key.tenant)
-        await relay.answer(self._form, body, path, headers, "" if key is None else key.user, send)
+        relay = gateway.opened(key.tenant)
+        if relay is None:
+            relay = await run_sync(gateway.relay, key.tenant)
+        await relay.answer(self._form, body, path, headers, key.user, send)
 
     async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
         upstream = self._gateway.upstream
@@ -185,8 +202,8 @@ async def _body(receive: Receive) -> bytes | None:
             return b"".join(pieces)
 
 
-def build(settings: Settings) -> Starlette:
-    """The gateway as an ASGI application.
+def build(settings: Settings) -> App:
+    """The gateway as an ASGI application, behind its door.
 
     Raises:
         SpecError: settings that do not fit.
@@ -209,6 +226,11 @@ def build(settings: Settings) -> Starlette:
         Route("/v1/models", _Endpoint(gateway, None, chat), methods=["GET"]),
         Route("/v1/models/{name:path}", _Endpoint(gateway, None, chat), methods=["GET"]),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan)
-    app.state.gateway = gateway
-    return app
+    return Access(
+        Starlette(routes=routes, lifespan=lifespan),
+        keys=None if settings.keys is None else Keys(settings.keys),
+        anonymous=Key(tenant=settings.tenant),
+        hosts=settings.hosts,
+        origins=settings.origins,
+        limits=settings.limits,
+    )

@@ -70,9 +70,9 @@ class Chat(Form):
         kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
-    def reading(self, faults: bool) -> Reading:
+    def reading(self, faults: bool, *, held: bool = True) -> Reading:
         """See `Form`."""
-        return ChatReading(faults)
+        return ChatReading(faults, held=held)
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """See `Form`."""
@@ -149,8 +149,8 @@ def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
 class ChatReading(Reading):
     """Reads chunks, or whole chat completions."""
 
-    def __init__(self, faults: bool) -> None:
-        super().__init__(faults)
+    def __init__(self, faults: bool, *, held: bool = True) -> None:
+        super().__init__(faults, held=held)
         self._first: dict[str, Any] = {}
         self._calls = 0
         self._texts: list[str] = []
@@ -166,14 +166,12 @@ class ChatReading(Reading):
         self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] | None = None
         self._spoke = False
-        self._done = False
 
     def feed(self, event: Event) -> bytes:
         if not event.data:
             return event.raw if not self.faults or not self.rounds else b""
         if event.data == b"[DONE]":
-            self._done = True
-            return b"" if self.faults else event.raw
+            return b"" if self.faults else self._last_of(event.raw)
         try:
             chunk = _object(event.data)
             if "error" in chunk:
@@ -182,7 +180,10 @@ class ChatReading(Reading):
             list(self._assembly.feed(chunk))
             if chunk.get("usage"):
                 summed(self.usage, chunk["usage"])
-            return self._seen(chunk, event.raw) if self.faults else event.raw
+            if self.faults:
+                return self._seen(chunk, event.raw)
+            ends = self._held or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
+            return self._last_of(event.raw) if ends else event.raw
         except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise unreadable(error) from error
 
@@ -253,7 +254,7 @@ class ChatReading(Reading):
         if self._body:
             return self._whole()
         if not self.faults:
-            return b""
+            return b"".join(self._held)
         choice = self._last or {"index": 0}
         finish = choice.get("finish_reason") or "stop"
         if finish == "tool_calls" and not self._calls:

@@ -131,8 +131,8 @@ class Form(ABC):
         """An error in this form."""
 
     @abstractmethod
-    def reading(self, faults: bool) -> Reading:
-        """Reads the replies to one request, with our calls in them or not."""
+    def reading(self, faults: bool, *, held: bool = True) -> Reading:
+        """Reads the replies to one request; see `Reading`."""
 
     @abstractmethod
     def request(self, body: bytes, into: str, cap: int) -> Request:
@@ -155,10 +155,14 @@ class Reading(ABC):
 
     Args:
         faults: whether our calls may be in it; otherwise every byte goes through as it came.
+        held: whether the events that end a reply are held back until it is in the session, so that a client that goes on
+            at once finds it there.
     """
 
-    def __init__(self, faults: bool) -> None:
+    def __init__(self, faults: bool, *, held: bool = True) -> None:
         self.faults = faults
+        self._holds = held
+        self._held: list[bytes] = []
         self.rounds = 0
         self.usage: dict[str, Any] = {}
         self.failed: dict[str, Any] | None = None
@@ -179,6 +183,13 @@ class Reading(ABC):
         Raises:
             Unavailable: it is no reply.
         """
+
+    def _last_of(self, raw: bytes) -> bytes:
+        """Hold back an event that ends a reply, where that is asked for; returns what the client sees of it now."""
+        if not self._holds:
+            return raw
+        self._held.append(raw)
+        return b""
 
     @abstractmethod
     def reply(self) -> Reply:

@@ -56,9 +56,9 @@ class Messages(Form):
         kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": f"req_{uuid.uuid4().hex[:24]}"}
 
-    def reading(self, faults: bool) -> Reading:
+    def reading(self, faults: bool, *, held: bool = True) -> Reading:
         """See `Form`."""
-        return MessagesReading(faults)
+        return MessagesReading(faults, held=held)
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """See `Form`."""
@@ -195,8 +195,8 @@ def _with_mark(message: dict[str, Any]) -> dict[str, Any]:
 class MessagesReading(Reading):
     """Reads the events of a message, or whole messages."""
 
-    def __init__(self, faults: bool) -> None:
-        super().__init__(faults)
+    def __init__(self, faults: bool, *, held: bool = True) -> None:
+        super().__init__(faults, held=held)
         self._next = 0
         self._body: dict[str, Any] = {}
         self._raw = b""
@@ -225,7 +225,9 @@ class MessagesReading(Reading):
                 summed(self.usage, said["message"].get("usage") or {})
             elif kind == "message_delta":
                 self._count(said.get("usage") or {})
-            return self._seen(said, kind, event.raw) if self.faults else event.raw
+            if self.faults:
+                return self._seen(said, kind, event.raw)
+            return self._last_of(event.raw) if kind in ("message_delta", "message_stop") else event.raw
         except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise unreadable(error) from error
 
@@ -292,7 +294,7 @@ class MessagesReading(Reading):
                 stop = "end_turn"
             return msgspec.json.encode({**self._body, "content": self._content, "stop_reason": stop, "usage": self.usage})
         if not self.faults:
-            return b""
+            return b"".join(self._held)
         delta = dict(self._last.get("delta") or {"stop_reason": "end_turn", "stop_sequence": None})
         if delta.get("stop_reason") == "tool_use" and not self._theirs:
             delta["stop_reason"] = "end_turn"

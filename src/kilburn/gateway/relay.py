@@ -60,11 +60,12 @@ class Relay:
             KilburnError: nothing was sent to the client yet.
         """
         session, work = await run_sync(self._begin, form, body, headers, user)
+        turn = _Turn(self, session, work, path, headers, send)
         try:
-            await _Turn(self, session, work, path, headers, send).run()
+            await turn.run()
         finally:
             with anyio.CancelScope(shield=True):
-                await run_sync(self._histories.give, session)
+                await turn.give()
 
     def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], user: str) -> tuple[Session, _Work]:
         asked = form.open(body)
@@ -146,7 +147,7 @@ class _Turn:
         self._relay, self._session, self._work = relay, session, work
         self._path, self._headers, self._send = path, headers, send
         self._turn = session.process.turn
-        self._started = False
+        self._started = self._given = False
         self._retried = False
         self._reading: Reading | None = None
 
@@ -160,6 +161,12 @@ class _Turn:
                 raise
             await self._break_off(error)
 
+    async def give(self) -> None:
+        """Let others have the session, once: before the client hears the end, because it may go on at once."""
+        if not self._given:
+            self._given = True
+            await run_sync(self._relay.histories.give, self._session)
+
     async def _round(self) -> bool:
         """One question to the upstream; returns whether there is another."""
         work = self._work
@@ -167,7 +174,7 @@ class _Turn:
             if answer.status >= 400:
                 return await self._refused(answer)
             if self._reading is None:
-                self._reading = work.form.reading(work.faults)
+                self._reading = work.form.reading(work.faults, held=work.keeps)
             if work.asked.stream:
                 await self._stream(answer, self._reading)
             else:
@@ -230,6 +237,7 @@ class _Turn:
             raise error
         if not isinstance(said, dict) or "error" not in said:
             body = msgspec.json.encode(work.form.error(answer.status, error.what))
+        await self.give()
         await self._start(answer.status, {**_passed_on(answer.headers), "content-type": "application/json"}, len(body))
         await self._send({"type": "http.response.body", "body": body})
         return False
@@ -250,6 +258,7 @@ class _Turn:
         if not self._started:
             kept = {**_passed_on(headers), "content-type": headers.get("content-type", "application/json")}
             await self._start(200, kept, None if self._work.asked.stream else len(last))
+        await self.give()
         await self._send({"type": "http.response.body", "body": last})
 
     async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
@@ -263,6 +272,7 @@ class _Turn:
         said = self._work.form.error(status, error.what, code)
         name = "error" if self._work.form.name != "chat" else ""
         log.info("session %s: %s", self._session.name, error)
+        await self.give()
         await self._send({"type": "http.response.body", "body": written(said, name)})
 
 

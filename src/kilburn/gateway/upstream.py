@@ -25,13 +25,17 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("httpx2", "serve") from error
 
-__all__ = ["Answer", "Endpoint", "InProcess", "Upstream", "status_of"]
+__all__ = ["KEY_FROM", "Answer", "Endpoint", "InProcess", "Upstream", "status_of"]
 
 HOP = frozenset({
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
-    "host", "content-length", "accept-encoding", "content-encoding", "date", "server", "expect",
+    "connection", "cookie", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
+    "upgrade", "host", "content-length", "accept-encoding", "content-encoding", "date", "server", "expect",
 })  # fmt: skip
 """Headers that are of one connection, or that are made anew."""
+
+KEY_FROM = "x-kilburn-key-from"
+"""A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
+dropped."""
 
 STAND_INS = frozenset({"", "kilburn", "none"})
 """Keys that a client sends because its SDK asks for one: the gateway's own key is used instead."""
@@ -71,13 +75,11 @@ class Endpoint:
 
     Args:
         url: as its SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
-        keyed: whether the clients' keys are the gateway's own, and never go upstream.
         timeout: seconds of silence before a request is given up.
     """
 
-    def __init__(self, url: str, *, keyed: bool = False, timeout: float = 600.0) -> None:
+    def __init__(self, url: str, *, timeout: float = 600.0) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._keyed = keyed
         self._timeout = timeout
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(timeout, connect=min(timeout, 15.0)),
@@ -117,19 +119,18 @@ class Endpoint:
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
     def _headers(self, given: Mapping[str, str], path: str) -> dict[str, str]:
-        """The client's headers, with a key: its own, or that of the environment."""
+        """The client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the client's
+        own, or the provider's usual variable."""
         headers = {name: value for name, value in given.items() if name not in HOP and not name.startswith("x-kilburn")}
         headers["accept-encoding"] = "identity"
         bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if self._keyed or (bearer in STAND_INS and headers.get("x-api-key", "") in STAND_INS):
+        named = given.get(KEY_FROM, "")
+        if named or (bearer in STAND_INS and headers.get("x-api-key", "") in STAND_INS):
             headers.pop("authorization", None)
             headers.pop("x-api-key", None)
-            headers.pop("cookie", None)
-            if "anthropic-version" in headers or path.startswith("/messages"):
-                if key := os.environ.get("ANTHROPIC_API_KEY"):
-                    headers["x-api-key"] = key
-            elif key := os.environ.get("OPENAI_API_KEY"):
-                headers["authorization"] = f"Bearer {key}"
+            anthropic = "anthropic-version" in headers or path.startswith("/messages")
+            if key := os.environ.get(named or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
+                headers["x-api-key" if anthropic else "authorization"] = key if anthropic else f"Bearer {key}"
         return headers
 
     async def close(self) -> None:
