@@ -17,6 +17,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     keys,
     kv,
     learn,
+    mcp,
     memories,
     models,
     poisoning,
