@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -559,6 +560,39 @@ def test_http_asks_who_is_there_before_it_reads(db: Path) -> None:
         assert http.post(url, headers=kinds, content=b"x" * 50_000_000).status_code == 401
         assert http.post(url, headers=known, content=b"{").status_code == 400
         assert http.post(url, headers={**known, "Origin": f"http://localhost:{port}"}, json=body).status_code < 403
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_clients_of_both_generations_are_served(db: Path, mode: str) -> None:
+    """Those that begin with a handshake, as the protocol had it until 2025, and those that do without."""
+    known = StdioServerParameters(command=sys.executable, args=words_of("--db", db, "--user", "ana"), env=environment())
+    with listening(db, "--user", "ana") as url:
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False) as http:
+            for transport in (stdio_client(known, sys.__stderr__), streamable_http_client(url, http_client=http)):
+                async with Client(transport, mode=mode) as client:
+                    assert len((await client.list_tools()).tools) == 8
+                    assert (await call(client, "search", query="Lisbon"))["hits"][0]["session"] == "@memory/ana"
+                    assert (await call(client, "search", query=""))["error"] == "InvalidArguments"
+                    assert "Lisbon" in await text_of(client, "kilburn://memory/ana")
+                    assert [one.name for one in (await client.list_resource_templates()).resource_templates] == [
+                        "session",
+                        "memory",
+                    ]
+
+
+async def test_a_call_that_is_given_up_leaves_a_whole_fact_or_none(db: Path) -> None:
+    async with over_stdio(db, "--user", "ana") as client:
+        for wait in (0.0, 0.005, 0.02, 0.05):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(call(client, "remember", text=f"given up after {wait} s"), wait)
+        assert (await call(client, "remember", text="The last."))["at"] == "proposed"
+        rows = (await call(client, "list", proposed=True))["memories"]
+        assert "The last." in [row["text"] for row in rows]
+        for row in rows:
+            (card,) = (await call(client, "show", address=row["address"]))["memories"]
+            (cite,) = card["cites"]
+            assert (await call(client, "read", session=cite["session"], address=cite["address"]))["text"] == row["text"]
+    assert shell("fsck", "--db", db).status == 0
 
 
 async def test_a_wrong_token_is_an_error_of_the_client(db: Path) -> None:

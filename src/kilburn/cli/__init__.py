@@ -27,6 +27,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     replay,
     retrieval,
     scale,
+    serve,
     session,
     table,
     top,

@@ -122,6 +122,13 @@ class Hierarchy:
             _check_user(known.kernel.info, user)
             return known
 
+    def release(self, name: str) -> None:
+        """Keep a session in memory no longer: what waits is written, and `process` reads it again. Unknown names are ignored."""
+        with self._lock:
+            known = self._processes.pop(name, None)
+        if known is not None and not self.store.readonly:
+            self._flush(known)
+
     def memory(self, user: str = "") -> Collection:
         """What is known of a user of the tenant: a collection of facts, created where there is none; "" for all users.
 
