@@ -13,6 +13,7 @@ It prints:
 from __future__ import annotations
 
 import json
+import os
 
 import anthropic
 
@@ -29,6 +30,7 @@ def conclude(sent: Sent) -> str:
 
 def main() -> None:
     upstream = Upstream(window=2000)
+    os.environ["NO_PROXY"] = "127.0.0.1"
     with kilburn.open(":memory:", window=2000, policy="lru") as store, serving(upstream) as url:
         client = wrap(anthropic.Anthropic(base_url=url, api_key="none"), store.process("inspection"))
         history: list[dict[str, str]] = []

@@ -95,7 +95,7 @@ class Messages(SdkModel):
 
 
 class Blocks:
-    """Takes a stream's events in order and ends with a reply."""
+    """Takes a stream's events in order and ends with a reply. `who` is the model's name, for errors."""
 
     def __init__(self, who: str) -> None:
         self._who = who
