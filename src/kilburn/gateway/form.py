@@ -104,6 +104,10 @@ class Form(ABC):
             faults=choices == 1 and OURS.isdisjoint(self._tools(fields)),
         )
 
+    def unread(self, raw: bytes) -> bool:
+        """Whether a request has no history, and goes through as it is."""
+        return False
+
     def split(self, asked: Asked) -> None:
         """Take the conversation apart.
 

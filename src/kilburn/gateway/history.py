@@ -222,7 +222,8 @@ class Histories:
         known = self._known.get(key)
         if known is None:
             messages = form.read(raw)
-            known = tuple((messages[-1].role is Role.ASSISTANT, digest) for digest in canonical(messages))
+            spoken = bool(messages) and messages[-1].role is Role.ASSISTANT
+            known = tuple((spoken, digest) for digest in canonical(messages))
             self._known[key] = known
             if len(self._known) > KNOWN:
                 self._known.popitem(last=False)
