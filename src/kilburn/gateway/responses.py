@@ -291,8 +291,8 @@ class ResponsesReading(Reading):
 
     def end(self) -> bytes:
         """See `Reading`."""
-        response = self._response or {}
-        whole = {**response, **{key: self._first[key] for key in ("id", "created_at") if key in self._first}}
+        response: dict[str, Any] = self._response or {}
+        whole: dict[str, Any] = {**response, **{key: self._first[key] for key in ("id", "created_at") if key in self._first}}
         whole |= {"output": self._output, "usage": self.usage or None}
         if self._raw:
             changed = self.faults and (self.rounds or len(self._output) < len(response.get("output", ())))
