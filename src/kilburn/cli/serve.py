@@ -36,6 +36,14 @@ def serve(
         list[str] | None,
         typer.Option("--allow-host", metavar="NAME", help="A name by which clients may call it; may be repeated."),
     ] = None,
+    memory: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="TOKENS",
+            help="Long-term memory put beside a question, and learned; 0 for none. With keys, each key says it.",
+        ),
+    ] = 0,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -67,6 +75,7 @@ def serve(
         window=window,
         policy=policy,
         keys=keys,
+        memory=memory,
         hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
         tokenizer="auto" if speaker is None else speaker.tokenizer,
     )

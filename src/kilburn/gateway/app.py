@@ -21,6 +21,7 @@ from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import Limits, check_listening
+from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import Messages
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import Responses
@@ -55,6 +56,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         hosts: names under which clients may call it; by default those of this machine.
         origins: of web pages that may call it.
         limits: what clients may take.
+        memory: tokens of long-term memory beside the user's last message, and facts are learned, where no key says it;
+            0 for neither.
     """
 
     db: str = "agent.db"
@@ -70,6 +73,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     hosts: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()
     limits: Limits = Limits()
+    memory: int = 0
 
 
 class Gateway:
@@ -91,6 +95,7 @@ class Gateway:
         self._lock = threading.Lock()
         self._open: dict[str, Relay] = {}
         self._stores: list[Hierarchy] = []
+        self._learners = Learners()
 
     def opened(self, tenant: str) -> Relay | None:
         """What answers the requests of a tenant, if its store is open."""
@@ -112,12 +117,13 @@ class Gateway:
                     foreign=False,
                 )
                 self._stores.append(store)
-                known = self._open[tenant] = Relay(Histories(store), self.upstream, rounds=settings.rounds)
+                known = self._open[tenant] = Relay(Histories(store), self.upstream, self._learners, rounds=settings.rounds)
             return known
 
     async def close(self) -> None:
         """Write what waits, and close everything."""
         await self.upstream.close()
+        await run_sync(self._learners.close)
         for store in self._stores:
             await run_sync(store.close)
 
@@ -182,7 +188,7 @@ class _Endpoint:
         relay = gateway.opened(key.tenant)
         if relay is None:
             relay = await run_sync(gateway.relay, key.tenant)
-        await relay.answer(self._form, body, path, headers, key.user, send)
+        await relay.answer(self._form, body, path, headers, key, send)
 
     async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
         upstream = self._gateway.upstream
@@ -232,7 +238,7 @@ def build(settings: Settings) -> App:
     return Access(
         Starlette(routes=routes, lifespan=lifespan),
         keys=None if settings.keys is None else Keys(settings.keys),
-        anonymous=Key(tenant=settings.tenant),
+        anonymous=Key(tenant=settings.tenant, memory=settings.memory, learn=settings.memory > 0),
         hosts=settings.hosts,
         origins=settings.origins,
         limits=settings.limits,

@@ -22,8 +22,10 @@ from kilburn.gateway.events import Events, written
 from kilburn.gateway.faults import answered
 from kilburn.gateway.form import OFFERED, Asked, Form, Reading, hidden
 from kilburn.gateway.history import Histories, Session
+from kilburn.gateway.keys import Key
+from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.upstream import Answer, Upstream, status_of
-from kilburn.message import Message
+from kilburn.message import Message, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
 
@@ -46,20 +48,22 @@ class Relay:
         histories: the tenant's sessions.
         upstream: answers.
         rounds: times that the model's calls of our tools are answered within one request.
+        learners: learn from what is said.
     """
 
-    def __init__(self, histories: Histories, upstream: Upstream, *, rounds: int = 5) -> None:
+    def __init__(self, histories: Histories, upstream: Upstream, learners: Learners, *, rounds: int = 5) -> None:
         self._histories = histories
         self._upstream = upstream
         self._rounds = rounds
+        self.learners = learners
 
-    async def answer(self, form: Form, body: bytes, path: str, headers: Mapping[str, str], user: str, send: Send) -> None:
+    async def answer(self, form: Form, body: bytes, path: str, headers: Mapping[str, str], key: Key, send: Send) -> None:
         """Answer one request.
 
         Raises:
             KilburnError: nothing was sent to the client yet.
         """
-        session, work = await run_sync(self._begin, form, body, headers, user)
+        session, work = await run_sync(self._begin, form, body, headers, key)
         turn = _Turn(self, session, work, path, headers, send)
         try:
             await turn.run()
@@ -67,11 +71,14 @@ class Relay:
             with anyio.CancelScope(shield=True):
                 await turn.give()
 
-    def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], user: str) -> tuple[Session, _Work]:
+    def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], key: Key) -> tuple[Session, _Work]:
         asked = form.open(body)
-        session = self._histories.take(form, asked, headers.get("x-kilburn-session"), user)
+        session = self._histories.take(form, asked, headers.get("x-kilburn-session"), key.user)
         try:
-            work = _Work(form, asked, session, faults=asked.faults and headers.get("x-kilburn-faults") != "off")
+            room = min(key.memory, session.process.budget.window // 4)
+            known = remembered(self._histories.hierarchy, form, asked, key.user, room)
+            faults = asked.faults and headers.get("x-kilburn-faults") != "off"
+            work = _Work(form, asked, session, key, room, known, faults=faults)
             work.render()
         except BaseException:
             self._histories.give(session)
@@ -101,15 +108,20 @@ class Relay:
 class _Work:
     """The prompt of one request, made again for each round."""
 
-    def __init__(self, form: Form, asked: Asked, session: Session, *, faults: bool) -> None:
+    def __init__(
+        self, form: Form, asked: Asked, session: Session, key: Key, room: int, known: Remembered | None, *, faults: bool
+    ) -> None:
         self.form, self.asked, self.session = form, asked, session
+        self.key, self.known = key, known
+        self._unused = room - (0 if known is None else known.tokens)
         self.wanted = faults
         self.faults = False
         self.keeps = asked.choices == 1
         self.body = b""
         self.tokens = 0
         process = session.process
-        self._beside = sum(map(session.cost, asked.beside))
+        # Room for memory is kept also where nothing is known, so that the window does not change from turn to turn.
+        self._beside = sum(map(session.cost, asked.beside)) + room
         self._fit(process.budget)
 
     def _fit(self, budget: Budget) -> None:
@@ -128,11 +140,25 @@ class _Work:
         self.tokens = process.use
         if session.whole and not self.faults and process.use <= process.capacity:
             process.record(Act.SHIP, policy="kernel", cause="idle", again=0, window=process.capacity)
-            self.body = self.asked.raw
+            self.body = self._with_memory(self.asked.raw)
             return
         prompt = process.render(self.form.rendered)
         self.tokens = prompt.tokens
-        self.body = self.form.splice(self.asked, prompt, OFFERED if self.faults else ())
+        self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
+
+    def _with_memory(self, body: bytes) -> bytes:
+        return body if self.known is None else self.known.beside(self.form, body)
+
+    @property
+    def counted(self) -> int:
+        """Tokens of all that was sent, as they are counted here."""
+        return self.tokens + self.session.process.budget.overhead - self._unused
+
+    def heard(self, message: Message) -> Message:
+        """A reply, which may be believed no more than what was put beside the question."""
+        if self.known is None or self.known.trust >= Trust.AGENT:
+            return message
+        return msgspec.structs.replace(message, trust=self.known.trust)
 
     def shrink(self, error: Overlong) -> None:
         """Make the prompt shorter, after the upstream said that it is too long."""
@@ -199,23 +225,21 @@ class _Turn:
         process = session.process
         ours = reading.ours(reply)
         if reply.usage is not None:
-            process.observe(reply.usage, self._counted)
+            process.observe(reply.usage, work.counted)
         if not work.keeps:
             return False
         if not ours:
-            self._relay.said(session, [reply.message])
+            self._relay.said(session, [work.heard(reply.message)])
+            if work.key.learn and not reply.calls:
+                self._relay.learners.learn(self._relay.histories.hierarchy, process, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds
-        said = hidden(reply.message)
+        said = work.heard(hidden(reply.message))
         self._relay.said(session, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
         if len(ours) < len(reply.calls) or reading.rounds > self._relay.rounds:
             return False
         work.render()
         return True
-
-    @property
-    def _counted(self) -> int:
-        return self._work.tokens + self._session.process.budget.overhead
 
     async def _refused(self, answer: Answer) -> bool:
         """The upstream gave an error: a prompt that was too long is made shorter, once."""
