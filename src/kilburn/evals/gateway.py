@@ -11,7 +11,6 @@ systems where a Python that has them is named. Clients resend everything, as age
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -19,16 +18,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from itertools import count
-from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
 
 from kilburn.errors import MissingExtra, SpecError, Unavailable
-from kilburn.evals.gateway_load import Connection, Conversation, answer_all
+from kilburn.evals.gateway_load import Connection, Conversation
 from kilburn.evals.gateway_report import GatewayReport, GatewayRow, Latency
 
 __all__ = ["PEERS", "evaluate"]
@@ -181,21 +179,16 @@ def _peer(name: str, python: str, stub: int, folder: Path) -> System:
 @contextmanager
 def _stub() -> Iterator[int]:
     """The stub's port, in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_stubbing, args=(there,), daemon=True)
-    process.start()
-    there.close()
-    try:
-        with closing(here):
-            yield int(here.recv())
-    finally:
-        process.kill()
-        process.join()
-
-
-def _stubbing(there: Pipe) -> None:
-    asyncio.run(answer_all(there.send))
+    command = [sys.executable, "-m", "kilburn.evals.gateway_load"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            if not said:
+                raise Unavailable("the stub did not start", advice=f"run {' '.join(command)} to see why")
+            yield int(said)
+        finally:
+            process.kill()
 
 
 @contextmanager

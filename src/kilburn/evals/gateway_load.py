@@ -2,6 +2,7 @@
 little of the machine that the gateway runs on.
 
 A client's latest message says what the stub has to answer: `mark-NUMBER-EVENTS-PAUSE`, the pause in milliseconds.
+`python -m kilburn.evals.gateway_load` is the stub; it prints its port.
 """
 
 from __future__ import annotations
@@ -212,3 +213,7 @@ class Conversation:
         """Take the answer into the conversation. Returns whether it was the one that the stub gave, to its end."""
         self._add("assistant", heard.text)
         return heard.status == 200 and heard.whole and heard.text == said(self.number, self.events)
+
+
+if __name__ == "__main__":
+    asyncio.run(answer_all(lambda port: print(port, flush=True)))
