@@ -14,7 +14,17 @@ import msgspec
 from kilburn.page import Page, Span
 from kilburn.store import ProcessKind, State
 
-__all__ = ["Candidate", "Embedder", "Meanings", "Query", "Ranking", "Scored"]
+__all__ = ["STOP", "Candidate", "Embedder", "Meanings", "Query", "Ranking", "Scored"]
+
+_SILENT = """
+a about after all also am an and any are as at be been before but by can could did do does for from get got had has have he
+her here him his how i if in into is it its just like ll me more my no not now of on one or our out over re said say she so
+some such than that the their them then there these they this those to too up us ve very was we well were what when where
+which while who why will with would you your let need see should may
+"""
+
+STOP = frozenset(_SILENT.split())
+"""Common English words, which are left out of a query unless it has no others."""
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
 
-__all__ = ["Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "set_up"]
+__all__ = ["Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "set_up", "shrink"]
 
 WORKERS = 8
 LEAST = 256
@@ -70,6 +70,24 @@ def set_up(process: Process, system: str, beside: int) -> None:
     budget, overhead = process.budget, beside + int(getattr(process.counter, "overhead", 0))
     if overhead != budget.overhead:
         process.resize(Budget(budget.window, budget.reserve, overhead))
+
+
+def shrink(process: Process, tokens: int, error: Overlong) -> None:
+    """Make a window a quarter smaller than the prompt that was too long for the provider.
+
+    Args:
+        tokens: of the prompt's pages.
+        error: what the provider said.
+
+    Raises:
+        Overlong: `error` itself, if the pins leave nothing to take away.
+    """
+    budget = process.budget
+    room = max(min(tokens, budget.capacity) * 3 // 4, min(budget.capacity, LEAST))
+    try:
+        process.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
+    except PinsExceedWindow:
+        raise error from None
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -217,7 +235,7 @@ class Agent:
         try:
             reply = yield from self._stream(self._request(prompt, outcome))
         except Overlong as error:
-            self._shrink(prompt, error)
+            shrink(self.process, prompt.tokens, error)
             prompt = self.process.render(self.model.form)
             reply = yield from self._stream(self._request(prompt, outcome))
         outcome.steps += 1
@@ -232,19 +250,6 @@ class Agent:
         outcome.money += self.limits.prices.cost(usage)
         self.process.append(fresh.message)
         return fresh
-
-    def _shrink(self, prompt: Prompt, error: Overlong) -> None:
-        """Make the window a quarter smaller than the prompt that was too long for the provider.
-
-        Raises:
-            Overlong: the error that was passed in, if the pins leave nothing to take away.
-        """
-        budget = self.process.budget
-        room = max(min(prompt.tokens, budget.capacity) * 3 // 4, min(budget.capacity, LEAST))
-        try:
-            self.process.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
-        except PinsExceedWindow:
-            raise error from None
 
     def _request(self, prompt: Prompt, outcome: RunResult) -> Request:
         seconds = self.limits.seconds

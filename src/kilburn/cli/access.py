@@ -15,14 +15,14 @@ from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.memory.choice import vectors_for
 from kilburn.models.weights import Progress, catalogue, pull
-from kilburn.store import Store
 from kilburn.stores.sqlite import Sqlite
 
-__all__ = ["WIDE", "counter_of", "counting", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
+__all__ = ["WIDE", "counting", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough."""
@@ -101,12 +101,6 @@ def _counting(store: Hierarchy, number: int) -> Hierarchy:
     if ruler == store.counter.name:
         return store
     return Hierarchy(store.store, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
-
-
-def counter_of(store: Store, number: int) -> str:
-    """The name of the counter that a session's tokens were counted by last."""
-    named = [event.data["tokenizer"] for event in store.events(number) if event.act is Act.NOTE and "tokenizer" in event.data]
-    return str(named[-1]) if named else "auto"
 
 
 def window_of(process: Process) -> int | None:

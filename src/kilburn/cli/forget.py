@@ -10,17 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import msgspec
 import typer
 
 from kilburn.cli.access import counting, existing, writing
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.errors import SpecError, StoreCorrupt
-from kilburn.kernel.erasure import UNREACHED, Erasure
+from kilburn.errors import SpecError
+from kilburn.kernel.erasure import UNREACHED, Erasure, copies_of, described, pages_of
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.page import Page, address_of, parse_address
+from kilburn.page import Page, address_of
 from kilburn.stores.sealed import QUARANTINED
 from kilburn.stores.sqlite import Sqlite
 from kilburn.terminal import emit, line, say, tell
@@ -116,8 +115,8 @@ def carry_out(forget: Callable[[bool], Erasure], store: Hierarchy, *, yes: bool,
         forget: does it, or only says what would go if it is called with True.
     """
     receipt = forget(True)
-    going = _rows(store, receipt)
-    copies = _copies(store, going)
+    going = pages_of(store.store, receipt)
+    copies = copies_of(store.store, going)
     if not json:
         _announce(receipt, going, copies)
     if not dry:
@@ -125,10 +124,8 @@ def carry_out(forget: Callable[[bool], Erasure], store: Hierarchy, *, yes: bool,
             _confirm(many(len(going), "page"))
         receipt = forget(False)
     session, asked = receipt.asked.get("session"), receipt.asked.get("address")
-    gone = [page.address if name == session and asked else f"{name} {page.address}" for name, page in going]
     if json:
-        said = {"session": session, "asked": asked or receipt.asked, "forgotten": gone, "dry": dry, "copies": copies}
-        emit(said | {key: value for key, value in msgspec.structs.asdict(receipt).items() if key != "asked"})
+        emit(described(receipt, going, copies, dry=dry))
         return
     for name, ranges in receipt.pages.items():
         of = "" if name == session and asked else f"{name} "
@@ -153,17 +150,6 @@ def _tell_unreached(places: Sequence[str]) -> None:
     tell(f"not reached: {'; '.join(places)}")
 
 
-def _rows(store: Hierarchy, receipt: Erasure) -> list[tuple[str, Page]]:
-    """The pages that a receipt names, each with the name of its process."""
-    found = []
-    for info in store.store.processes():
-        for address in receipt.pages.get(info.name, ()):
-            first, last = parse_address(address)
-            rows = store.store.read((info.number, number) for number in range(first, last + 1))
-            found += [(info.name, page) for page, _ in rows.values()]
-    return found
-
-
 def _announce(receipt: Erasure, going: list[tuple[str, Page]], copies: list[dict[str, str]]) -> None:
     session = receipt.asked.get("session")
     for name, page in going[:SHOWN]:
@@ -178,20 +164,3 @@ def _announce(receipt: Erasure, going: list[tuple[str, Page]], copies: list[dict
         say(line(f"stays: an export of {when(export.time)} to {export.to}"))
     for name, reason in receipt.left:
         say(line(f"stays: {name}: {reason}"))
-
-
-def _copies(store: Hierarchy, going: list[tuple[str, Page]]) -> list[dict[str, str]]:
-    """Pages of this tenant that have the same text and stay."""
-    digests = {page.digest: page.address for _, page in going if page.digest}
-    gone = {(name, page.id) for name, page in going}
-    found = []
-    for info in store.store.processes() if digests else ():
-        try:
-            pages_of = list(store.store.pages(info.number))
-        except StoreCorrupt as error:
-            say(line(f"kilburn: whether {info.name!r} has a copy cannot be said: {error.what}"))
-            continue
-        for page, _ in pages_of:
-            if page.digest in digests and (info.name, page.id) not in gone:
-                found.append({"session": info.name, "address": page.address, "of": digests[page.digest]})
-    return found

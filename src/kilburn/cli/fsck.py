@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kilburn.cli.access import counter_of, existing
+from kilburn.cli.access import existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import KernelError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 from kilburn.kernel.folding import keeps_its_spans
+from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.replay import rebuild
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of

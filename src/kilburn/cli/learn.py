@@ -8,10 +8,11 @@ import msgspec
 import typer
 
 from kilburn.cli.access import counting, existing, model_of, writing
-from kilburn.cli.memories import describe, secrets_of
+from kilburn.cli.memories import secrets_of
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.memory.account import describe
 from kilburn.memory.learning import learn as learn_from
 from kilburn.memory.retention import Quota
 from kilburn.terminal import emit, line, say, tell

@@ -15,21 +15,20 @@ from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, table
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, UnknownAddress
-from kilburn.kernel.collecting import is_true, since_of, until_of
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.retention import Quota, sweep
 from kilburn.memory.retention import remember as keep
 from kilburn.memory.secrets import is_installed
-from kilburn.message import Trust
 from kilburn.move import Retire
-from kilburn.page import Page, Place, address_of
-from kilburn.store import ProcessKind, State
+from kilburn.page import Place
+from kilburn.store import ProcessKind
 from kilburn.terminal import emit, line, tell
 
 Change = Callable[[Collection], object]
 
-__all__ = ["Look", "User", "describe", "memories", "remember", "secrets_of"]
+__all__ = ["Look", "User", "memories", "remember", "secrets_of"]
 
 memories = typer.Typer(
     help="What is remembered for long: list it, see where it is from, take it back.", no_args_is_help=True, rich_markup_mode=None
@@ -173,27 +172,6 @@ def _memory(store: Hierarchy, user: str, address: str) -> Collection:
     return known[0]
 
 
-def describe(memory: Collection, page: Page, state: State, at: float | None = None) -> dict[str, Any]:
-    """All about a page of a collection."""
-    return {
-        "user": memory.user,
-        "address": page.address,
-        "text": memory.text(page.id),
-        "kind": str(page.kind),
-        "since": since_of(page),
-        "until": until_of(page, state),
-        "written": page.time,
-        "at": str(state.at),
-        "in_force": is_true(page, state, time.time() if at is None else at),
-        "pinned": state.pinned,
-        "importance": state.importance,
-        "trust": Trust(page.trust).name.lower(),
-        "claim": None if page.claim is None else [page.claim.subject, page.claim.relation, page.claim.object],
-        "sources": [address_of(source) for source in page.sources],
-        "tokens": page.tokens,
-    }
-
-
 def marks(row: dict[str, Any]) -> str:
     """What is particular to a fact's state, in words."""
     said = []
@@ -218,35 +196,12 @@ def show_memory(address: Fact, user: User = "", db: Db = None, tenant: Tenant = 
     """
     with reading(db, tenant) as store:
         memory = _memory(store, user, address)
-        rows = [_provenance(store, memory, number) for number in memory.resolve(address)]
+        rows = [provenance(store, memory, number) for number in memory.resolve(address)]
     if json:
         emit(rows)
         return
     for number, row in enumerate(rows):
         tell("\n" * bool(number) + _card(row))
-
-
-def _provenance(store: Hierarchy, memory: Collection, number: int) -> dict[str, Any]:
-    page, state = memory.read(number)
-    row = describe(memory, page, state)
-    names = {info.number: info.name for info in store.store.processes()}
-    cited = store.store.read(page.cites)
-    row["cites"] = [
-        {
-            "session": names.get(process, "?"),
-            "address": source.address,
-            "role": str(source.role),
-            "trust": Trust(source.trust).name.lower(),
-            "time": source.time,
-            "label": source.label,
-        }
-        for (process, _), (source, _) in cited.items()
-    ]
-    row["made_from_it"] = [
-        address_of(citer) if process == memory.number else f"{names.get(process, '?')} {address_of(citer)}"
-        for process, citer in store.store.citing(memory.number, [number])
-    ]
-    return row
 
 
 def _card(row: dict[str, Any]) -> str:
@@ -282,13 +237,7 @@ def history_of(address: Fact, user: User = "", db: Db = None, tenant: Tenant = N
     """
     with reading(db, tenant) as store:
         memory = _memory(store, user, address)
-        rows = []
-        for version in memory.history(address):
-            told = [
-                {"act": str(event.act), "time": event.time, "policy": event.policy, "cause": event.cause, "why": event.why}
-                for event in version.events
-            ]
-            rows.append(describe(memory, version.page, version.state) | {"events": told})
+        rows = versions(memory, address)
     if json:
         emit(rows)
         return

@@ -7,20 +7,34 @@ asking again goes on.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from kilburn.errors import StoreError
+from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Act
 from kilburn.kernel.forgetting import Holder, Key, forget
+from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.receipts import ranges
 from kilburn.message import Kind
-from kilburn.page import Page, Place
+from kilburn.page import Page, Place, parse_address
 from kilburn.store import ProcessInfo, ProcessKind, Store
 
-__all__ = ["UNREACHED", "Erasure", "Export", "erase", "erasure_of", "made_by", "made_from"]
+__all__ = [
+    "UNREACHED",
+    "Erasure",
+    "Export",
+    "copies_of",
+    "described",
+    "erase",
+    "erasure_of",
+    "made_by",
+    "made_from",
+    "pages_of",
+]
 
 UNREACHED = (
     "copies of the file and backups made elsewhere",
@@ -119,6 +133,48 @@ def erasure_of(store: Store, opener: Callable[[int], Holder], keys: Sequence[Key
         exports=tuple(exports),
         left=(*receipt.left, *stays),
     )
+
+
+def pages_of(store: Store, receipt: Erasure) -> list[tuple[str, Page]]:
+    """The pages that a receipt names, each with the name of its process."""
+    found = []
+    for info in store.processes():
+        for address in receipt.pages.get(info.name, ()):
+            first, last = parse_address(address)
+            rows = store.read((info.number, number) for number in range(first, last + 1))
+            found += [(info.name, page) for page, _ in rows.values()]
+    return found
+
+
+def copies_of(store: Store, going: list[tuple[str, Page]]) -> list[dict[str, str]]:
+    """Pages of this tenant that have the same text and stay."""
+    digests = {page.digest: page.address for _, page in going if page.digest}
+    gone = {(name, page.id) for name, page in going}
+    found = []
+    for info in store.processes() if digests else ():
+        try:
+            pages_of = list(store.pages(info.number))
+        except StoreCorrupt as error:
+            warnings.warn(f"whether {info.name!r} has a copy cannot be said: {error.what}", DamageWarning, stacklevel=2)
+            continue
+        for page, _ in pages_of:
+            if page.digest in digests and (info.name, page.id) not in gone:
+                found.append({"session": info.name, "address": page.address, "of": digests[page.digest]})
+    return found
+
+
+def described(
+    receipt: Erasure, going: Iterable[tuple[str, Page]], copies: Iterable[Mapping[str, str]], *, dry: bool
+) -> dict[str, Any]:
+    """A receipt with the addresses of all pages that went and with the copies that stay, for JSON.
+
+    Args:
+        dry: whether it only says what would go.
+    """
+    session, asked = receipt.asked.get("session"), receipt.asked.get("address")
+    gone = [page.address if name == session and asked else f"{name} {page.address}" for name, page in going]
+    said = {"session": session, "asked": asked or receipt.asked, "forgotten": gone, "dry": dry, "copies": list(copies)}
+    return said | {key: value for key, value in msgspec.structs.asdict(receipt).items() if key != "asked"}
 
 
 def _place_of(page: Page, kind: ProcessKind) -> str:

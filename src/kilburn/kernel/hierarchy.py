@@ -122,6 +122,13 @@ class Hierarchy:
             _check_user(known.kernel.info, user)
             return known
 
+    def release(self, name: str) -> None:
+        """Keep a session in memory no longer: what waits is written, and `process` reads it again. Unknown names are ignored."""
+        with self._lock:
+            known = self._processes.pop(name, None)
+        if known is not None and not self.store.readonly:
+            self._flush(known)
+
     def memory(self, user: str = "") -> Collection:
         """What is known of a user of the tenant: a collection of facts, created where there is none; "" for all users.
 
@@ -254,8 +261,10 @@ class Hierarchy:
         now = self.clock() if at is None else at
         search = self._searching(where, user)
         ranked = search.ranked(query, now, tokens, at, beside=True)
-        hits = reading_order(search.found(ranked, self.counter, tokens, now, limit))
-        sure = confidence(search.text, [one.candidate for one in ranked])
+        best = search.found(ranked, self.counter, tokens, now, limit)
+        cosine = max((one.candidate.meaning for one in ranked if one.candidate.meaning is not None), default=None)
+        sure = confidence(search.text, best, cosine)
+        hits = reading_order(best)
         self._record(user, hits if sure >= ENOUGH else [])
         return Recollection(hits, sure) if sure >= ENOUGH else Recollection((), sure, hits)
 

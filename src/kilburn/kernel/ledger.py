@@ -14,9 +14,10 @@ from kilburn.kernel.window import Window
 from kilburn.model import is_count
 from kilburn.page import Page, Place
 from kilburn.policy import Use
+from kilburn.store import Store
 from kilburn.tokens.calibrated import Calibrated
 
-__all__ = ["Ledger", "Stats", "Usage"]
+__all__ = ["Ledger", "Stats", "Usage", "counter_of"]
 
 REFAULT = 10
 """Turns within which a fault on an evicted page counts as a refault."""
@@ -193,3 +194,9 @@ class Usage:
         """Remove pages whose admission was undone."""
         for page in pages:
             self.pages.pop(page.id, None)
+
+
+def counter_of(store: Store, number: int) -> str:
+    """The name of the counter that a session's tokens were counted by last."""
+    named = [event.data["tokenizer"] for event in store.events(number) if event.act is Act.NOTE and "tokenizer" in event.data]
+    return str(named[-1]) if named else "auto"

@@ -574,6 +574,10 @@ class Process:
 
         Forgotten pages are missing. The rest of a message with forgotten pages is in the chat form.
         """
+        return dump(self.originals())
+
+    def originals(self) -> list[Message]:
+        """The whole transcript as messages with their sources, as `append` takes them; see `messages`."""
         made: dict[int, Message] = {}
         with self._current() as kernel:
             window = kernel.window
@@ -590,7 +594,7 @@ class Process:
                 else:
                     made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
             damaged = {page.message for page in window.pages.values() if page.id > 0 and window.at(page.id) == Place.DROPPED}
-        return dump(list(_without_form(made, damaged).values() if damaged else made.values()))
+        return list(_without_form(made, damaged).values() if damaged else made.values())
 
 
 def _without_form(made: dict[int, Message], damaged: set[int]) -> dict[int, Message]:

@@ -25,7 +25,7 @@ from kilburn.wire.compaction import betas_of, read_block, read_report, report_js
 from kilburn.wire.editing import read_management, read_summarize
 from kilburn.wire.plain import plain
 
-__all__ = ["Messages"]
+__all__ = ["Blocks", "Messages"]
 
 _FINISH = {
     "end_turn": Finish.STOP,
@@ -90,12 +90,12 @@ class Messages(SdkModel):
         except TypeError as error:
             raise Refused(f"{self.name}: {error}", advice="set ANTHROPIC_API_KEY, or give api_key") from error
 
-    def _collector(self) -> _Blocks:
-        return _Blocks(self.name)
+    def _collector(self) -> Blocks:
+        return Blocks(self.name)
 
 
-class _Blocks:
-    """Takes a stream's events in order and ends with a reply."""
+class Blocks:
+    """Takes a stream's events in order and ends with a reply. `who` is the model's name, for errors."""
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -108,6 +108,7 @@ class _Blocks:
         self._stop: str | None = None
 
     def feed(self, event: dict[str, Any]) -> Iterator[Delta]:
+        """The pieces of text in an event."""
         kind = event["type"]
         if kind == "message_start":
             self._count(event["message"].get("usage"), event["message"].get("context_management"))
@@ -157,6 +158,11 @@ class _Blocks:
             self._said["context_management"] = management
 
     def reply(self) -> Reply:
+        """The whole reply.
+
+        Raises:
+            Unavailable: the stream ended before the reply did, or it is no message.
+        """
         if self._stop is None:
             raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
         written: list[str] = []

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from kilburn.page import Span
 
-__all__ = ["SIZE", "STOP", "TOKENIZER", "passages", "searchable", "shorten"]
+__all__ = ["SIZE", "TOKENIZER", "passages", "searchable", "shorten"]
 
 SIZE = 800
 """Characters: about 200 tokens, so that five hits fit a 1,000-token recall."""
@@ -42,16 +42,6 @@ _JOINTS = "./\\:-"
 _JOINT = re.compile(r"[./\\:-]+")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]{2,}")
-
-_SILENT = """
-a about after all also am an and any are as at be been before but by can could did do does for from get got had has have he
-her here him his how i if in into is it its just like ll me more my no not now of on one or our out over re said say she so
-some such than that the their them then there these they this those to too up us ve very was we well were what when where
-which while who why will with would you your let need see should may
-"""
-
-STOP = frozenset(_SILENT.split())
-"""Common English words, which are left out of a query unless it has no others."""
 
 
 def passages(text: str, size: int = SIZE) -> list[Span]:

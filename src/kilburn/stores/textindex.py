@@ -24,8 +24,9 @@ import apsw
 import msgspec
 
 from kilburn.page import Span
+from kilburn.retrieval import STOP
 from kilburn.stores.connection import rows, rows_of_each
-from kilburn.stores.passages import STOP, TOKENIZER, passages, searchable, shorten
+from kilburn.stores.passages import TOKENIZER, passages, searchable, shorten
 
 __all__ = ["Extents", "TextIndex", "entry_of", "length_class", "number_of"]
 

@@ -1,0 +1,114 @@
+"""`keys`: the keys of the gateway. A key is shown once, when it is made; its file holds a hash of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from kilburn.cli.screen import age, table
+from kilburn.cli.shell import Json, Tenant, app
+from kilburn.gateway.keys import Key, add_key, read_keys, revoke_key
+from kilburn.terminal import emit, line, say, tell
+
+__all__ = ["add", "keys", "list_keys", "revoke"]
+
+keys = typer.Typer(help="The gateway's keys: who may come in.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(keys, name="keys")
+
+File = Annotated[Path, typer.Option("--keys", metavar="FILE", envvar="KILBURN_KEYS", help="The keys file.")]
+FILE = Path("keys.json")
+
+
+@keys.command("add")
+def add(
+    note: Annotated[str, typer.Argument(metavar="NOTE", help="What the list calls it: whose it is, or what for.")] = "",
+    file: File = FILE,
+    tenant: Tenant = None,
+    user: Annotated[str, typer.Option(metavar="NAME", help="Whose sessions and memory these are.")] = "",
+    memory: Annotated[
+        int, typer.Option(min=0, metavar="TOKENS", help="Long-term memory put before a prompt, at most; 0 for none.")
+    ] = 0,
+    learn: Annotated[bool, typer.Option("--learn", help="Learn facts from what is said.")] = False,
+    upstream: Annotated[
+        str, typer.Option(metavar="VARIABLE", help="The environment variable with the provider's key; else the client's own.")
+    ] = "",
+    rate: Annotated[int, typer.Option(min=0, metavar="N", help="Requests per minute; 0 for the gateway's limit.")] = 0,
+    figures: Annotated[bool, typer.Option("--figures", help="It reads the metrics of all tenants, and nothing else.")] = False,
+    json: Json = False,
+) -> None:
+    """Make a key, and show it this once. A gateway that runs knows it at once.
+
+    Example:
+
+        kilburn keys add "ana's laptop" --tenant acme --user ana
+    """
+    asked = Key(
+        tenant=tenant or "default",
+        user=user,
+        note=line(note),
+        memory=memory,
+        learn=learn,
+        upstream=upstream,
+        rate=rate,
+        figures=figures,
+    )
+    made, secret = add_key(file, asked)
+    if json:
+        emit({"key": secret, **_row(made)})
+        return
+    say(f"key {made.name} opens tenant {made.tenant}; it is shown only now, and {file} holds a hash of it")
+    tell(secret)
+
+
+@keys.command("list")
+def list_keys(file: File = FILE, json: Json = False) -> None:
+    """List the keys by their names; the keys themselves are nowhere.
+
+    Example:
+
+        kilburn keys list
+    """
+    rows = [_row(key) for key in read_keys(file)]
+    if json:
+        emit(rows)
+        return
+    shown = ((*(row[name] for name in ("name", "tenant", "user", "note")), _options(row), _state(row)) for row in rows)
+    table(("name", "tenant", "user", "note", "options", "state"), shown)
+
+
+@keys.command("revoke")
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name: the 8 digits after `kilburn-`.", show_default=False)],
+    file: File = FILE,
+    json: Json = False,
+) -> None:
+    """Revoke a key: a gateway that runs refuses it from the next request on.
+
+    Example:
+
+        kilburn keys revoke 3f9a01bc
+    """
+    gone = revoke_key(file, name)
+    if json:
+        emit(_row(gone))
+        return
+    tell(f"key {gone.name} of tenant {gone.tenant} is revoked")
+
+
+def _row(key: Key) -> dict[str, Any]:
+    """A key without its digest."""
+    return {name: getattr(key, name) for name in msgspec.structs.asdict(key) if name != "digest"}
+
+
+def _options(row: dict[str, Any]) -> str:
+    shown = [f"{name} {row[name]}" for name in ("memory", "upstream", "rate") if row[name]]
+    return ", ".join([*shown, *(name for name in ("learn", "figures") if row[name])])
+
+
+def _state(row: dict[str, Any]) -> str:
+    now = time.time()
+    return f"revoked {age(row['revoked'], now)} ago" if row["revoked"] else f"valid, {age(row['created'], now)} old"

@@ -1,0 +1,63 @@
+"""`mcp`: sessions, memory and documents for an assistant that speaks the Model Context Protocol."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets as chance
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from kilburn.cli.access import writing
+from kilburn.cli.memories import Look, User, secrets_of
+from kilburn.cli.shell import Db, Tenant, app
+from kilburn.memory.retention import Quota
+from kilburn.store import check_name
+from kilburn.terminal import say
+
+__all__ = ["mcp"]
+
+
+@app.command()
+def mcp(
+    user: User = "",
+    http: Annotated[bool, typer.Option("--http", help="Listen on 127.0.0.1 instead of standard input and output.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --http: where; 0 for a free port.")] = 8765,
+    in_force: Annotated[
+        bool, typer.Option("--in-force", help="What the model remembers is true at once; else it waits for `memories accept`.")
+    ] = False,
+    most: Annotated[int, typer.Option("--quota", metavar="FACTS", min=0, help="Facts that the memory may hold.")] = 10_000,
+    secrets: Look = None,
+    db: Db = None,
+    tenant: Tenant = None,
+) -> None:
+    """Serve one user's sessions, memory and documents over the Model Context Protocol.
+
+    Over HTTP a client needs a token: that of $KILBURN_MCP_TOKEN, or else a new one, which is shown on standard error.
+
+    Example:
+
+        kilburn mcp --user ana --db agent.db
+    """
+    looked = secrets_of(secrets)
+    if user:
+        check_name(user, "user")
+    # By name, because it imports the SDK, which only this verb needs.
+    door = import_module("kilburn.mcp")
+    # The SDK logs what clients send.
+    logging.getLogger("mcp").addHandler(logging.NullHandler())
+    logging.getLogger("mcp").propagate = False
+    with writing(db or "agent.db", tenant, meaning=True) as store:
+        served = door.server(store, user, in_force=in_force, secrets=looked, quota=Quota(facts=most))
+        if not http:
+            door.talk(served)
+            return
+        with door.listen(port) as listener:
+            token = os.environ.get("KILBURN_MCP_TOKEN", "")
+            say(f"http://127.0.0.1:{listener.getsockname()[1]}{door.PATH}")
+            if not token:
+                token = chance.token_urlsafe(24)
+                say(f"Authorization: Bearer {token}")
+            door.run(served, token, listener)

@@ -1,0 +1,76 @@
+"""`serve`: the gateway. Any agent gets the hierarchy by changing its base URL."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from kilburn.cli.access import model_of
+from kilburn.cli.shell import Db, Tenant, app
+from kilburn.errors import MissingExtra, SpecError
+from kilburn.terminal import say
+
+__all__ = ["serve"]
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
+    upstream: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help='What answers: "https://api.openai.com/v1", "https://api.anthropic.com" ...'),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="SPEC", help='Or a model: "smollm2", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
+    ] = None,
+    window: Annotated[int, typer.Option(help="Tokens of the window; the model's own where that is smaller.")] = 32_000,
+    policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "cost",
+    keys: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", envvar="KILBURN_KEYS", help="The keys that clients need; see `kilburn keys add`."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="A name by which clients may call it; may be repeated."),
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = None,
+) -> None:
+    """Serve OpenAI's and Anthropic's API; what clients say becomes sessions, and prompts stay within the window.
+
+    Without --upstream and --model, the local model smollm2 answers.
+
+    Example:
+
+        kilburn serve --upstream https://api.openai.com/v1
+    """
+    try:
+        uvicorn = import_module("uvicorn")
+    except ModuleNotFoundError as error:
+        raise MissingExtra("uvicorn", "serve") from error
+    gateway = import_module("kilburn.gateway.app")
+    if upstream is not None and model is not None:
+        raise SpecError("an upstream and a model", advice="give one of --upstream and --model")
+    speaker = None if upstream is not None else model_of(model or "smollm2")
+    if upstream is None and speaker is None:
+        raise SpecError("a gateway needs a model that answers", advice="give --upstream URL or --model SPEC")
+    if speaker is not None:
+        window = min(window, speaker.context or window)
+    settings = gateway.Settings(
+        db=db or "agent.db",
+        tenant=tenant or "default",
+        upstream=upstream,
+        model=speaker,
+        window=window,
+        policy=policy,
+        keys=keys,
+        hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
+        tokenizer="auto" if speaker is None else speaker.tokenizer,
+    )
+    gateway.check_listening(host, keys)
+    say(f"http://{host}:{port}/v1 speaks OpenAI's API, http://{host}:{port} Anthropic's; the store is {settings.db}")
+    options = gateway.uvicorn_options(settings.limits)
+    uvicorn.run(gateway.build(settings), host=host, port=port, log_level="warning", **options)

@@ -1,0 +1,281 @@
+"""Who comes in, and with how much: Host, Origin, key, limits. Pure ASGI, so a client that leaves is noticed.
+
+The order is: Host and Origin, headers, key, rate, how many at once, size, body. What follows finds the `Key` in
+`scope["state"]["key"]` and the whole body in one message. The gateway's own key is taken out of the headers: it cannot be
+passed on by mistake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+from kilburn.errors import SpecError
+from kilburn.gateway.exchange import Exchange
+from kilburn.gateway.keys import Key, Keys
+from kilburn.gateway.limits import Bucket, Limits
+from kilburn.gateway.problems import Problem, body_of
+
+__all__ = ["LOOPBACK", "Access", "App", "Receive", "Scope", "Send"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+"""The names under which this machine may be called."""
+
+LINGER = 5.0
+"""Seconds for which the rest of a refused body is read and thrown away: who is cut off while sending sees no reply."""
+
+OPEN = "/health"
+"""The one path that needs no key."""
+
+
+class Access:
+    """Lets requests through to an application, or refuses them.
+
+    Args:
+        app: what answers.
+        keys: who may come in; None lets everyone in as `anonymous`.
+        anonymous: what a client without a key may do; it is used only if there are no keys.
+        hosts: names that a Host header may give, without port; "*" for any.
+        origins: of web pages that may call; others are refused, and so is every page if there are none.
+        limits: see there.
+        observe: called with every exchange when it is over.
+        contents: whether bodies are kept for the log.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        keys: Keys | None = None,
+        anonymous: Key | None = None,
+        hosts: Iterable[str] = LOOPBACK,
+        origins: Iterable[str] = (),
+        limits: Limits | None = None,
+        observe: Callable[[Exchange], None] = lambda exchange: None,
+        contents: bool = False,
+    ) -> None:
+        self.app, self.keys, self.limits, self.observe, self.contents = app, keys, limits or Limits(), observe, contents
+        self.anonymous = anonymous or Key()
+        self.hosts = frozenset(host.lower() for host in hosts)
+        self.origins = frozenset(origin.lower() for origin in origins)
+        self._running: Counter[str] = Counter()
+        self._held = 0
+        self._buckets: dict[str, Bucket] = {}
+        self._inner: App = self._admitted
+        if self.origins:
+            from starlette.middleware.cors import CORSMiddleware
+
+            self._inner = CORSMiddleware(
+                self._admitted, allow_origins=tuple(self.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        client = scope.get("client")
+        exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "")
+        scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange}}
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+            elif exchange.first is None and (message.get("body") or not message.get("more_body")):
+                exchange.first = time.perf_counter() - exchange.started
+            await send(message)
+
+        try:
+            try:
+                self._check_caller(scope)
+                await self._inner(scope, receive, sending)
+            except Exception as error:  # noqa: BLE001 -- it goes to the log, and the client is told
+                problem = self._problem_of(error, exchange)
+                if exchange.status:
+                    raise ConnectionAbortedError(f"a reply broke off: {exchange.problem}") from None
+                await self._refuse(problem, exchange, receive, sending)
+        except asyncio.CancelledError:
+            exchange.problem = "cancelled"
+            raise
+        finally:
+            exchange.status = exchange.status or 499
+            exchange.seconds = time.perf_counter() - exchange.started
+            self.observe(exchange)
+        return None
+
+    def _problem_of(self, error: Exception, exchange: Exchange) -> Problem:
+        problem = error if isinstance(error, Problem) else Problem(500, "internal_error", "the gateway failed; see its log")
+        exchange.problem = problem.code
+        if problem is not error:
+            places = [f"{place.filename}:{place.lineno}" for place in traceback.extract_tb(error.__traceback__)]
+            exchange.trace = " > ".join([*places, type(error).__name__]) + (f": {error}" if self.contents else "")
+        return problem
+
+    def _check_caller(self, scope: Scope) -> None:
+        """Host and Origin: a page in a browser, or a name that leads here by deceit, gets no further."""
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1:
+            raise Problem(400, "invalid_host", "a request has exactly one Host header")
+        if "*" not in self.hosts and _name_of(hosts[0]) not in self.hosts:
+            raise Problem(421, "invalid_host", "this gateway has another name: the Host header is not one that it serves")
+        origins = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"origin"]
+        if any(origin not in self.origins for origin in origins):
+            raise Problem(403, "invalid_origin", "web pages may not call this gateway from that origin")
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["state"]["exchange"]
+        length = self._check_headers(scope["headers"])
+        if scope["path"] == OPEN:
+            return await self.app(scope, receive, send)
+        key, headers = self._key(scope["headers"])
+        exchange.key = key
+        self._check_rate(key)
+        if length is not None and length > self.limits.body:
+            raise self._too_large()
+        self._begin(key)
+        try:
+            body = await self._body(receive, exchange)
+            if body is None:
+                return None
+            exchange.received = time.perf_counter() - exchange.started
+            if self.contents:
+                exchange.asked = body
+            pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+            del body
+
+            async def receiving() -> Message:
+                return pending.pop() if pending else await receive()
+
+            state = {**scope["state"], "key": key}
+            await self.app({**scope, "headers": headers, "state": state}, receiving, send)
+        finally:
+            self._held -= exchange.size
+            self._running[key.name] -= 1
+            self._running += Counter()
+        return None
+
+    def _check_headers(self, headers: list[tuple[bytes, bytes]]) -> int | None:
+        """The length of the body that the headers announce, if they do."""
+        limits = self.limits
+        if len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
+            raise Problem(431, "headers_too_large", f"over {limits.headers} headers, or {limits.header_bytes:,} bytes of them")
+        if any(name == b"content-encoding" and value.strip().lower() != b"identity" for name, value in headers):
+            raise Problem(415, "encoded_body", "send the body as it is, without Content-Encoding")
+        lengths = [value for name, value in headers if name == b"content-length"]
+        if not lengths:
+            return None
+        if len(set(lengths)) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 19:
+            raise Problem(400, "invalid_length", "Content-Length is no number")
+        return int(lengths[0])
+
+    def _key(self, headers: list[tuple[bytes, bytes]]) -> tuple[Key, list[tuple[bytes, bytes]]]:
+        """Who asks, and the headers without the gateway's own key."""
+        if self.keys is None:
+            return self.anonymous, headers
+        ours = [(name, value) for name, value in headers if _secret(name, value).startswith(b"kilburn-")]
+        if not ours:
+            raise Problem(401, "invalid_api_key", "this gateway needs a key: as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+        if len({_secret(name, value) for name, value in ours}) > 1:
+            raise Problem(400, "invalid_api_key", "two different keys of this gateway; send one")
+        try:
+            key = self.keys.find(_secret(*ours[0]))
+        except (SpecError, OSError) as error:
+            raise Problem(503, "keys_unreadable", "the gateway cannot read its keys; nobody comes in until it can") from error
+        if key is None:
+            raise Problem(401, "invalid_api_key", "this key is unknown here, or was revoked")
+        return key, [header for header in headers if header not in ours]
+
+    def _check_rate(self, key: Key) -> None:
+        rate = key.rate or self.limits.rate
+        if not rate:
+            return
+        bucket = self._buckets.get(key.name)
+        if bucket is None or bucket.rate != rate:
+            bucket = self._buckets[key.name] = Bucket(rate)
+        wait = bucket.take()
+        if wait:
+            raise Problem(429, "rate_limit_exceeded", f"over {rate:,} requests per minute with this key", retry_after=wait)
+
+    def _begin(self, key: Key) -> None:
+        if self._running[key.name] >= self.limits.per_key:
+            said = f"{self.limits.per_key} requests of this key are being answered; wait for one to end"
+            raise Problem(429, "concurrency_limit_exceeded", said, retry_after=1)
+        if self._running.total() >= self.limits.running:
+            raise Problem(503, "overloaded", "the gateway is answering as many requests as it may", retry_after=1)
+        self._running[key.name] += 1
+
+    async def _body(self, receive: Receive, exchange: Exchange) -> bytes | None:
+        """The whole body; None if the client left."""
+        limits = self.limits
+        body = bytearray()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(limits.patience) as deadline:
+                began = loop.time()
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    chunk = message.get("body", b"")
+                    body += chunk
+                    exchange.size += len(chunk)
+                    self._held += len(chunk)
+                    if len(body) > limits.body:
+                        raise self._too_large()
+                    if self._held > limits.bodies:
+                        raise Problem(503, "overloaded", "the gateway holds as many requests as it may", retry_after=1)
+                    if not message.get("more_body"):
+                        return bytes(body)
+                    deadline.reschedule(began + limits.patience + len(body) / limits.pace)
+        except TimeoutError:
+            raise Problem(408, "slow_body", "the body came too slowly") from None
+
+    def _too_large(self) -> Problem:
+        return Problem(413, "request_too_large", f"a request may have {self.limits.body:,} bytes")
+
+    async def _refuse(self, problem: Problem, exchange: Exchange, receive: Receive, send: Send) -> None:
+        """Answer with an error, and close the connection once the client has had a chance to read it."""
+        body = body_of(problem, exchange.path, exchange.id)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers += [(b"connection", b"close"), (b"x-request-id", exchange.id.encode())]
+        if problem.retry_after is not None:
+            headers.append((b"retry-after", str(math.ceil(problem.retry_after)).encode()))
+        if problem.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _name_of(host: bytes) -> str:
+    """The name in a Host header, without its port."""
+    name = host.decode("latin-1").lower()
+    head, colon, port = name.rpartition(":")
+    if colon and port.isdecimal() and (":" not in head or head.startswith("[")):
+        return head
+    return name
+
+
+def _secret(name: bytes, value: bytes) -> bytes:
+    """The key that a header carries; empty for other headers."""
+    if name == b"x-api-key":
+        return value.strip()
+    kind, _, rest = value.partition(b" ")
+    return rest.strip() if name == b"authorization" and kind.lower() == b"bearer" else b""

@@ -1,0 +1,236 @@
+"""The ASGI application of the gateway."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+import kilburn
+from kilburn.errors import KilburnError, MissingExtra, SpecError, Unavailable
+from kilburn.gateway.access import LOOPBACK, Access, App
+from kilburn.gateway.chat import Chat
+from kilburn.gateway.connection import uvicorn_options
+from kilburn.gateway.form import Form
+from kilburn.gateway.history import Histories
+from kilburn.gateway.keys import Key, Keys
+from kilburn.gateway.limits import Limits, check_listening
+from kilburn.gateway.messages import Messages
+from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
+from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream
+from kilburn.kernel.hierarchy import Hierarchy
+
+try:
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+except ModuleNotFoundError as error:
+    raise MissingExtra("starlette", "serve") from error
+
+__all__ = ["LOOPBACK", "Gateway", "Settings", "build", "check_listening", "uvicorn_options"]
+
+log = logging.getLogger("kilburn.gateway")
+
+
+class Settings(msgspec.Struct, kw_only=True, frozen=True):
+    """What a gateway is made of.
+
+    Args:
+        db: the store's file.
+        tenant: whose sessions they are, where no key says it.
+        upstream: the endpoint, as its SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
+        model: what answers instead of an endpoint: a model, or its spec.
+        window: tokens that a prompt and its reply may take.
+        policy: what decides at the window.
+        tokenizer: counts tokens: see `kilburn.open`.
+        rounds: times that the model's memory calls are answered within one request.
+        timeout: seconds of silence of the upstream before a request is given up.
+        keys: the file of the keys that clients need; None for none.
+        hosts: names under which clients may call it; by default those of this machine.
+        origins: of web pages that may call it.
+        limits: what clients may take.
+    """
+
+    db: str = "agent.db"
+    tenant: str = "default"
+    upstream: str | None = None
+    model: Any = None
+    window: int = 32_000
+    policy: Any = "cost"
+    tokenizer: Any = "auto"
+    rounds: int = 5
+    timeout: float = 600.0
+    keys: str | None = None
+    hosts: tuple[str, ...] = LOOPBACK
+    origins: tuple[str, ...] = ()
+    limits: Limits = Limits()
+
+
+class Gateway:
+    """What the requests of all tenants share: the upstream, and a store for each tenant, opened when it is asked for.
+
+    Raises:
+        SpecError: neither an upstream nor a model, or both.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if (settings.upstream is None) == (settings.model is None):
+            raise SpecError("a gateway needs an upstream or a model", advice="give --upstream URL or --model SPEC")
+        self.settings = settings
+        self.upstream: Upstream
+        if settings.upstream is not None:
+            self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
+        else:
+            self.upstream = InProcess(settings.model)
+        self._lock = threading.Lock()
+        self._open: dict[str, Relay] = {}
+        self._stores: list[Hierarchy] = []
+
+    def opened(self, tenant: str) -> Relay | None:
+        """What answers the requests of a tenant, if its store is open."""
+        return self._open.get(tenant)
+
+    def relay(self, tenant: str) -> Relay:
+        """What answers the requests of a tenant."""
+        with self._lock:
+            known = self._open.get(tenant)
+            if known is None:
+                settings = self.settings
+                store = kilburn.open(
+                    settings.db,
+                    window=settings.window,
+                    policy=settings.policy,
+                    tenant=tenant,
+                    tokenizer=settings.tokenizer,
+                    embedder=None,
+                    foreign=False,
+                )
+                self._stores.append(store)
+                known = self._open[tenant] = Relay(Histories(store), self.upstream, rounds=settings.rounds)
+            return known
+
+    async def close(self) -> None:
+        """Write what waits, and close everything."""
+        await self.upstream.close()
+        for store in self._stores:
+            await run_sync(store.close)
+
+
+class _Endpoint:
+    """One path of the gateway, as an ASGI application.
+
+    Args:
+        form: of what is asked there; None where everything goes through unread.
+    """
+
+    def __init__(self, gateway: Gateway, form: Form | None, shape: Form) -> None:
+        self._gateway, self._form, self._shape = gateway, form, shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a client that goes away ends the work."""
+        done = anyio.Event()
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if not done.is_set():
+                group.cancel_scope.cancel()
+
+        began = False
+
+        async def tell(message: dict[str, Any]) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        body = await _body(receive)
+        if body is None:
+            return
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            try:
+                await self._answer(scope, body, tell)
+            except KilburnError as error:
+                if began:
+                    raise
+                log.info("refused: %s", error)
+                await fail(self._shape, error, send)
+            except OSError:
+                # The client's connection broke while it was written to.
+                log.info("the client went away")
+            finally:
+                done.set()
+            group.cancel_scope.cancel()
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        key: Key = scope["state"]["key"]
+        headers[KEY_FROM] = key.upstream
+        path = scope["path"].removeprefix("/v1")
+        query = scope.get("query_string", b"").decode("latin-1")
+        path = f"{path}?{query}" if query else path
+        gateway = self._gateway
+        if self._form is None or headers.get("x-kilburn") == "off":
+            await self._pass(scope, path, body, headers, send)
+            return
+        relay = gateway.opened(key.tenant)
+        if relay is None:
+            relay = await run_sync(gateway.relay, key.tenant)
+        await relay.answer(self._form, body, path, headers, key.user, send)
+
+    async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
+        upstream = self._gateway.upstream
+        if self._form is not None and isinstance(upstream, InProcess):
+            raise Unavailable("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
+        await forward(upstream, scope["method"], path, body, headers, send)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None if the client went away before."""
+    pieces: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def build(settings: Settings) -> App:
+    """The gateway as an ASGI application, behind its door.
+
+    Raises:
+        SpecError: settings that do not fit.
+    """
+    gateway = Gateway(settings)
+    chat, messages = Chat(), Messages()
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await gateway.close()
+
+    routes = [
+        Route("/v1/chat/completions", _Endpoint(gateway, chat, chat), methods=["POST"]),
+        Route("/v1/messages", _Endpoint(gateway, messages, messages), methods=["POST"]),
+        Route("/v1/messages/count_tokens", _Endpoint(gateway, None, messages), methods=["POST"]),
+        Route("/v1/embeddings", _Endpoint(gateway, None, chat), methods=["POST"]),
+        Route("/v1/models", _Endpoint(gateway, None, chat), methods=["GET"]),
+        Route("/v1/models/{name:path}", _Endpoint(gateway, None, chat), methods=["GET"]),
+    ]
+    return Access(
+        Starlette(routes=routes, lifespan=lifespan),
+        keys=None if settings.keys is None else Keys(settings.keys),
+        anonymous=Key(tenant=settings.tenant),
+        hosts=settings.hosts,
+        origins=settings.origins,
+        limits=settings.limits,
+    )

@@ -1,0 +1,290 @@
+"""OpenAI's chat completions as the gateway speaks them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from kilburn.errors import InvalidMessage
+from kilburn.gateway.events import Event, written
+from kilburn.gateway.form import OURS, Asked, Form, Reading, listed, summed, unreadable, usage_of
+from kilburn.kernel.render import render
+from kilburn.message import Message
+from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
+from kilburn.models.assembly import Assembly
+from kilburn.wire import chat as wire
+from kilburn.wire.form import parse
+
+__all__ = ["Chat"]
+
+DONE = b"data: [DONE]\n\n"
+FINISHES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls", Finish.REFUSED: "content_filter"}
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+         413: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
+THOUGHTS = ("reasoning_content", "reasoning")
+
+_object = msgspec.json.Decoder(dict[str, Any]).decode
+_role = msgspec.json.Decoder(msgspec.defstruct("_Role", [("role", Any, None)])).decode
+
+
+class Chat(Form):
+    """`/v1/chat/completions`."""
+
+    name: ClassVar[str] = "chat"
+    path: ClassVar[str] = "/chat/completions"
+    rendered: ClassVar[str] = "chat"
+    caps: ClassVar[tuple[str, ...]] = ("max_tokens", "max_completion_tokens")
+
+    def _split(self, fields: Mapping[str, msgspec.Raw]) -> tuple[list[bytes], list[bytes]]:
+        messages = listed(fields, "messages")
+        at = 0
+        while at < len(messages) and self._leads(messages[at]):
+            at += 1
+        return messages[:at], messages[at:]
+
+    def _leads(self, raw: bytes) -> bool:
+        try:
+            return _role(raw).role in ("system", "developer")  # type: ignore[attr-defined]
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidMessage(f"messages: {error}") from None
+
+    def _read(self, source: dict[str, Any]) -> list[Message]:
+        return [wire.read(source)]
+
+    def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+        """See `Form`."""
+        thinks = b'"reasoning' in asked.raw
+        kept = messages if thinks else [_without_thoughts(message) for message in messages]
+        fields: dict[str, Any] = {**asked.fields, "messages": [*map(msgspec.Raw, asked.lead), *kept]}
+        if specs:
+            own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
+            fields["tools"] = [*(own or ()), *wire.tools(specs)]
+        return msgspec.json.encode(fields)
+
+    def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+        """See `Form`."""
+        kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+    def reading(self, faults: bool, *, held: bool = True) -> Reading:
+        """See `Form`."""
+        return ChatReading(faults, held=held)
+
+    def request(self, body: bytes, into: str, cap: int) -> Request:
+        """See `Form`."""
+        asked = _object(body)
+        prompt = render(parse(asked["messages"]), into, 0) if into != "chat" else None
+        tools = [tool["function"] for tool in asked.get("tools") or () if tool.get("type") == "function"]
+        schema = (asked.get("response_format") or {}).get("json_schema") or {}
+        return Request(
+            messages=asked["messages"] if prompt is None else prompt,
+            system=None if prompt is None else prompt.system,
+            tools=tuple(
+                ToolSpec(
+                    name=tool["name"],
+                    description=tool.get("description") or "",
+                    parameters=tool.get("parameters") or {"type": "object", "properties": {}},
+                )
+                for tool in tools
+            ),
+            max_tokens=asked.get("max_completion_tokens") or asked.get("max_tokens") or cap,
+            temperature=asked.get("temperature"),
+            schema=schema.get("schema"),
+            seed=asked.get("seed"),
+        )
+
+    def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
+        """See `Form`."""
+        head = _head(model, "chat.completion.chunk")
+        begun: list[bool] = []
+
+        def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+            return written({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+        def write(piece: Delta | Reply) -> list[bytes]:
+            out = [] if begun else [chunk({"role": "assistant", "content": ""})]
+            begun.append(True)
+            if isinstance(piece, Delta):
+                return [*out, chunk({"reasoning_content" if piece.reasoning else "content": piece.text})]
+            for index, part in enumerate(piece.calls):
+                function = {"name": part.name, "arguments": part.text}
+                out.append(chunk({"tool_calls": [{"index": index, "id": part.call, "type": "function", "function": function}]}))
+            last = chunk({}, FINISHES[piece.finish])
+            return [*out, last, written({**head, "choices": [], "usage": _usage(piece.usage)}), DONE]
+
+        return write
+
+    def whole(self, reply: Reply, model: str) -> dict[str, Any]:
+        """See `Form`."""
+        message = wire.render([reply.message])
+        choice = {"index": 0, "message": message[0] if message else {"role": "assistant", "content": ""}}
+        choices = [{**choice, "finish_reason": FINISHES[reply.finish]}]
+        return {**_head(model, "chat.completion"), "choices": choices, "usage": _usage(reply.usage)}
+
+
+def _head(model: str, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{uuid.uuid4().hex[:24]}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _usage(tokens: Tokens | None) -> dict[str, Any]:
+    used = usage_of(tokens)
+    return {
+        "prompt_tokens": used.prompt,
+        "completion_tokens": used.reply,
+        "total_tokens": used.prompt + used.reply,
+        "prompt_tokens_details": {"cached_tokens": used.cached},
+    }
+
+
+def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    if message.get("role") != "assistant" or not any(key in message for key in THOUGHTS):
+        return message
+    return {key: value for key, value in message.items() if key not in THOUGHTS}
+
+
+class ChatReading(Reading):
+    """Reads chunks, or whole chat completions."""
+
+    def __init__(self, faults: bool, *, held: bool = True) -> None:
+        super().__init__(faults, held=held)
+        self._first: dict[str, Any] = {}
+        self._calls = 0
+        self._texts: list[str] = []
+        self._usage_asked = False
+        self._body: dict[str, Any] = {}
+        self._raw = b""
+        self.again()
+        self.rounds = 0
+
+    def again(self) -> None:
+        self.rounds += 1
+        self._assembly = Assembly("the upstream")
+        self._slots: dict[int, int | None] = {}
+        self._last: dict[str, Any] | None = None
+        self._spoke = False
+
+    def feed(self, event: Event) -> bytes:
+        if not event.data:
+            return event.raw if not self.faults or not self.rounds else b""
+        if event.data == b"[DONE]":
+            return b"" if self.faults else self._last_of(event.raw)
+        try:
+            chunk = _object(event.data)
+            if "error" in chunk:
+                self.failed = chunk
+                return event.raw
+            list(self._assembly.feed(chunk))
+            if chunk.get("usage"):
+                summed(self.usage, chunk["usage"])
+            if self.faults:
+                return self._seen(chunk, event.raw)
+            ends = self._held or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
+            return self._last_of(event.raw) if ends else event.raw
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise unreadable(error) from error
+
+    def _seen(self, chunk: dict[str, Any], raw: bytes) -> bytes:
+        """What the client sees of a chunk: no call of ours, and the end only at the end."""
+        if not self._first:
+            self._first = {key: value for key, value in chunk.items() if key not in ("choices", "usage")}
+        choices = chunk.get("choices") or []
+        if chunk.get("usage") is not None:
+            self._usage_asked = True
+        if not choices:
+            return b""
+        choice = choices[0]
+        delta = dict(choice.get("delta") or {})
+        plain = "tool_calls" not in delta and not choice.get("finish_reason") and not chunk.get("usage")
+        if plain and not self.rounds:
+            self._spoke = self._spoke or bool(delta.get("content"))
+            return raw
+        if delta.get("tool_calls"):
+            delta["tool_calls"] = [piece for piece in map(self._call, delta["tool_calls"]) if piece is not None]
+            if not delta["tool_calls"]:
+                del delta["tool_calls"]
+        if self.rounds:
+            delta.pop("role", None)
+            if delta.get("content") and not self._spoke and self._texts:
+                delta["content"] = "\n\n" + delta["content"]
+        self._spoke = self._spoke or bool(delta.get("content"))
+        if choice.get("finish_reason"):
+            self._last = choice
+        if not any(value for key, value in delta.items() if key != "role") and "logprobs" not in choice:
+            return b""
+        return written({**self._first, "choices": [{**choice, "delta": delta, "finish_reason": None}]})
+
+    def _call(self, piece: dict[str, Any]) -> dict[str, Any] | None:
+        index = piece.get("index", 0)
+        name = (piece.get("function") or {}).get("name")
+        if index not in self._slots:
+            if name in OURS:
+                self._slots[index] = None
+            else:
+                self._slots[index] = self._calls
+                self._calls += 1
+        slot = self._slots[index]
+        return None if slot is None else {**piece, "index": slot}
+
+    def reply(self) -> Reply:
+        reply = self._assembly.reply()
+        if self.rounds and self._texts and reply.text:
+            reply = msgspec.structs.replace(reply, message=_separated(reply.message))
+        self._texts += [reply.text] if reply.text else []
+        return reply
+
+    def take(self, body: bytes) -> None:
+        try:
+            self._raw, self._body = body, _object(body)
+            if self._body.get("usage"):
+                summed(self.usage, self._body["usage"])
+            for choice in self._body["choices"][:1]:
+                delta = dict(choice["message"])
+                calls = delta.get("tool_calls")
+                if calls:
+                    delta["tool_calls"] = [{**call, "index": index} for index, call in enumerate(calls)]
+                list(self._assembly.feed({"choices": [{**choice, "index": 0, "delta": delta}]}))
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise unreadable(error) from error
+
+    def end(self) -> bytes:
+        if self._body:
+            return self._whole()
+        if not self.faults:
+            return b"".join(self._held)
+        choice = self._last or {"index": 0}
+        finish = choice.get("finish_reason") or "stop"
+        if finish == "tool_calls" and not self._calls:
+            finish = "stop"
+        out = written({**self._first, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        if self._usage_asked:
+            out += written({**self._first, "choices": [], "usage": self.usage})
+        return out + DONE
+
+    def _whole(self) -> bytes:
+        choice = self._body["choices"][0] if self._body.get("choices") else {}
+        message = dict(choice.get("message") or {})
+        calls = message.get("tool_calls") or []
+        kept = [call for call in calls if (call.get("function") or {}).get("name") not in OURS]
+        if not self.faults or (not self.rounds and len(kept) == len(calls)):
+            return self._raw
+        message["content"] = "".join(self._texts) or message.get("content")
+        message.pop("tool_calls", None)
+        finish = choice.get("finish_reason")
+        if kept:
+            message["tool_calls"] = kept
+        elif finish == "tool_calls":
+            finish = "stop"
+        body = {**self._body, "choices": [{**choice, "message": message, "finish_reason": finish}]}
+        return msgspec.json.encode({**body, "usage": self.usage} if self.usage else body)
+
+
+def _separated(message: Message) -> Message:
+    """A later round's message as the client sees it behind what was said before."""
+    at = next(index for index, part in enumerate(message.parts) if part.kind == "text" and part.text)
+    part = message.parts[at]
+    parts = (*message.parts[:at], msgspec.structs.replace(part, text="\n\n" + part.text), *message.parts[at + 1 :])
+    return msgspec.structs.replace(message, parts=parts)

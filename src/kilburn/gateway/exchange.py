@@ -1,0 +1,75 @@
+"""What is known of one request and its reply. `access` begins it, whoever answers fills it in, metrics and logs read it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+
+from kilburn.gateway.keys import Key
+from kilburn.kernel.ledger import Stats
+from kilburn.model import Tokens
+
+__all__ = ["Exchange"]
+
+
+class Exchange(msgspec.Struct, kw_only=True):
+    """One request and its reply: `scope["state"]["exchange"]`. Times are in seconds, tokens by the session's counter.
+
+    `access` sets these:
+        id: of the request, random. began: since the epoch. started: by `time.perf_counter`.
+        method, path, client: as they came; the path without its query.
+        key: who asked; None before that is known, and if nobody may.
+        status: of the reply; 499 if the client left before one. problem: why it was refused or failed, in one word.
+        received: from `started` until the body was there; None if it never was. size: bytes of the body.
+        first: from `started` until the first byte of the reply went out. seconds: until its last.
+        asked: the body, if contents are logged.
+        trace: where an unexpected error came from, files and lines; its message only if contents are logged.
+
+    Whoever answers sets these, as far as they are known:
+        form: "chat", "messages" or "responses". model, session: their names. stream: whether it was asked for.
+        waited: of `first`, how long the upstream took; the rest is what the gateway added.
+        sent: tokens of the history that the client sent. new: those of them that were not in the session yet.
+        usage: what the upstream counted, all hidden rounds together. rounds: how many calls of the upstream.
+        before, after: the session's figures before its new messages, and after the reply.
+        idle: since the session's last reply, or None; the upstream's cache may have expired.
+        finish: why the reply ended.
+    """
+
+    id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+    began: float = msgspec.field(default_factory=time.time)
+    started: float = msgspec.field(default_factory=time.perf_counter)
+    method: str = ""
+    path: str = ""
+    client: str = ""
+    key: Key | None = None
+    status: int = 0
+    problem: str = ""
+    received: float | None = None
+    size: int = 0
+    first: float | None = None
+    seconds: float = 0.0
+    asked: bytes | None = None
+    trace: str = ""
+
+    form: str = ""
+    model: str = ""
+    session: str = ""
+    stream: bool = False
+    waited: float | None = None
+    sent: int = 0
+    new: int = 0
+    usage: Tokens | None = None
+    rounds: int = 0
+    before: Stats | None = None
+    after: Stats | None = None
+    idle: float | None = None
+    finish: str = ""
+
+    @property
+    def added(self) -> float | None:
+        """Seconds that the gateway added to the first byte, once the request was there; None if no upstream was asked."""
+        if self.first is None or self.waited is None or self.received is None:
+            return None
+        return max(0.0, self.first - self.received - self.waited)

@@ -1,0 +1,393 @@
+"""Which session a client's history continues, and what of it is new.
+
+Clients resend everything. Each message has a digest of what it says: not of ids, of marks for a cache, or of reasoning, which
+clients and gateways rewrite. The chained digests of a history lead to the process of which it is the continuation. What is new
+is appended. A history that says something else from some point on gets a process of its own, with the part that both have in
+common; nothing is overwritten. All this can be worked out again from the processes: what is in memory here is a cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import StoreStale
+from kilburn.event import Act
+from kilburn.gateway.form import HIDDEN, Asked, Form
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.wire.plain import load_object
+
+__all__ = ["Histories", "Session", "canonical"]
+
+SESSIONS = 256
+"""Sessions that are kept in memory, for each tenant."""
+
+KNOWN = 200_000
+"""Messages whose digests are kept in memory, for each tenant."""
+
+FORKS = 32
+"""Sessions of one beginning that are read again after a restart, newest first."""
+
+QUOTE = 80
+"""Characters by which a reply is recognised in the message of a client that made it the beginning of its next session."""
+
+Said = tuple[bool, bytes]
+"""Whether the assistant says it, and its digest."""
+
+
+def canonical(messages: Iterable[Message]) -> list[bytes]:
+    """Digests of what messages say, one for each message and each result. What the assistant says in a row is one message,
+    as clients have it; our own calls and their results are left out."""
+    out: list[bytes] = []
+    waiting: list[Part] = []
+    for message in messages:
+        if message.role is Role.ASSISTANT:
+            waiting += message.parts
+            continue
+        seen = [part for part in message.parts if not (part.call or "").startswith(HIDDEN)]
+        if not seen:
+            continue
+        out += _assistant(waiting)
+        waiting = []
+        if message.role is Role.TOOL:
+            out += [_digest("tool", part.kind, part.text) for part in seen]
+        else:
+            out.append(_digest(message.role, *(text for part in seen for text in (part.kind, part.text))))
+    return out + _assistant(waiting)
+
+
+def _assistant(parts: Sequence[Part]) -> list[bytes]:
+    if not parts:
+        return []
+    said = "".join(part.text for part in parts if part.kind is Kind.TEXT).strip()
+    others = [part.text for part in parts if part.kind in (Kind.OPAQUE, Kind.IMAGE)]
+    calls = [part for part in parts if part.kind is Kind.CALL and not (part.call or "").startswith(HIDDEN)]
+    if not (said or others or calls):
+        return []
+    return [_digest("assistant", said, *others, *(text for part in calls for text in (part.name or "", _sorted(part.text))))]
+
+
+def _sorted(arguments: str) -> str:
+    """A call's arguments whatever their spaces and the order of their keys."""
+    given = load_object(arguments) if arguments.strip() else {}
+    return arguments if given is None else msgspec.json.encode(given, order="sorted").decode()
+
+
+def _digest(*texts: str) -> bytes:
+    made = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        made.update(len(data).to_bytes(8, "big"))
+        made.update(data)
+    return made.digest()
+
+
+def _chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
+    for digest in digests:
+        start = hashlib.blake2b(start + digest, digest_size=16).digest()
+        yield start
+
+
+class Session:
+    """What is known in memory of one session.
+
+    Args:
+        process: the process.
+        root: the name that it was asked for by, or that its first message gives; forks have the same.
+        digests: of all that the client sees of it.
+        answered: whether it holds calls of our own.
+        earlier: sessions that the client made this one of, newest first.
+    """
+
+    def __init__(
+        self, process: Process, root: str, digests: Sequence[bytes], *, answered: bool, earlier: tuple[str, ...]
+    ) -> None:
+        self.process, self.root, self.earlier = process, root, earlier
+        self.digests = list(digests)
+        self.chain = list(_chained(self.digests))
+        self.answered = answered
+        self.busy = False
+        self.prefilled = False
+        self.spoken: list[Message] = []
+        """What was said in the request that goes on now."""
+        self.last = ""
+        """The last reply, by which the client's own compaction is recognised."""
+
+    @property
+    def name(self) -> str:
+        """The session's name."""
+        return self.process.name
+
+    @property
+    def whole(self) -> bool:
+        """Whether the client's own messages are exactly what is in the window: nothing has left, and nothing is hidden."""
+        window = self.process.window
+        return not self.answered and not window.last_derived and not window.stubs and len(window.shown) == window.last
+
+    def extend(self, digests: Sequence[bytes]) -> None:
+        """Add what was appended."""
+        self.chain += _chained(digests, self.chain[-1] if self.chain else b"")
+        self.digests += digests
+
+
+class Histories:
+    """The sessions of one tenant, by what they say.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self.hierarchy = hierarchy
+        self._lock = threading.RLock()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
+        self._seen: set[str] = set()
+        """Roots whose sessions in the store were read since the start."""
+
+    # What a history says
+
+    def digests(self, form: Form, raws: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+        """The digests of a history, and for each how many of the messages it ends.
+
+        Raises:
+            WireError: a message is none.
+        """
+        with self._lock:
+            said = [self._said(form, raw) for raw in raws]
+        digests: list[bytes] = []
+        ends: list[int] = []
+        at = 0
+        while at < len(said):
+            end = at + 1
+            spoken = [one for one in said[at] if one[0]]
+            if spoken and spoken[-1] is said[at][-1]:
+                while end < len(said) and said[end] and said[end][0][0]:
+                    end += 1
+            if end - at > 1:
+                found = canonical([message for raw in raws[at:end] for message in form.read(raw)])
+            else:
+                found = [digest for _, digest in said[at]]
+            digests += found
+            ends += [end] * len(found)
+            at = end
+        return digests, ends
+
+    def _said(self, form: Form, raw: bytes) -> tuple[Said, ...]:
+        key = hashlib.blake2b(raw, digest_size=16, person=form.name.encode()[:16]).digest()
+        known = self._known.get(key)
+        if known is None:
+            messages = form.read(raw)
+            known = tuple((messages[-1].role is Role.ASSISTANT, digest) for digest in canonical(messages))
+            self._known[key] = known
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
+        return known
+
+    # Which session it continues
+
+    def take(self, form: Form, asked: Asked, name: str | None, user: str) -> Session:
+        """The session that a request continues, with what is new appended; it is busy until `give`.
+
+        Args:
+            name: what the client calls it, or None.
+            user: of the tenant, whose it is.
+
+        Raises:
+            WireError: a message is none, or cannot follow. SpecError: no name of a session. StoreError.
+        """
+        digests, ends = self.digests(form, asked.messages)
+        root = name or _root(user, digests)
+        for attempt in (1, 2):
+            session, common = self._claim(root, user, digests, asked, form)
+            try:
+                start = ends[common - 1] if common else 0
+                fresh = [message for raw in asked.messages[start:] for message in form.read(raw)]
+                session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
+                if fresh:
+                    session.process.append(*following(fresh, session.process))
+                    session.extend(digests[common:])
+                return session
+            except StoreStale:
+                # Another gateway went on with it: it is read again, once.
+                self.lose(session)
+                if attempt == 2:
+                    raise
+            except BaseException:
+                session.busy = False
+                if not session.digests:
+                    self.lose(session)
+                raise
+        raise AssertionError("a session is claimed or an error is raised")
+
+    def give(self, session: Session) -> None:
+        """Its request is over."""
+        spoken, session.spoken = session.spoken, []
+        if session.prefilled and spoken:
+            # The client sees it as one message with what it began itself.
+            self.lose(session)
+            return
+        session.extend(canonical(spoken))
+        session.last = "".join(part.text for message in spoken for part in message.parts if part.kind is Kind.TEXT)
+        session.busy = False
+
+    def lose(self, session: Session) -> None:
+        """Keep nothing of a session in memory; it is read again from the store when it is asked for."""
+        with self._lock:
+            session.busy = False
+            self._sessions.pop(session.name, None)
+            self._seen.discard(session.root)
+            self.hierarchy.release(session.name)
+
+    def _claim(self, root: str, user: str, digests: Sequence[bytes], asked: Asked, form: Form) -> tuple[Session, int]:
+        """A session for a history, not busy with another request, and how many of its digests it has."""
+        with self._lock:
+            if root not in self._seen:
+                self._read_again(root, user)
+                self._seen.add(root)
+            chain = list(_chained(digests))
+            family = [session for session in self._sessions.values() if session.root == root]
+            ends = {session.chain[-1]: session for session in family if session.chain and not session.busy}
+            for at in range(len(chain), 0, -1):
+                found = ends.get(chain[at - 1])
+                if found is not None and len(found.chain) == at:
+                    found.busy = True
+                    self._sessions.move_to_end(found.name)
+                    return found, at
+            return self._fork(root, user, digests, chain, family)
+
+    def _fork(
+        self, root: str, user: str, digests: Sequence[bytes], chain: Sequence[bytes], family: Sequence[Session]
+    ) -> tuple[Session, int]:
+        """A new session, with what it has in common with the nearest one."""
+        parent, common = None, 0
+        for session in family:
+            shared = _common(session.chain, chain)
+            if shared > common:
+                parent, common = session, shared
+        process = self.hierarchy.process(self._free_name(root), user)
+        session = Session(process, root, (), answered=False, earlier=() if parent is None else parent.earlier)
+        session.busy = True
+        if parent is not None and parent.answered:
+            kept = _kept(parent.process, common)
+            process.append(*kept)
+            session.extend(digests[:common])
+            session.answered = True
+        else:
+            common = 0
+        if parent is not None:
+            process.record(Act.NOTE, policy="gateway", forked=parent.name)
+        self._sessions[process.name] = session
+        self._trim()
+        return session, common
+
+    def _free_name(self, root: str) -> str:
+        number, name = 1, root
+        store = self.hierarchy.store
+        while store.process(name, time=0.0, create=False) is not None:
+            number += 1
+            name = f"{root}~{number}"
+        return name
+
+    def _read_again(self, root: str, user: str) -> None:
+        """Read the sessions of a root from the store, the newest ones."""
+        names, number = [root], 1
+        store = self.hierarchy.store
+        while store.process(names[-1], time=0.0, create=False) is not None:
+            number += 1
+            names.append(f"{root}~{number}")
+        for name in names[:-1][-FORKS:]:
+            if name not in self._sessions:
+                self._sessions[name] = self._opened(name, root, user)
+        self._trim()
+
+    def _opened(self, name: str, root: str, user: str) -> Session:
+        process = self.hierarchy.process(name, user)
+        earlier = tuple(name for event in process.events() if event.act is Act.NOTE for name in event.data.get("continues", ()))
+        answered = any(call.startswith(HIDDEN) for call in process.window.calls)
+        return Session(process, root, canonical(process.originals()), answered=answered, earlier=earlier)
+
+    def _trim(self) -> None:
+        while len(self._sessions) > SESSIONS:
+            session = next((each for each in self._sessions.values() if not each.busy), None)
+            if session is None:
+                return
+            self.lose(session)
+
+    def said(self, session: Session, messages: Sequence[Message]) -> None:
+        """Append what the model said and what it was answered here."""
+        session.process.append(*following(messages, session.process))
+        session.spoken += messages
+        session.answered = session.answered or any(
+            (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
+        )
+
+
+def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """How many members two chains have in common; a chained digest says all that came before it."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _root(user: str, digests: Sequence[bytes]) -> str:
+    first = digests[0] if digests else b""
+    return f"chat-{hashlib.blake2b(user.encode() + bytes(1) + first, digest_size=8).hexdigest()}"
+
+
+def _kept(process: Process, common: int) -> list[Message]:
+    """The first messages of a process, with hidden ones, of which the client sees so many."""
+    messages = process.originals()
+    for end in range(len(messages), -1, -1):
+        if len(canonical(messages[:end])) <= common:
+            return messages[:end]
+    return []
+
+
+def following(messages: Sequence[Message], process: Process) -> list[Message]:
+    """The messages with call ids that are their own in this process.
+
+    Some models count their calls from 0 in every reply. A call whose id is taken gets another one, and so does its result,
+    which answers the latest call of that id.
+    """
+    known = process.window.calls
+    seen: set[str] = set()
+    latest: dict[str, str] = {}
+    out = []
+    for message in messages:
+        parts = []
+        for part in message.parts:
+            call = part.call
+            if call and part.kind is Kind.CALL:
+                number, new = 1, call
+                while new in known or new in seen:
+                    number += 1
+                    new = f"{call}_{number}"
+                seen.add(new)
+                latest[call] = new
+                part = part if new == call else msgspec.structs.replace(part, call=new)
+            elif call:
+                new = latest.get(call) or _latest(call, known)
+                part = part if new == call else msgspec.structs.replace(part, call=new)
+            parts.append(part)
+        out.append(message if tuple(parts) == message.parts else msgspec.structs.replace(message, parts=tuple(parts)))
+    return out
+
+
+def _latest(call: str, known: Any) -> str:
+    number, found = 1, call
+    while f"{call}_{number + 1}" in known:
+        number += 1
+        found = f"{call}_{number}"
+    return found

@@ -1,0 +1,199 @@
+"""The gateway's keys: who may come in, as which tenant and user, and with what options.
+
+A key is `kilburn-NAME-SECRET`: 8 hexadecimal digits that name it, and 256 random bits. The file holds the SHA-256 of the
+whole key, never the key, so a reader of the file cannot come in. A slow hash adds nothing: nobody guesses 256 bits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from kilburn.errors import SpecError
+from kilburn.file import write_file
+from kilburn.store import check_name
+
+__all__ = ["Key", "Keys", "add_key", "read_keys", "revoke_key"]
+
+FORM = re.compile(rb"kilburn-([0-9a-f]{8})-[A-Za-z0-9_-]{43}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+LARGEST = 16 << 20
+"""Bytes of a keys file, which is some 50,000 keys."""
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key: what it opens. It never holds the key itself.
+
+    Args:
+        name: 8 hexadecimal digits, the public part; "" for a client that needs no key.
+        digest: SHA-256 of the whole key, in hexadecimal digits.
+        tenant: the partition that it opens, and no other.
+        user: whose sessions and memory these are; "" for nobody in particular.
+        note: what a person called it, for lists.
+        memory: tokens of long-term memory that are put before a prompt; 0 for none.
+        learn: whether facts are learned from what is said.
+        upstream: name of the environment variable that holds the provider's key; "" to pass on the client's own.
+        rate: requests per minute; 0 for the gateway's limit.
+        figures: it reads the figures of all tenants at `/metrics`, and opens nothing else.
+        created, revoked: seconds since the epoch; `revoked` is 0 for a key that is valid.
+    """
+
+    name: str = ""
+    digest: str = ""
+    tenant: str = "default"
+    user: str = ""
+    note: str = ""
+    memory: int = 0
+    learn: bool = False
+    upstream: str = ""
+    rate: int = 0
+    figures: bool = False
+    created: float = 0.0
+    revoked: float = 0.0
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A keys file. A field that this version does not know may be a restriction, so a file with one is refused."""
+
+    version: int = 1
+    keys: list[Key] = []
+
+
+def read_keys(path: str | os.PathLike[str]) -> list[Key]:
+    """The keys of a file, oldest first, revoked ones too.
+
+    Raises:
+        SpecError: it is no keys file, or others than its owner may write to it. OSError: it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise SpecError(f"{path} is no file", advice="give the file that `kilburn keys add` wrote")
+        if mode & 0o022:
+            raise SpecError(f"others may write to {path}, and so let themselves in", advice=f"chmod go-w {path}")
+        data = file.read(LARGEST + 1)
+    try:
+        if len(data) > LARGEST:
+            raise ValueError(f"over {LARGEST:,} bytes")
+        found = msgspec.json.decode(data, type=File)
+        if found.version != 1:
+            raise ValueError(f"version {found.version}")
+        if len({key.name for key in found.keys}) < len(found.keys):
+            raise ValueError("two keys of one name")
+        for key in found.keys:
+            _check(key)
+    except (ValueError, msgspec.DecodeError, SpecError) as error:
+        raise SpecError(
+            f"{path} is no keys file: {error}", advice="restore it, or begin a new one with `kilburn keys add`"
+        ) from None
+    return found.keys
+
+
+def _check(key: Key) -> None:
+    if not re.fullmatch("[0-9a-f]{8}", key.name) or not re.fullmatch("[0-9a-f]{64}", key.digest):
+        raise SpecError(f"{key.name[:8]!r} is no name of a key, or has no digest")
+    check_name(key.tenant, "tenant")
+    if key.user:
+        check_name(key.user, "user")
+    if key.upstream and not VARIABLE.fullmatch(key.upstream):
+        # What was given may be the provider's key itself, so it is not repeated.
+        raise SpecError("that is no name of an environment variable", advice="give the variable's name, never the provider's key")
+    if key.memory < 0 or key.rate < 0:
+        raise SpecError("memory and rate are 0 or more")
+
+
+def add_key(path: str | os.PathLike[str], asked: Key) -> tuple[Key, str]:
+    """Add a key to a file, which is created where there is none; returns it and the key itself, which nothing keeps.
+
+    Args:
+        asked: its options; `name`, `digest` and times are set here.
+
+    Raises:
+        SpecError: see `read_keys`; an option that cannot be. OSError: it cannot be written; the file is as it was.
+    """
+    with _changing(path) as keys:
+        name = secrets.token_hex(4)
+        while name in {key.name for key in keys}:
+            name = secrets.token_hex(4)
+        secret = f"kilburn-{name}-{secrets.token_urlsafe(32)}"
+        digest = hashlib.sha256(secret.encode()).hexdigest()
+        made = msgspec.structs.replace(asked, name=name, digest=digest, created=time.time(), revoked=0.0)
+        _check(made)
+        keys.append(made)
+    return made, secret
+
+
+def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
+    """Revoke a key: a running gateway refuses it from the next request on. It stays in the list.
+
+    Raises:
+        SpecError: no such key; see `read_keys`. OSError: it cannot be written; the file is as it was.
+    """
+    with _changing(path, create=False) as keys:
+        for at, key in enumerate(keys):
+            if key.name == name:
+                if not key.revoked:
+                    keys[at] = msgspec.structs.replace(key, revoked=time.time())
+                return keys[at]
+        # The name is what stands before the secret; who gives the whole key by mistake does not see it repeated.
+        raise SpecError(f"no key {name[:8]!r}", advice="see `kilburn keys list`; the name is the 8 digits after `kilburn-`")
+
+
+@contextmanager
+def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[list[Key]]:
+    """The keys of a file, which is written when the block ends; two programs at once take turns."""
+    folder = os.open(Path(path).resolve().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        keys = [] if create and not os.path.lexists(path) else read_keys(path)
+        yield keys
+        with write_file(Path(path).resolve(), force=True) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(File(keys=keys))) + b"\n")
+    finally:
+        os.close(folder)
+
+
+class Keys:
+    """The keys of a file, read again whenever it changes.
+
+    Raises:
+        SpecError, OSError: see `read_keys`; also from `find`, as long as the file is damaged or gone.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._known: dict[str, Key] = {}
+        self._refresh()
+
+    def find(self, presented: bytes) -> Key | None:
+        """The valid key that was presented; None if it is none of ours."""
+        self._refresh()
+        form = FORM.fullmatch(presented)
+        key = self._known.get(form[1].decode()) if form else None
+        # What is compared are hashes, in a time that does not depend on where they differ.
+        same = hmac.compare_digest(hashlib.sha256(presented).hexdigest(), key.digest if key is not None else "0" * 64)
+        return key if key is not None and same and not key.revoked else None
+
+    def _refresh(self) -> None:
+        try:
+            now = os.stat(self.path)
+            seen = now.st_mtime_ns, now.st_ino, now.st_size
+            if seen != self._seen:
+                self._known = {key.name: key for key in read_keys(self.path)}
+                self._seen = seen
+        except (OSError, SpecError):
+            self._known, self._seen = {}, None
+            raise

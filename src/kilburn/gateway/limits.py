@@ -1,0 +1,87 @@
+"""What one client, and all of them together, may take of the gateway."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+
+import msgspec
+
+from kilburn.errors import SpecError
+
+__all__ = ["Bucket", "Limits", "check_listening", "is_loopback"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds; a request over one is refused before its body is read, or while it is.
+
+    Args:
+        body: bytes of one request.
+        bodies: bytes of all requests that are being answered.
+        headers: how many a request may have. header_bytes: their names and values together.
+        messages: how many one history may have.
+        running: requests that are being answered. per_key: of one key.
+        rate: requests per minute of one key; a quarter of a minute's may come at once. 0 for no limit.
+        connections: open connections.
+        patience: seconds for the headers, for a body's first byte, and for a client to go on reading what it is sent.
+        pace: bytes per second that a body must come with on the whole, after `patience`.
+    """
+
+    body: int = 64 << 20
+    bodies: int = 1 << 30
+    headers: int = 100
+    header_bytes: int = 32 << 10
+    messages: int = 100_000
+    running: int = 512
+    per_key: int = 256
+    rate: int = 0
+    connections: int = 2048
+    patience: float = 20.0
+    pace: float = 16_384.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) >= 0 or (name != "rate" and getattr(self, name) == 0):
+                raise SpecError(f"{name}={getattr(self, name)!r} is no limit", advice="give a number above 0")
+
+
+class Bucket:
+    """Requests that a key may still make: it fills at a rate per minute, and holds a quarter of a minute's."""
+
+    def __init__(self, rate: int) -> None:
+        self.rate = rate
+        self._most = max(1.0, rate / 4)
+        self._left, self._at = self._most, time.monotonic()
+
+    def take(self) -> float:
+        """Take one; returns 0, or the seconds after which there is one again."""
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._at) * self.rate / 60)
+        self._at = now
+        if self._left < 1:
+            return (1 - self._left) * 60 / self.rate
+        self._left -= 1
+        return 0.0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there. Other names than `localhost` are not looked up."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_listening(host: str, keys: object | None) -> None:
+    """Refuse to serve others without keys.
+
+    Raises:
+        SpecError: the host is not this machine's loopback, and there are no keys.
+    """
+    if keys is None and not is_loopback(host):
+        raise SpecError(
+            f"{host} can be reached from outside, and no keys are set: anyone could read every session",
+            advice="listen on 127.0.0.1, or add a key with `kilburn keys add` and give --keys FILE; TLS is a proxy's task",
+        )

@@ -1,0 +1,302 @@
+"""Anthropic's messages as the gateway speaks them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from kilburn.gateway.events import Event, written
+from kilburn.gateway.form import OURS, Asked, Form, Reading, listed, summed, unreadable, usage_of
+from kilburn.kernel.render import render
+from kilburn.message import Message
+from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
+from kilburn.models.messages import Blocks
+from kilburn.wire import messages as wire
+from kilburn.wire.form import parse
+
+__all__ = ["Messages"]
+
+STOPS = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.CALLS: "tool_use", Finish.REFUSED: "refusal"}
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+         413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error"}  # fmt: skip
+MARK = {"type": "ephemeral"}
+
+_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Messages(Form):
+    """`/v1/messages`."""
+
+    name: ClassVar[str] = "messages"
+    path: ClassVar[str] = "/messages"
+    rendered: ClassVar[str] = "messages"
+    caps: ClassVar[tuple[str, ...]] = ("max_tokens",)
+
+    def _split(self, fields: Mapping[str, msgspec.Raw]) -> tuple[list[bytes], list[bytes]]:
+        return [], listed(fields, "messages")
+
+    def _read(self, source: dict[str, Any]) -> list[Message]:
+        return wire.read(source)
+
+    def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+        """See `Form`."""
+        fields: dict[str, Any] = {**asked.fields}
+        used = sum(raw.count(b'"cache_control"') for raw in asked.beside)
+        fields["messages"] = marked(messages, wire.BREAKPOINTS - used)
+        if specs:
+            own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
+            fields["tools"] = [*(own or ()), *wire.tools(specs)]
+        return msgspec.json.encode(fields)
+
+    def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+        """See `Form`."""
+        kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": f"req_{uuid.uuid4().hex[:24]}"}
+
+    def reading(self, faults: bool, *, held: bool = True) -> Reading:
+        """See `Form`."""
+        return MessagesReading(faults, held=held)
+
+    def request(self, body: bytes, into: str, cap: int) -> Request:
+        """See `Form`."""
+        asked = _object(body)
+        messages, system = asked["messages"], asked.get("system")
+        if into != "messages":
+            texts = [system] if isinstance(system, str) else [block["text"] for block in system or () if "text" in block]
+            lead = [{"role": "system", "content": text} for text in texts]
+            messages, system = render([*parse(lead), *(m for each in messages for m in wire.read(each))], into, 0), None
+        return Request(
+            messages=messages,
+            system=system,
+            tools=tuple(
+                ToolSpec(name=tool["name"], description=tool.get("description") or "", parameters=tool["input_schema"])
+                for tool in asked.get("tools") or ()
+                if "input_schema" in tool
+            ),
+            max_tokens=asked.get("max_tokens") or cap,
+            temperature=asked.get("temperature"),
+        )
+
+    def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
+        """See `Form`."""
+        return _Writer(model).write
+
+    def whole(self, reply: Reply, model: str) -> dict[str, Any]:
+        """See `Form`."""
+        end = {"stop_reason": STOPS[reply.finish], "stop_sequence": None, "usage": _usage(reply.usage)}
+        return {**_head(model), "content": _blocks(reply), **end}
+
+
+class _Writer:
+    """Writes a model's reply as events; `at` is the index of the block that is open, or of the next one."""
+
+    def __init__(self, model: str) -> None:
+        self._message = {**_head(model), "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(None)}
+        self._begun = False
+        self._at = 0
+        self._open = ""
+
+    def write(self, piece: Delta | Reply) -> list[bytes]:
+        """The events of one piece."""
+        out = [] if self._begun else [_say("message_start", message=self._message)]
+        self._begun = True
+        if isinstance(piece, Reply):
+            return [*out, *self._end(piece)]
+        kind = "thinking" if piece.reasoning else "text"
+        if self._open != kind:
+            out += self._close()
+            block = {"type": kind, kind: "", **({"signature": ""} if piece.reasoning else {})}
+            out.append(_say("content_block_start", index=self._at, content_block=block))
+            self._open = kind
+        delta = {"type": f"{kind}_delta", kind: piece.text}
+        return [*out, _say("content_block_delta", index=self._at, delta=delta)]
+
+    def _close(self) -> list[bytes]:
+        if not self._open:
+            return []
+        self._open = ""
+        self._at += 1
+        return [_say("content_block_stop", index=self._at - 1)]
+
+    def _end(self, reply: Reply) -> list[bytes]:
+        out = self._close()
+        for block in _blocks(reply):
+            if block["type"] == "tool_use":
+                text = msgspec.json.encode(block["input"]).decode()
+                out.append(_say("content_block_start", index=self._at, content_block={**block, "input": {}}))
+                delta = {"type": "input_json_delta", "partial_json": text}
+                out.append(_say("content_block_delta", index=self._at, delta=delta))
+                self._open = "tool_use"
+                out += self._close()
+        stop = {"stop_reason": STOPS[reply.finish], "stop_sequence": None}
+        return [*out, _say("message_delta", delta=stop, usage=_usage(reply.usage)), _say("message_stop")]
+
+
+def _say(kind: str, **data: Any) -> bytes:
+    return written({"type": kind, **data}, kind)
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {"id": f"msg_{uuid.uuid4().hex[:24]}", "type": "message", "role": "assistant", "model": model}
+
+
+def _usage(tokens: Tokens | None) -> dict[str, int]:
+    used = usage_of(tokens)
+    return {
+        "input_tokens": used.prompt - used.cached - used.written,
+        "output_tokens": used.reply,
+        "cache_read_input_tokens": used.cached,
+        "cache_creation_input_tokens": used.written,
+    }
+
+
+def _blocks(reply: Reply) -> list[dict[str, Any]]:
+    rendered = wire.render([reply.message])[1]
+    content = rendered[-1]["content"] if rendered and rendered[-1]["role"] == "assistant" else []
+    return wire.as_blocks(content)
+
+
+def marked(messages: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]]:
+    """The messages with the provider's cache marks at the end of what stays: on the last message, and on the user's message
+    before it, where the last prompt ended.
+
+    Args:
+        room: marks that a request may still have.
+    """
+    ends = [at for at, message in enumerate(messages) if message["role"] == "user"][-2:][::-1][: max(room, 0)]
+    return [_with_mark(_without_marks(message)) if at in ends else _without_marks(message) for at, message in enumerate(messages)]
+
+
+def _without_marks(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    if isinstance(content, str) or not any(
+        "cache_control" in block or isinstance(block.get("content"), list) for block in content
+    ):
+        return message
+    return {**message, "content": [_bare(block) for block in content]}
+
+
+def _bare(block: dict[str, Any]) -> dict[str, Any]:
+    block = {key: value for key, value in block.items() if key != "cache_control"}
+    if block["type"] == "tool_result" and isinstance(block.get("content"), list):
+        block["content"] = [{key: value for key, value in item.items() if key != "cache_control"} for item in block["content"]]
+    return block
+
+
+def _with_mark(message: dict[str, Any]) -> dict[str, Any]:
+    blocks = list(wire.as_blocks(message["content"]))
+    blocks[-1] = {**blocks[-1], "cache_control": MARK}
+    return {**message, "content": blocks}
+
+
+class MessagesReading(Reading):
+    """Reads the events of a message, or whole messages."""
+
+    def __init__(self, faults: bool, *, held: bool = True) -> None:
+        super().__init__(faults, held=held)
+        self._next = 0
+        self._body: dict[str, Any] = {}
+        self._raw = b""
+        self._content: list[dict[str, Any]] = []
+        self._theirs = False
+        self.again()
+        self.rounds = 0
+
+    def again(self) -> None:
+        self.rounds += 1
+        self._blocks = Blocks("the upstream")
+        self._slots: dict[int, int | None] = {}
+        self._last: dict[str, Any] = {}
+
+    def feed(self, event: Event) -> bytes:
+        if not event.data:
+            return event.raw
+        try:
+            said = _object(event.data)
+            kind = said["type"]
+            if kind == "error":
+                self.failed = said
+                return event.raw
+            list(self._blocks.feed(said))
+            if kind == "message_start":
+                summed(self.usage, said["message"].get("usage") or {})
+            elif kind == "message_delta":
+                self._count(said.get("usage") or {})
+            if self.faults:
+                return self._seen(said, kind, event.raw)
+            return self._last_of(event.raw) if kind in ("message_delta", "message_stop") else event.raw
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise unreadable(error) from error
+
+    def _count(self, usage: Mapping[str, Any]) -> None:
+        """The end of a message repeats figures of its beginning, and says how long the reply was."""
+        if usage.get("output_tokens") is not None:
+            self.usage["output_tokens"] = self._before() + usage["output_tokens"]
+        for key, value in usage.items():
+            if key != "output_tokens" and value is not None and not self.usage.get(key):
+                self.usage[key] = value
+
+    def _before(self) -> int:
+        return self._earlier if self.rounds else 0
+
+    _earlier = 0
+
+    def _seen(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        if kind == "message_start":
+            return b"" if self.rounds else raw
+        if kind == "message_delta":
+            self._last = said
+            return b""
+        if kind == "message_stop":
+            return b""
+        if "index" not in said:
+            return raw
+        index = said["index"]
+        if kind == "content_block_start":
+            block = said["content_block"]
+            mine = block["type"] == "tool_use" and block.get("name") in OURS
+            self._theirs = self._theirs or (block["type"] == "tool_use" and not mine)
+            self._slots[index] = None if mine else self._next
+            self._next += not mine
+        slot = self._slots[index]
+        if slot is None:
+            return b""
+        return raw if slot == index else written({**said, "index": slot}, kind)
+
+    def reply(self) -> Reply:
+        reply = self._blocks.reply()
+        self._earlier = int(self.usage.get("output_tokens") or 0)
+        return reply
+
+    def take(self, body: bytes) -> None:
+        try:
+            self._raw, self._body = body, _object(body)
+            summed(self.usage, self._body.get("usage") or {})
+            list(self._blocks.feed({"type": "message_start", "message": {"usage": self._body.get("usage")}}))
+            for index, block in enumerate(self._body["content"]):
+                list(self._blocks.feed({"type": "content_block_start", "index": index, "content_block": block}))
+                if not (block["type"] == "tool_use" and block.get("name") in OURS):
+                    self._content.append(block)
+            end = {"stop_reason": self._body.get("stop_reason")}
+            list(self._blocks.feed({"type": "message_delta", "delta": end, "usage": {}}))
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise unreadable(error) from error
+
+    def end(self) -> bytes:
+        if self._body:
+            if not self.faults or (not self.rounds and len(self._content) == len(self._body["content"])):
+                return self._raw
+            stop = self._body.get("stop_reason")
+            if stop == "tool_use" and not any(block["type"] == "tool_use" for block in self._content):
+                stop = "end_turn"
+            return msgspec.json.encode({**self._body, "content": self._content, "stop_reason": stop, "usage": self.usage})
+        if not self.faults:
+            return b"".join(self._held)
+        delta = dict(self._last.get("delta") or {"stop_reason": "end_turn", "stop_sequence": None})
+        if delta.get("stop_reason") == "tool_use" and not self._theirs:
+            delta["stop_reason"] = "end_turn"
+        last = {**self._last, "type": "message_delta", "delta": delta, "usage": self.usage}
+        return written(last, "message_delta") + written({"type": "message_stop"}, "message_stop")

@@ -1,0 +1,332 @@
+"""One request of a client, from its first byte to the last byte of its answer.
+
+The history is recognised, the prompt goes upstream, and the model's calls of our tools are answered in between. The client sees
+one reply. Whatever fails, the session stays valid: a message is in it whole or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from kilburn.agents.loop import shrink
+from kilburn.budget import Budget
+from kilburn.errors import KernelError, KilburnError, ModelError, Overlong, SpecError, StoreError, Unavailable, WireError
+from kilburn.event import Act
+from kilburn.gateway.events import Events, written
+from kilburn.gateway.faults import answered
+from kilburn.gateway.form import OFFERED, Asked, Form, Reading, hidden
+from kilburn.gateway.history import Histories, Session
+from kilburn.gateway.upstream import Answer, Upstream, status_of
+from kilburn.message import Message
+from kilburn.model import Reply
+from kilburn.models.provider_errors import error_of
+
+__all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
+
+log = logging.getLogger("kilburn.gateway")
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+LONGEST_ERROR = 1 << 20
+"""Bytes of an upstream's error that are read."""
+
+
+class Relay:
+    """Answers the requests of one tenant.
+
+    Args:
+        histories: the tenant's sessions.
+        upstream: answers.
+        rounds: times that the model's calls of our tools are answered within one request.
+    """
+
+    def __init__(self, histories: Histories, upstream: Upstream, *, rounds: int = 5) -> None:
+        self._histories = histories
+        self._upstream = upstream
+        self._rounds = rounds
+
+    async def answer(self, form: Form, body: bytes, path: str, headers: Mapping[str, str], user: str, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            KilburnError: nothing was sent to the client yet.
+        """
+        session, work = await run_sync(self._begin, form, body, headers, user)
+        turn = _Turn(self, session, work, path, headers, send)
+        try:
+            await turn.run()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await turn.give()
+
+    def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], user: str) -> tuple[Session, _Work]:
+        asked = form.open(body)
+        session = self._histories.take(form, asked, headers.get("x-kilburn-session"), user)
+        try:
+            work = _Work(form, asked, session, faults=asked.faults and headers.get("x-kilburn-faults") != "off")
+            work.render()
+        except BaseException:
+            self._histories.give(session)
+            raise
+        return session, work
+
+    def said(self, session: Session, messages: list[Message]) -> None:
+        """Append what was said in a session."""
+        self._histories.said(session, messages)
+
+    @property
+    def upstream(self) -> Upstream:
+        """What answers."""
+        return self._upstream
+
+    @property
+    def rounds(self) -> int:
+        """Times that our tools are answered."""
+        return self._rounds
+
+    @property
+    def histories(self) -> Histories:
+        """The tenant's sessions."""
+        return self._histories
+
+
+class _Work:
+    """The prompt of one request, made again for each round."""
+
+    def __init__(self, form: Form, asked: Asked, session: Session, *, faults: bool) -> None:
+        self.form, self.asked, self.session = form, asked, session
+        self.wanted = faults
+        self.faults = False
+        self.keeps = asked.choices == 1
+        self.body = b""
+        self.tokens = 0
+        process = session.process
+        self._beside = sum(process.counter.count(raw.decode("utf-8", "replace")) for raw in asked.beside)
+        self._fit(process.budget)
+
+    def _fit(self, budget: Budget) -> None:
+        """Leave room for what is sent beside the conversation, and for the reply, but keep half of the window for it."""
+        half = budget.window // 2
+        overhead = min(self._beside, half) + int(getattr(self.session.process.counter, "overhead", 0))
+        reserve = max(budget.reserve, min(self.asked.reply, budget.window // 8))
+        if overhead != budget.overhead or reserve != budget.reserve:
+            self.session.process.resize(Budget(budget.window, reserve, overhead))
+
+    def render(self) -> None:
+        """Make the body that goes upstream: the client's own, as long as nothing has left the window."""
+        session = self.session
+        process = session.process
+        self.faults = self.wanted and (not session.whole or bool(session.earlier))
+        self.tokens = process.use
+        if session.whole and not self.faults and process.use <= process.capacity:
+            process.record(Act.SHIP, policy="kernel", cause="idle", again=0, window=process.capacity)
+            self.body = self.asked.raw
+            return
+        prompt = process.render(self.form.rendered)
+        self.tokens = prompt.tokens
+        self.body = self.form.splice(self.asked, prompt, OFFERED if self.faults else ())
+
+    def shrink(self, error: Overlong) -> None:
+        """Make the prompt shorter, after the upstream said that it is too long."""
+        shrink(self.session.process, self.tokens, error)
+        self.render()
+
+
+class _Turn:
+    """What happens between one request and the end of its answer."""
+
+    def __init__(self, relay: Relay, session: Session, work: _Work, path: str, headers: Mapping[str, str], send: Send) -> None:
+        self._relay, self._session, self._work = relay, session, work
+        self._path, self._headers, self._send = path, headers, send
+        self._turn = session.process.turn
+        self._started = self._given = False
+        self._retried = False
+        self._reading: Reading | None = None
+
+    async def run(self) -> None:
+        """Ask until the reply is whole."""
+        try:
+            while await self._round():
+                pass
+        except (ModelError, StoreError) as error:
+            if not self._started:
+                raise
+            await self._break_off(error)
+
+    async def give(self) -> None:
+        """Let others have the session, once: before the client hears the end, because it may go on at once."""
+        if not self._given:
+            self._given = True
+            await run_sync(self._relay.histories.give, self._session)
+
+    async def _round(self) -> bool:
+        """One question to the upstream; returns whether there is another."""
+        work = self._work
+        async with self._relay.upstream.ask("POST", self._path, work.body, self._headers, work.form) as answer:
+            if answer.status >= 400:
+                return await self._refused(answer)
+            if self._reading is None:
+                self._reading = work.form.reading(work.faults, held=work.keeps)
+            if work.asked.stream:
+                await self._stream(answer, self._reading)
+            else:
+                whole = await _gathered(answer)
+                self._reading.take(whole)
+            headers = answer.headers
+        reading = self._reading
+        if reading.failed is not None:
+            # The upstream said so inside its stream, and the client has heard it.
+            await self._finish(b"", headers)
+            return False
+        reply = reading.reply()
+        if await run_sync(self._answered, reply, reading):
+            reading.again()
+            return True
+        await self._finish(reading.end(), headers)
+        return False
+
+    def _answered(self, reply: Reply, reading: Reading) -> bool:
+        """Keep a reply; answer what it asks us, and return whether the model goes on."""
+        work, session = self._work, self._session
+        process = session.process
+        ours = reading.ours(reply)
+        if reply.usage is not None:
+            process.observe(reply.usage, self._counted)
+        if not work.keeps:
+            return False
+        if not ours:
+            self._relay.said(session, [reply.message])
+            return False
+        over = reading.rounds >= self._relay.rounds
+        said = hidden(reply.message)
+        self._relay.said(session, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
+        if len(ours) < len(reply.calls) or reading.rounds > self._relay.rounds:
+            return False
+        work.render()
+        return True
+
+    @property
+    def _counted(self) -> int:
+        return self._work.tokens + self._session.process.budget.overhead
+
+    async def _refused(self, answer: Answer) -> bool:
+        """The upstream gave an error: a prompt that was too long is made shorter, once."""
+        body = await _gathered(answer, LONGEST_ERROR)
+        work = self._work
+        try:
+            said = msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            said = None
+        error = error_of("the upstream", answer.status, said, body[:400].decode("utf-8", "replace"), answer.headers)
+        if isinstance(error, Overlong) and not self._retried and work.keeps:
+            self._retried = True
+            try:
+                await run_sync(work.shrink, error)
+                return True
+            except Overlong:
+                pass
+        if self._started:
+            raise error
+        if not isinstance(said, dict) or "error" not in said:
+            body = msgspec.json.encode(work.form.error(answer.status, error.what))
+        await self.give()
+        await self._start(answer.status, {**_passed_on(answer.headers), "content-type": "application/json"}, len(body))
+        await self._send({"type": "http.response.body", "body": body})
+        return False
+
+    async def _stream(self, answer: Answer, reading: Reading) -> None:
+        events = Events()
+        async for piece in answer.pieces:
+            out = b"".join([reading.feed(event) for event in events.feed(piece)])
+            if not self._started:
+                await self._start(200, {"content-type": "text/event-stream", "cache-control": "no-cache", **answer.headers})
+            if out:
+                await self._send({"type": "http.response.body", "body": out, "more_body": True})
+        if events.open:
+            for event in events.feed(b"\n\n"):
+                await self._send({"type": "http.response.body", "body": reading.feed(event), "more_body": True})
+
+    async def _finish(self, last: bytes, headers: dict[str, str]) -> None:
+        if not self._started:
+            kept = {**_passed_on(headers), "content-type": headers.get("content-type", "application/json")}
+            await self._start(200, kept, None if self._work.asked.stream else len(last))
+        await self.give()
+        await self._send({"type": "http.response.body", "body": last})
+
+    async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
+        self._started = True
+        own = {"x-kilburn-session": self._session.name, "x-kilburn-turn": str(self._turn)}
+        await start(self._send, status, {**headers, **own}, length)
+
+    async def _break_off(self, error: KilburnError) -> None:
+        """Tell a client, in the middle of its stream, that there is no more."""
+        status, code = status_of(error)
+        said = self._work.form.error(status, error.what, code)
+        name = "error" if self._work.form.name != "chat" else ""
+        log.info("session %s: %s", self._session.name, error)
+        await self.give()
+        await self._send({"type": "http.response.body", "body": written(said, name)})
+
+
+async def _gathered(answer: Answer, most: int = 1 << 28) -> bytes:
+    """All of an answer's body.
+
+    Raises:
+        Unavailable: it is larger than that.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in answer.pieces:
+        size += len(piece)
+        if size > most:
+            raise Unavailable("the upstream's answer is too large", advice="check the upstream")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name != "content-type"}
+
+
+async def start(send: Send, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
+    """Begin a response."""
+    listed = [(name.encode("latin-1", "replace"), str(value).encode("latin-1", "replace")) for name, value in headers.items()]
+    if length is not None:
+        listed.append((b"content-length", str(length).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": listed})
+
+
+async def forward(upstream: Upstream, method: str, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
+    """Pass a request and its answer through, byte for byte."""
+    async with upstream.ask(method, path, body, headers, None) as answer:
+        await start(send, answer.status, answer.headers)
+        async for piece in answer.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def fail(form: Form, error: KilburnError, send: Send) -> None:
+    """Answer with an error, in the form of the provider."""
+    match error:
+        case WireError() | SpecError() | KernelError():
+            status, code = 400, None
+        case StoreError():
+            status, code = 503, "store_unavailable"
+        case _:
+            status, code = status_of(error)
+    words = f"{error.what}: {error.advice}" if error.advice else error.what
+    body = msgspec.json.encode(form.error(status, words, code))
+    headers = {"content-type": "application/json"}
+    wait = getattr(error, "retry_after", None)
+    if wait is not None:
+        headers["retry-after"] = str(int(wait) + 1)
+    await start(send, status, headers, len(body))
+    await send({"type": "http.response.body", "body": body})

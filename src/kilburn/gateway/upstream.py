@@ -1,0 +1,258 @@
+"""Where a request goes: an endpoint, over HTTP, or a model that runs in this process.
+
+Both answer with a status, headers and pieces of bytes in the client's form. Leaving the block of `ask` ends the work there,
+also before the first piece.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, Protocol
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, RateLimited, Refused, Unavailable
+from kilburn.gateway.form import Form
+from kilburn.model import Delta, Model, Reply
+
+try:
+    import httpx2
+except ModuleNotFoundError as error:
+    raise MissingExtra("httpx2", "serve") from error
+
+__all__ = ["KEY_FROM", "Answer", "Endpoint", "InProcess", "Upstream", "status_of"]
+
+HOP = frozenset({
+    "connection", "cookie", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
+    "upgrade", "host", "content-length", "accept-encoding", "content-encoding", "date", "server", "expect",
+})  # fmt: skip
+"""Headers that are of one connection, or that are made anew."""
+
+KEY_FROM = "x-kilburn-key-from"
+"""A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
+dropped."""
+
+STAND_INS = frozenset({"", "kilburn", "none"})
+"""Keys that a client sends because its SDK asks for one: the gateway's own key is used instead."""
+
+
+class Answer(NamedTuple):
+    """An upstream's answer: its status, its headers, and its body in pieces."""
+
+    status: int
+    headers: dict[str, str]
+    pieces: AsyncIterator[bytes]
+
+
+class Upstream(Protocol):
+    """Answers requests."""
+
+    def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None) -> Any:
+        """An async context with the `Answer`.
+
+        Args:
+            path: below `/v1`, with the query.
+            headers: the client's.
+            form: of the body; None where it goes through unread.
+
+        Raises:
+            ModelError: there is no answer.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the connections that are kept open."""
+        ...
+
+
+class Endpoint:
+    """An endpoint that speaks the client's form.
+
+    Args:
+        url: as its SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
+        timeout: seconds of silence before a request is given up.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._timeout = timeout
+        self._client = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(timeout, connect=min(timeout, 15.0)),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=200),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    @asynccontextmanager
+    async def ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
+    ) -> AsyncIterator[Answer]:
+        """See `Upstream`."""
+        request = self._client.build_request(
+            method, f"{self.url}/v1{path}", content=body or None, headers=self._headers(headers, path)
+        )
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx2.TimeoutException as error:
+            raise Unavailable(f"the upstream did not answer within {self._timeout:g} seconds", advice="try again") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise Unavailable(f"the upstream cannot be reached: {type(error).__name__}", advice="is it running?") from error
+        try:
+            kept = {name: value for name, value in response.headers.items() if name not in HOP}
+            yield Answer(response.status_code, kept, self._pieces(response))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+
+    async def _pieces(self, response: Any) -> AsyncIterator[bytes]:
+        try:
+            async for piece in response.aiter_bytes():
+                yield piece
+        except httpx2.TimeoutException as error:
+            raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
+        except httpx2.HTTPError as error:
+            raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
+
+    def _headers(self, given: Mapping[str, str], path: str) -> dict[str, str]:
+        """The client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the client's
+        own, or the provider's usual variable."""
+        headers = {name: value for name, value in given.items() if name not in HOP and not name.startswith("x-kilburn")}
+        headers["accept-encoding"] = "identity"
+        bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        named = given.get(KEY_FROM, "")
+        if named or (bearer in STAND_INS and headers.get("x-api-key", "") in STAND_INS):
+            headers.pop("authorization", None)
+            headers.pop("x-api-key", None)
+            anthropic = "anthropic-version" in headers or path.startswith("/messages")
+            if key := os.environ.get(named or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
+                headers["x-api-key" if anthropic else "authorization"] = key if anthropic else f"Bearer {key}"
+        return headers
+
+    async def close(self) -> None:
+        """See `Upstream`."""
+        await self._client.aclose()
+
+
+class InProcess:
+    """A model of this process behind the forms of the gateway.
+
+    Args:
+        model: the model.
+        cap: tokens of a reply where a request says nothing.
+    """
+
+    def __init__(self, model: Model, cap: int = 1024) -> None:
+        self.model = model
+        self._cap = cap
+
+    @asynccontextmanager
+    async def ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
+    ) -> AsyncIterator[Answer]:
+        """See `Upstream`."""
+        if form is None:
+            yield self._other(path)
+            return
+        try:
+            request = form.request(body, self.model.form, self._cap)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
+        streamed = bool(msgspec.json.decode(body).get("stream"))
+        said = _Thread(iter(self.model.stream(request)))
+        try:
+            # An error before the first piece has a status of its own.
+            first = await said.next()
+            if streamed:
+                yield Answer(200, {"content-type": "text/event-stream"}, self._streamed(first, said, form))
+            else:
+                piece = first
+                while piece is not None and not isinstance(piece, Reply):
+                    piece = await said.next()
+                if piece is None:
+                    raise Unavailable(f"{self.model.name} ended its stream without a reply")
+                whole = msgspec.json.encode(form.whole(piece, self.model.name))
+                yield Answer(200, {"content-type": "application/json"}, _one(whole))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await said.close()
+
+    async def _streamed(self, piece: Any, said: _Thread, form: Form) -> AsyncIterator[bytes]:
+        write = form.writer(self.model.name)
+        while piece is not None:
+            yield b"".join(write(piece))
+            piece = None if isinstance(piece, Reply) else await said.next()
+
+    def _other(self, path: str) -> Answer:
+        if path.partition("?")[0] == "/models":
+            card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "kilburn"}
+            return Answer(
+                200, {"content-type": "application/json"}, _one(msgspec.json.encode({"object": "list", "data": [card]}))
+            )
+        raise Refused(f"{self.model.name} does not answer {path}", advice="give the gateway an upstream that does")
+
+    async def close(self) -> None:
+        """See `Upstream`."""
+        close: Callable[[], None] | None = getattr(self.model, "close", None)
+        if close is not None:
+            await run_sync(close)
+
+
+class _Thread:
+    """A generator that blocks, asked from a thread, and closed when nobody listens any more."""
+
+    def __init__(self, pieces: Iterator[Delta | Reply]) -> None:
+        self._pieces = pieces
+        self._lock = threading.Lock()
+        self._left = False
+
+    async def next(self) -> Delta | Reply | None:
+        """The next piece; None after the last."""
+        return await run_sync(self._next, abandon_on_cancel=True)
+
+    def _next(self) -> Delta | Reply | None:
+        with self._lock:
+            if not self._left:
+                piece = next(self._pieces, None)
+                if not self._left:
+                    return piece
+            self._end()
+            return None
+
+    async def close(self) -> None:
+        """End the generator; while it is asked, as soon as it answers."""
+        self._left = True
+        if self._lock.acquire(blocking=False):
+            try:
+                await run_sync(self._end)
+            finally:
+                self._lock.release()
+
+    def _end(self) -> None:
+        close: Callable[[], None] | None = getattr(self._pieces, "close", None)
+        if close is not None:
+            close()
+
+
+async def _one(piece: bytes) -> AsyncIterator[bytes]:
+    yield piece
+
+
+def status_of(error: KilburnError) -> tuple[int, str | None]:
+    """The HTTP status that says what an error of a model, or of the gateway, means, and OpenAI's code for it."""
+    match error:
+        case Overlong():
+            return 400, "context_length_exceeded"
+        case RateLimited():
+            return 429, "rate_limit_exceeded"
+        case Refused():
+            return 400, None
+        case Unavailable():
+            return (504, "timeout") if "silent" in error.what or "within" in error.what else (502, "upstream_error")
+        case ModelError():
+            return 502, "upstream_error"
+    return 500, None

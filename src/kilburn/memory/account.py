@@ -1,0 +1,82 @@
+"""What is known about a fact, as rows for JSON: its text and state, where it is from, and what became of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+from typing import Any
+
+from kilburn.kernel.collecting import is_true, since_of, until_of
+from kilburn.kernel.collection import Collection
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.message import Trust
+from kilburn.page import Page, address_of
+from kilburn.store import State
+
+__all__ = ["describe", "provenance", "versions"]
+
+
+def describe(memory: Collection, page: Page, state: State, at: float | None = None) -> dict[str, Any]:
+    """All about a page of a collection."""
+    return {
+        "user": memory.user,
+        "address": page.address,
+        "text": memory.text(page.id),
+        "kind": str(page.kind),
+        "since": since_of(page),
+        "until": until_of(page, state),
+        "written": page.time,
+        "at": str(state.at),
+        "in_force": is_true(page, state, time.time() if at is None else at),
+        "pinned": state.pinned,
+        "importance": state.importance,
+        "trust": Trust(page.trust).name.lower(),
+        "claim": None if page.claim is None else [page.claim.subject, page.claim.relation, page.claim.object],
+        "sources": [address_of(source) for source in page.sources],
+        "tokens": page.tokens,
+    }
+
+
+def provenance(store: Hierarchy, memory: Collection, number: int, hidden: Container[str] = ()) -> dict[str, Any]:
+    """All about a page of a collection: also what it was made from, and what was made from it.
+
+    Args:
+        number: the id of the page.
+        hidden: names of processes of which nothing is said but that there is one.
+    """
+    page, state = memory.read(number)
+    row = describe(memory, page, state)
+    names = {info.number: info.name for info in store.store.processes() if info.name not in hidden}
+    cited = store.store.read(page.cites)
+    row["cites"] = [
+        {
+            "session": names.get(process, "?"),
+            "address": source.address,
+            "role": str(source.role),
+            "trust": Trust(source.trust).name.lower(),
+            "time": source.time,
+            "label": source.label if process in names else "",
+        }
+        for (process, _), (source, _) in cited.items()
+    ]
+    row["made_from_it"] = [
+        address_of(citer) if process == memory.number else f"{names.get(process, '?')} {address_of(citer)}"
+        for process, citer in store.store.citing(memory.number, [number])
+    ]
+    return row
+
+
+def versions(memory: Collection, address: str) -> list[dict[str, Any]]:
+    """What a fact superseded and what superseded it, oldest first, each with everything that happened to it.
+
+    Raises:
+        UnknownAddress, Forgotten.
+    """
+    rows = []
+    for version in memory.history(address):
+        told = [
+            {"act": str(event.act), "time": event.time, "policy": event.policy, "cause": event.cause, "why": event.why}
+            for event in version.events
+        ]
+        rows.append(describe(memory, version.page, version.state) | {"events": told})
+    return rows
