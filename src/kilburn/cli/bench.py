@@ -13,9 +13,11 @@ from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
 from kilburn.evals.gateway import PEERS, evaluate
 from kilburn.evals.gateway_report import draw
+from kilburn.evals.gateway_session import evaluate as replayed
 from kilburn.evals.picture import check_picture
+from kilburn.terminal import show
 
-__all__ = ["benches", "gateway"]
+__all__ = ["benches", "gateway", "session"]
 
 benches = typer.Typer(help="Measure how fast the parts are on this machine.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(benches, name="bench")
@@ -66,3 +68,27 @@ def gateway(
             progress=done,
         )
     shown(report, json, plot, draw, force=force)
+
+
+@benches.command()
+def session(
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trajectories, one a line, .gz too; made-up ones where left out.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs that are joined to one session.")] = 10,
+    window: Annotated[int, typer.Option(min=1, help="Tokens of four characters.")] = 8000,
+    policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the gateway's window.")] = "cost",
+    seed: Annotated[int, typer.Option(help="Of the made-up runs.")] = 0,
+    json: Json = False,
+) -> None:
+    """Replay a long session of a coding assistant through the gateway: what is shipped, cached and lost.
+
+    A client on Anthropic's SDK resends everything. Beside the gateway: the client alone, and one that truncates its history.
+
+    Example:
+
+        kilburn bench session --runs 5
+    """
+    with progress("replaying") as done:
+        report = replayed(data, runs=runs, window=window, policy=policy, seed=seed, progress=done)
+    show(report, json)
