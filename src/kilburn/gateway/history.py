@@ -9,6 +9,7 @@ common; nothing is overwritten. All this can be worked out again from the proces
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,9 @@ KNOWN = 200_000
 
 FORKS = 32
 """Sessions of one beginning that are read again after a restart, newest first."""
+
+NEWEST = 8
+"""Sessions that are read again after a restart to see whether a client has compacted one of them."""
 
 QUOTE = 80
 """Characters by which a reply is recognised in the message of a client that made it the beginning of its next session."""
@@ -148,6 +152,7 @@ class Histories:
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
+        self._warm: set[str] = set()
         self._seen: set[str] = set()
         """Roots whose sessions in the store were read since the start."""
 
@@ -221,8 +226,10 @@ class Histories:
                     raise
             except BaseException:
                 session.busy = False
-                if not session.digests:
+                if not session.process.window.last:
+                    # Nothing is left of a session that never began.
                     self.lose(session)
+                    self.hierarchy.forget(session=session.name)
                 raise
         raise AssertionError("a session is claimed or an error is raised")
 
@@ -234,7 +241,7 @@ class Histories:
             self.lose(session)
             return
         session.extend(canonical(spoken))
-        session.last = "".join(part.text for message in spoken for part in message.parts if part.kind is Kind.TEXT)
+        session.last = _text_of(spoken)
         session.busy = False
 
     def lose(self, session: Session) -> None:
@@ -260,10 +267,17 @@ class Histories:
                     found.busy = True
                     self._sessions.move_to_end(found.name)
                     return found, at
-            return self._fork(root, user, digests, chain, family)
+            return self._fork(root, user, digests, chain, family, form, asked)
 
     def _fork(
-        self, root: str, user: str, digests: Sequence[bytes], chain: Sequence[bytes], family: Sequence[Session]
+        self,
+        root: str,
+        user: str,
+        digests: Sequence[bytes],
+        chain: Sequence[bytes],
+        family: Sequence[Session],
+        form: Form,
+        asked: Asked,
     ) -> tuple[Session, int]:
         """A new session, with what it has in common with the nearest one."""
         parent, common = None, 0
@@ -271,8 +285,12 @@ class Histories:
             shared = _common(session.chain, chain)
             if shared > common:
                 parent, common = session, shared
+        earlier = () if parent is None else parent.earlier
+        before = self._compacted(form, asked, user, digests, common, parent)
+        if before is not None:
+            earlier = (before.name, *before.earlier)
         process = self.hierarchy.process(self._free_name(root), user)
-        session = Session(process, root, (), answered=False, earlier=() if parent is None else parent.earlier)
+        session = Session(process, root, (), answered=False, earlier=earlier)
         session.busy = True
         if parent is not None and parent.answered:
             kept = _kept(parent.process, common)
@@ -283,9 +301,41 @@ class Histories:
             common = 0
         if parent is not None:
             process.record(Act.NOTE, policy="gateway", forked=parent.name)
+        if earlier:
+            process.record(Act.NOTE, policy="gateway", continues=list(earlier))
         self._sessions[process.name] = session
         self._trim()
         return session, common
+
+    def _compacted(
+        self, form: Form, asked: Asked, user: str, digests: Sequence[bytes], common: int, parent: Session | None
+    ) -> Session | None:
+        """The session that a client has compacted into this history by itself: the history quotes its last reply, the summary,
+        or goes on with its last messages behind something else."""
+        if user not in self._warm:
+            self._warm.add(user)
+            self._read_newest(user)
+        tail = digests[-3:-1] if len(digests) > 3 else ()
+        texts: list[str] | None = None
+        for session in reversed(self._sessions.values()):
+            if session.process.kernel.info.user != user or session.busy:
+                continue
+            if session is parent and not set(digests[common:]).isdisjoint(session.digests[common:]):
+                return session
+            if session is not parent and tail and _holds(session.digests, tail):
+                return session
+            if len(session.last) >= 2 * QUOTE:
+                texts = _opening(form, asked) if texts is None else texts
+                if _quoted(session.last, texts):
+                    return session
+        return None
+
+    def _read_newest(self, user: str) -> None:
+        """Read the sessions that were used last before a restart."""
+        infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
+        for info in [info for info in infos if info.user == user and not info.damaged][-NEWEST:]:
+            if info.name not in self._sessions:
+                self._sessions[info.name] = self._opened(info.name, info.name.partition("~")[0], user)
 
     def _free_name(self, root: str) -> str:
         number, name = 1, root
@@ -311,7 +361,11 @@ class Histories:
         process = self.hierarchy.process(name, user)
         earlier = tuple(name for event in process.events() if event.act is Act.NOTE for name in event.data.get("continues", ()))
         answered = any(call.startswith(HIDDEN) for call in process.window.calls)
-        return Session(process, root, canonical(process.originals()), answered=answered, earlier=earlier)
+        messages = process.originals()
+        session = Session(process, root, canonical(messages), answered=answered, earlier=earlier)
+        if messages and messages[-1].role is Role.ASSISTANT:
+            session.last = _text_of(messages[-1:])
+        return session
 
     def _trim(self) -> None:
         while len(self._sessions) > SESSIONS:
@@ -327,6 +381,29 @@ class Histories:
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
+
+
+def _text_of(messages: Iterable[Message]) -> str:
+    return "".join(part.text for message in messages for part in message.parts if part.kind is Kind.TEXT)
+
+
+def _holds(digests: Sequence[bytes], tail: Sequence[bytes]) -> bool:
+    """Whether two messages stand behind each other in a session."""
+    first, second = tail
+    return any(one == first and other == second for one, other in itertools.pairwise(digests))
+
+
+def _opening(form: Form, asked: Asked) -> list[str]:
+    """The texts of the user with which a history begins."""
+    messages = [message for raw in asked.messages[:3] for message in form.read(raw)]
+    return [_text_of([message]) for message in messages if message.role is Role.USER]
+
+
+def _quoted(reply: str, texts: Sequence[str]) -> bool:
+    """Whether two of three stretches of a reply are in a text."""
+    ends = [len(reply) * share // 8 for share in (1, 4, 6)]
+    stretches = [reply[start : start + QUOTE].strip() for start in ends]
+    return any(sum(stretch in text for stretch in stretches) >= 2 for text in texts)
 
 
 def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
