@@ -203,7 +203,6 @@ def _started(system: System, folder: Path) -> Iterator[_Running]:
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,
-            cwd=folder,
             env={**os.environ, **system.environment},
         )
     try:
