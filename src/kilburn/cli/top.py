@@ -1,22 +1,32 @@
-"""`top`: a live screen of the levels, while agents work. The store is opened for reading."""
+"""`top`: a live screen of the levels, while agents work. The store is opened for reading, or a gateway is asked."""
 
 from __future__ import annotations
 
+import http.client
+import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
+import msgspec
 import typer
 
 from kilburn.cli.access import WIDE, reading
-from kilburn.cli.screen import bar, count, grid, many
+from kilburn.cli.screen import age, bar, count, grid, many
 from kilburn.cli.session import cells_of, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.errors import SpecError, Unavailable
+from kilburn.gateway.exchange import Row, Rows
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.page import Place
 from kilburn.terminal import console, emit
 
 __all__ = ["top"]
+
+LARGEST = 64 << 20
+"""Bytes that are read of what a gateway answers."""
 
 PLACES = (Place.IN, Place.STUB, Place.FOLDED, Place.OUT, Place.RETIRED, Place.DROPPED)
 
@@ -42,33 +52,94 @@ class Watch:
 def top(
     once: Annotated[bool, typer.Option("--once", help="One frame, then end.")] = False,
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between frames.")] = 1.0,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of a running gateway; its key is read from $KILBURN_KEY.")
+    ] = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
     """Watch the levels live: what is in each window and below it, hit rates, faults, folds. Ctrl-C ends it.
 
-    Example:
+    With --url it shows what a running gateway's sessions took since it started: tokens sent, shipped, cached and
+    processed again, faults, hit rates and what was saved.
+
+    Examples:
 
         kilburn top --once
-    """
-    with reading(db, tenant) as store:
-        watch = Watch(store)
-        if json:
-            emit({"time": time.time(), "sessions": watch.rows()})
-            return
-        from rich.live import Live
 
-        shown = console()
-        if once or not sys.stdout.isatty():
-            if not shown.is_terminal:
-                shown.width = 160
-            shown.print(frame(watch.rows(), tenant or "default"))
-            return
-        with Live(frame(watch.rows(), tenant or "default"), console=shown, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(every)
-                live.update(frame(watch.rows(), tenant or "default"), refresh=True)
+        kilburn top --url http://127.0.0.1:8000
+    """
+    if url is not None:
+        _watch(lambda: sessions_of(url), traffic, once, every, json)
+        return
+    with reading(db, tenant) as store:
+        _watch(Watch(store).rows, lambda rows: frame(rows, tenant or "default"), once, every, json)
+
+
+def _watch(rows: Callable[[], list[Any]], shown: Callable[[Any], Any], once: bool, every: float, json: bool) -> None:
+    if json:
+        emit({"time": time.time(), "sessions": rows()})
+        return
+    from rich.live import Live
+
+    screen = console()
+    if once or not sys.stdout.isatty():
+        if not screen.is_terminal:
+            screen.width = 160
+        screen.print(shown(rows()))
+        return
+    with Live(shown(rows()), console=screen, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(every)
+            live.update(shown(rows()), refresh=True)
+
+
+def sessions_of(url: str) -> list[Row]:
+    """The sessions that a running gateway has served, the last used first. No proxy is asked, no redirect followed.
+
+    Raises:
+        SpecError: no such address, or the key is refused. Unavailable: no gateway answers there.
+    """
+    try:
+        place = urlsplit(url)
+        kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}[place.scheme]
+        if not place.hostname:
+            raise ValueError(url)
+        line = kind(place.hostname, place.port, timeout=10)
+    except (ValueError, KeyError, http.client.InvalidURL):
+        raise SpecError(f"{url} is no address of a gateway", advice="give one such as http://127.0.0.1:8000") from None
+    key = os.environ.get("KILBURN_KEY")
+    try:
+        line.request("GET", "/sessions", headers={"authorization": f"Bearer {key}"} if key else {})
+        answer = line.getresponse()
+        data = answer.read(LARGEST)
+        if answer.status in (401, 403):
+            raise SpecError("the gateway refuses the key", advice="put one in KILBURN_KEY; see `kilburn keys list`")
+        if answer.status != 200:
+            raise Unavailable(f"what answers at {url} has no sessions: {answer.status}", advice="is it a gateway?")
+        return msgspec.json.decode(data, type=Rows).sessions
+    except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError) as error:
+        raise Unavailable(f"no gateway answers at {url}: {type(error).__name__}", advice="see `kilburn serve`") from error
+    finally:
+        line.close()
+
+
+def traffic(rows: list[Row]) -> Any:
+    """One screenful of a gateway; a hit rate under its alarm has a mark."""
+    requests, money = sum(row.requests for row in rows), sum(row.saved for row in rows)
+    title = f"kilburn top: {many(len(rows), 'session')}, {many(requests, 'request')}, saved {money:.2f}"
+    figures = "sent", "shipped", "cached", "again", "replied", "faults", "evictions", "folds"
+    heads = ("session", "tenant", "window", "", "in window", "of", "requests", *figures, "hit rate", "saved", "last use")
+    return grid(heads, (_traffic(row) for row in rows), title=title)
+
+
+def _traffic(row: Row) -> list[Any]:
+    share = row.tokens_in_window / row.window if row.window else 0.0
+    tokens = [row.sent, row.shipped, row.cached, row.reprefilled, row.replied, row.faults, row.evictions, row.folds]
+    rate = "-" if row.hit_rate is None else f"{row.hit_rate:.1%}" + (" low" if row.alarm else "")
+    state = [bar(share, 10), share if row.window else None, row.tokens_in_window, row.window, row.requests]
+    return [row.session, row.tenant, *state, *tokens, rate, f"{row.saved:.4f}", f"{age(row.used)} ago"]
 
 
 def frame(rows: list[dict[str, Any]], tenant: str) -> Any:

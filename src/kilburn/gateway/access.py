@@ -39,6 +39,9 @@ LINGER = 5.0
 OPEN = "/health"
 """The one path that needs no key."""
 
+FIGURES = ("/metrics", "/sessions")
+"""What a key with `figures` opens."""
+
 
 class Access:
     """Lets requests through to an application, or refuses them.
@@ -89,6 +92,7 @@ class Access:
             return await send({"type": "websocket.close", "code": 1008})
         client = scope.get("client")
         exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "")
+        exchange.parent = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
         scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange}}
 
         async def sending(message: Message) -> None:
@@ -142,6 +146,8 @@ class Access:
             return await self.app(scope, receive, send)
         key, headers = self._key(scope["headers"])
         exchange.key = key
+        if key.figures and scope["path"] not in FIGURES:
+            raise Problem(403, "not_permitted", "this key reads figures, and opens nothing else")
         self._check_rate(key)
         if length is not None and length > self.limits.body:
             raise self._too_large()

@@ -1,4 +1,7 @@
-"""What is known of one request and its reply. `access` begins it, whoever answers fills it in, metrics and logs read it."""
+"""What is known of one request and its reply, and of a session's requests together.
+
+`access` begins an exchange, whoever answers fills it in, metrics, logs and spans read it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from kilburn.gateway.keys import Key
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "Row", "Rows"]
 
 
 class Exchange(msgspec.Struct, kw_only=True):
@@ -19,7 +22,7 @@ class Exchange(msgspec.Struct, kw_only=True):
 
     `access` sets these:
         id: of the request, random. began: since the epoch. started: by `time.perf_counter`.
-        method, path, client: as they came; the path without its query.
+        method, path, client: as they came; the path without its query. parent: the span that it belongs to (`traceparent`).
         key: who asked; None before that is known, and if nobody may.
         status: of the reply; 499 if the client left before one. problem: why it was refused or failed, in one word.
         received: from `started` until the body was there; None if it never was. size: bytes of the body.
@@ -43,6 +46,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     method: str = ""
     path: str = ""
     client: str = ""
+    parent: str = ""
     key: Key | None = None
     status: int = 0
     problem: str = ""
@@ -73,3 +77,38 @@ class Exchange(msgspec.Struct, kw_only=True):
         if self.first is None or self.waited is None or self.received is None:
             return None
         return max(0.0, self.first - self.received - self.waited)
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """What one session took since the gateway started. Tokens are by the session's own counter; `cached`, `written` and
+    `replied` are the provider's, 0 where it reports none. `window`, `tokens_in_window` and `hit_rate` are as of its last
+    reply, and the hit rate is over its whole life; `alarm` says that it is under 60%. `saved` is money: see
+    `kilburn.gateway.metrics.saved`."""
+
+    tenant: str
+    session: str
+    requests: int = 0
+    window: int = 0
+    tokens_in_window: int = 0
+    sent: int = 0
+    new: int = 0
+    shipped: int = 0
+    cached: int = 0
+    written: int = 0
+    replied: int = 0
+    reprefilled: int = 0
+    hits: int = 0
+    faults: int = 0
+    evictions: int = 0
+    folds: int = 0
+    hit_rate: float | None = None
+    alarm: bool = False
+    saved: float = 0.0
+    used: float = 0.0
+
+
+class Rows(msgspec.Struct, kw_only=True):
+    """What `/sessions` answers: as of a time, in seconds since the epoch."""
+
+    time: float
+    sessions: list[Row]

@@ -19,7 +19,7 @@ import msgspec
 
 from kilburn.errors import StoreStale
 from kilburn.event import Act
-from kilburn.gateway.form import HIDDEN, Asked, Form
+from kilburn.gateway.form import HIDDEN, Asked, Form, listed
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
@@ -33,8 +33,14 @@ SESSIONS = 256
 KNOWN = 200_000
 """Messages whose digests are kept in memory, for each tenant."""
 
+MEMOS = 64 << 20
+"""Bytes of histories that are kept in memory, for each tenant."""
+
 FORKS = 32
 """Sessions of one beginning that are read again after a restart, newest first."""
+
+BESIDE = 8
+"""System prompts and lists of tools whose cost is remembered, for each session."""
 
 NEWEST = 8
 """Sessions that are read again after a restart to see whether a client has compacted one of them."""
@@ -117,6 +123,7 @@ class Session:
         self.digests = list(digests)
         self.chain = list(_chained(self.digests))
         self.answered = answered
+        self._costs: dict[bytes, int] = {}
         self.busy = False
         self.prefilled = False
         self.spoken: list[Message] = []
@@ -135,10 +142,34 @@ class Session:
         window = self.process.window
         return not self.answered and not window.last_derived and not window.stubs and len(window.shown) == window.last
 
+    def cost(self, raw: bytes) -> int:
+        """Tokens of what is sent beside the conversation."""
+        known = self._costs.get(raw)
+        if known is None:
+            if len(self._costs) >= BESIDE:
+                self._costs.clear()
+            known = self._costs[raw] = self.process.counter.count(raw.decode("utf-8", "replace"))
+        return known
+
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""
         self.chain += _chained(digests, self.chain[-1] if self.chain else b"")
         self.digests += digests
+
+
+class Memo:
+    """The bytes of the history of a session's last request.
+
+    Args:
+        of: the form, the client's name of the session, and the user.
+        asked: the request.
+        digests: how many digests the session had then.
+    """
+
+    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked, digests: int) -> None:
+        self.session, self.of, self.digests = session, of, digests
+        self.prefix = asked.history.removesuffix(b"]").rstrip()
+        self.lead = asked.lead
 
 
 class Histories:
@@ -152,6 +183,8 @@ class Histories:
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
+        self._memos: OrderedDict[str, Memo] = OrderedDict()
+        self._kept = 0
         self._warm: set[str] = set()
         self._seen: set[str] = set()
         """Roots whose sessions in the store were read since the start."""
@@ -189,7 +222,8 @@ class Histories:
         known = self._known.get(key)
         if known is None:
             messages = form.read(raw)
-            known = tuple((messages[-1].role is Role.ASSISTANT, digest) for digest in canonical(messages))
+            spoken = bool(messages) and messages[-1].role is Role.ASSISTANT
+            known = tuple((spoken, digest) for digest in canonical(messages))
             self._known[key] = known
             if len(self._known) > KNOWN:
                 self._known.popitem(last=False)
@@ -207,17 +241,16 @@ class Histories:
         Raises:
             WireError: a message is none, or cannot follow. SpecError: no name of a session. StoreError.
         """
-        digests, ends = self.digests(form, asked.messages)
-        root = name or _root(user, digests)
         for attempt in (1, 2):
-            session, common = self._claim(root, user, digests, asked, form)
+            found = self._remembered(form, asked, name, user) if attempt == 1 else None
+            session, raws, digests = found or self._found(form, asked, name, user)
             try:
-                start = ends[common - 1] if common else 0
-                fresh = [message for raw in asked.messages[start:] for message in form.read(raw)]
+                fresh = [message for raw in raws for message in form.read(raw)]
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
                     session.process.append(*following(fresh, session.process))
-                    session.extend(digests[common:])
+                    session.extend(digests)
+                self._remember(session, form, asked, name)
                 return session
             except StoreStale:
                 # Another gateway went on with it: it is read again, once.
@@ -232,6 +265,54 @@ class Histories:
                     self.hierarchy.forget(session=session.name)
                 raise
         raise AssertionError("a session is claimed or an error is raised")
+
+    def _found(self, form: Form, asked: Asked, name: str | None, user: str) -> tuple[Session, list[bytes], list[bytes]]:
+        """The session that a history continues; what is new of it, and its digests."""
+        form.split(asked)
+        digests, ends = self.digests(form, asked.messages)
+        session, common = self._claim(name or _root(user, digests), user, digests, asked, form)
+        return session, asked.messages[ends[common - 1] if common else 0 :], digests[common:]
+
+    def _remembered(
+        self, form: Form, asked: Asked, name: str | None, user: str
+    ) -> tuple[Session, list[bytes], list[bytes]] | None:
+        """The same for a history that begins, byte for byte, as that of an earlier request: only what follows is read."""
+        history = asked.history
+        with self._lock:
+            best = max(
+                (memo for memo in self._memos.values() if memo.of == (form.name, name, user) and history.startswith(memo.prefix)),
+                key=lambda memo: len(memo.prefix),
+                default=None,
+            )
+            if best is None or best.session.busy:
+                return None
+            rest = history[len(best.prefix) :].lstrip()
+            session, raws = best.session, _rest(b"[" + rest.removeprefix(b","))
+            digests, ends = self.digests(form, raws)
+            since = session.digests[best.digests :]
+            if len(digests) < len(since) or digests[: len(since)] != since:
+                return None
+            session.busy = True
+            self._sessions.move_to_end(session.name)
+            asked.lead = best.lead
+            return session, raws[ends[len(since) - 1] if since else 0 :], digests[len(since) :]
+
+    def _remember(self, session: Session, form: Form, asked: Asked, name: str | None) -> None:
+        """Keep the bytes of a history, by which the next one is recognised."""
+        with self._lock:
+            self._forget(session.name)
+            if session.prefilled or len(asked.history) > MEMOS:
+                return
+            memo = Memo(session, (form.name, name, session.process.kernel.info.user), asked, len(session.digests))
+            self._memos[session.name] = memo
+            self._kept += len(memo.prefix)
+            while self._kept > MEMOS:
+                self._forget(next(iter(self._memos)))
+
+    def _forget(self, name: str) -> None:
+        memo = self._memos.pop(name, None)
+        if memo is not None:
+            self._kept -= len(memo.prefix)
 
     def give(self, session: Session) -> None:
         """Its request is over."""
@@ -249,6 +330,7 @@ class Histories:
         with self._lock:
             session.busy = False
             self._sessions.pop(session.name, None)
+            self._forget(session.name)
             self._seen.discard(session.root)
             self.hierarchy.release(session.name)
 
@@ -381,6 +463,10 @@ class Histories:
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
+
+
+def _rest(raw: bytes) -> list[bytes]:
+    return [] if raw == b"[]" else listed(raw, "messages")
 
 
 def _text_of(messages: Iterable[Message]) -> str:

@@ -1,0 +1,72 @@
+"""One line of JSON for each exchange: who, what, how long, how many tokens. Never a header, a key or a query.
+
+What was said is left out unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import IO, Any
+
+import msgspec
+
+from kilburn.gateway.exchange import Exchange
+from kilburn.terminal import say, spelled
+
+__all__ = ["Log", "line_of"]
+
+LONGEST = 200
+"""Characters of a path, which a client may choose."""
+
+FIELDS = ("form", "model", "session", "stream", "rounds", "sent", "new", "finish", "problem", "trace")
+"""What is in a line if it is known."""
+
+
+def line_of(exchange: Exchange) -> dict[str, Any]:
+    """What the log says of an exchange. Seconds are rounded to tenths of milliseconds."""
+    said: dict[str, Any] = {
+        "time": round(exchange.began, 3),
+        "id": exchange.id,
+        "client": exchange.client,
+        "method": exchange.method,
+        "path": exchange.path[:LONGEST],
+        "status": exchange.status,
+        "seconds": round(exchange.seconds, 4),
+        "bytes": exchange.size,
+    }
+    if exchange.key is not None:
+        said |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": exchange.key.user}
+    said |= {name: getattr(exchange, name) for name in FIELDS if getattr(exchange, name)}
+    said |= {name: round(value, 4) for name in ("first", "waited", "added") if (value := getattr(exchange, name)) is not None}
+    if exchange.usage is not None:
+        said["usage"] = {name: getattr(exchange.usage, name) for name in ("prompt", "cached", "written", "reply")}
+    if exchange.after is not None:
+        said |= {"tokens_in_window": exchange.after.tokens_in_window, "hit_rate": exchange.after.hit_rate}
+    if exchange.asked is not None:
+        said["asked"] = exchange.asked.decode("utf-8", "replace")
+    return said
+
+
+class Log:
+    """Writes lines. A line that cannot be written is counted in `lost`, and said once on standard error; the request goes on.
+
+    Args:
+        out: where lines go, in text.
+    """
+
+    def __init__(self, out: IO[str]) -> None:
+        self.lost = 0
+        self._out = out
+        self._lock = threading.Lock()
+
+    def observe(self, exchange: Exchange) -> None:
+        """Write one line."""
+        line = spelled(msgspec.json.encode(line_of(exchange)).decode("utf-8"))
+        try:
+            with self._lock:
+                self._out.write(line + "\n")
+                self._out.flush()
+        except (OSError, ValueError) as error:
+            if not self.lost:
+                say(f"the log cannot be written: {error}")
+            self.lost += 1

@@ -1,0 +1,191 @@
+"""Figures of the gateway: for Prometheus, and for each session that was used since it started.
+
+Every series has the tenant as a label, so that a tenant sees its own only. No label holds what a client may choose at will.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import MissingExtra
+from kilburn.gateway.exchange import Exchange, Row
+from kilburn.kernel.ledger import ALARM, ENOUGH, Stats
+from kilburn.model import Tokens
+from kilburn.prices import Prices
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise MissingExtra(error.name or "prometheus_client", "serve") from error
+
+__all__ = ["Metrics", "saved"]
+
+ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/embeddings", "/v1/models")
+FASTER = (0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""Bounds, in seconds, for what the gateway adds."""
+SLOWER = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+SESSIONS = 2000
+"""Sessions whose figures are kept; the longest unused one goes first."""
+
+COUNTED = {
+    "new": "tokens_seen",
+    "shipped": "tokens_shipped",
+    "reprefilled": "tokens_reprefilled",
+    "hits": "hits",
+    "faults": "faults",
+    "evictions": "evictions",
+    "folds": "folds",
+}
+"""Figure of a row -> the session's own figure whose growth it is."""
+
+
+def saved(prices: Prices, exchange: Exchange) -> float:
+    """What this request would have cost without Kilburn, less what it cost; it may be below 0.
+
+    Without Kilburn the client's whole history goes to the provider once, and all of it that is not new is read from the
+    provider's cache, unless that has expired. So it is compared with the best that a client could have had, and also where
+    the history would not have fitted the model's window at all.
+    """
+    usage, before, after = exchange.usage, exchange.before, exchange.after
+    if usage is None or not usage.sound or before is None or after is None or not exchange.sent:
+        return 0.0
+    rounds = max(1, exchange.rounds)
+    shipped = (after.tokens_shipped - before.tokens_shipped) / rounds
+    # What is sent beside the conversation, such as tools: it would have been sent without Kilburn too.
+    beside = max(0.0, usage.prompt / rounds - shipped)
+    prompt = round(exchange.sent + beside)
+    warm = exchange.idle is not None and exchange.idle <= prices.ttl
+    cached = max(0, prompt - exchange.new) if warm else 0
+    alone = Tokens(prompt=prompt, reply=usage.reply, cached=cached, written=prompt - cached)
+    return prices.cost(alone) - prices.cost(usage)
+
+
+class Metrics:
+    """Counts exchanges. Safe to use from several threads.
+
+    Args:
+        prices: of the upstream's tokens.
+    """
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self._lock = threading.Lock()
+        self._rows: OrderedDict[tuple[str, str], Row] = OrderedDict()
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        tenant: Any = {"labelnames": ["tenant"], "registry": self._registry}
+        routed: Any = {"labelnames": ["tenant", "route"], "registry": self._registry}
+        self._requests = Counter(
+            "kilburn_requests", "Requests.", labelnames=["tenant", "route", "status"], registry=self._registry
+        )
+        self._problems = Counter(
+            "kilburn_problems", "Requests that failed or were refused.", labelnames=["tenant", "problem"], registry=self._registry
+        )
+        self._seconds = Histogram("kilburn_request_seconds", "From a request's start to its end.", buckets=SLOWER, **routed)
+        self._added = Histogram(
+            "kilburn_added_seconds", "What the gateway added to the first byte of a reply.", buckets=FASTER, **tenant
+        )
+        self._tokens = Counter(
+            "kilburn_tokens",
+            "Tokens: sent by clients, new of them, shipped upstream, read from its cache, written to it, replied, and "
+            "processed again because of an edit.",
+            labelnames=["tenant", "kind"],
+            registry=self._registry,
+        )
+        self._calls = Counter("kilburn_upstream_calls", "Calls of the upstream, hidden rounds too.", **tenant)
+        self._hits = Counter("kilburn_hits", "Prompts and recalls that the window served.", **tenant)
+        self._faults = Counter("kilburn_faults", "Recalls of pages that were out of the window.", **tenant)
+        self._alarms = Gauge("kilburn_sessions_alarmed", f"Sessions with a hit rate under {ALARM:.0%}.", **tenant)
+        self._saved = Gauge("kilburn_saved", "Money saved since the start, in the unit of the price table.", **tenant)
+
+    def observe(self, exchange: Exchange) -> None:
+        """Count one exchange."""
+        tenant = exchange.key.tenant if exchange.key is not None else ""
+        route = exchange.path if exchange.path in ROUTES else "other"
+        with self._lock:
+            self._requests.labels(tenant, route, str(exchange.status)).inc()
+            if exchange.problem:
+                self._problems.labels(tenant, exchange.problem).inc()
+            self._seconds.labels(tenant, route).observe(exchange.seconds)
+            if exchange.added is not None:
+                self._added.labels(tenant).observe(exchange.added)
+            if exchange.rounds:
+                self._calls.labels(tenant).inc(exchange.rounds)
+            if exchange.session:
+                self._count(tenant, exchange)
+
+    def _count(self, tenant: str, exchange: Exchange) -> None:
+        row = self._row(tenant, exchange.session)
+        row.requests += 1
+        row.used = exchange.began
+        grown = {"sent": exchange.sent, **_growth(exchange.before, exchange.after)}
+        if exchange.usage is not None and exchange.usage.sound:
+            usage = exchange.usage
+            grown |= {"cached": usage.cached, "written": usage.written, "replied": usage.reply}
+        for name, more in grown.items():
+            setattr(row, name, getattr(row, name) + more)
+        for kind in ("sent", "new", "shipped", "cached", "written", "replied", "reprefilled"):
+            self._tokens.labels(tenant, kind).inc(grown.get(kind, 0))
+        self._hits.labels(tenant).inc(grown.get("hits", 0))
+        self._faults.labels(tenant).inc(grown.get("faults", 0))
+        money = saved(self.prices, exchange)
+        row.saved += money
+        self._saved.labels(tenant).inc(money)
+        if exchange.after is not None:
+            self._look(row, exchange.after)
+
+    def _look(self, row: Row, after: Stats) -> None:
+        """The state of a session after its reply."""
+        row.window, row.tokens_in_window, row.hit_rate = after.window, after.tokens_in_window, after.hit_rate
+        alarm = after.hit_rate is not None and after.hit_rate < ALARM and after.hits + after.faults >= ENOUGH
+        if alarm != row.alarm:
+            self._alarms.labels(row.tenant).inc(1 if alarm else -1)
+            row.alarm = alarm
+
+    def _row(self, tenant: str, session: str) -> Row:
+        row = self._rows.get((tenant, session))
+        if row is None:
+            row = self._rows[tenant, session] = Row(tenant=tenant, session=session)
+            if len(self._rows) > SESSIONS:
+                _, gone = self._rows.popitem(last=False)
+                if gone.alarm:
+                    self._alarms.labels(gone.tenant).dec()
+        self._rows.move_to_end((tenant, session))
+        return row
+
+    def sessions(self, tenant: str | None = None) -> list[Row]:
+        """The sessions that were used since the start, the last used first; of one tenant, or None for all."""
+        with self._lock:
+            return [msgspec.structs.replace(row) for row in reversed(self._rows.values()) if tenant in (None, row.tenant)]
+
+    def page(self, tenant: str | None = None) -> bytes:
+        """The figures in Prometheus' text format; of one tenant, or None for all, and for the process itself."""
+        with self._lock:
+            return generate_latest(self._registry if tenant is None else _Of(self._registry, tenant))
+
+
+class _Of(Collector):
+    """The series of one tenant."""
+
+    def __init__(self, registry: Collector, tenant: str) -> None:
+        self._whole, self._tenant = registry, tenant
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._whole.collect():
+            kept = [sample for sample in family.samples if sample.labels.get("tenant") == self._tenant]
+            if kept:
+                family.samples = kept
+                yield family
+
+
+def _growth(before: Stats | None, after: Stats | None) -> dict[str, int]:
+    if before is None or after is None:
+        return {}
+    return {name: max(0, getattr(after, figure) - getattr(before, figure)) for name, figure in COUNTED.items()}

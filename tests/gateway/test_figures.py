@@ -1,0 +1,310 @@
+"""Figures, log lines and spans of exchanges, over a real server; what a tenant sees of others."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kilburn.cli import main
+from kilburn.errors import StoreCorrupt
+from kilburn.gateway.access import Access
+from kilburn.gateway.exchange import Exchange
+from kilburn.gateway.keys import Key, Keys, add_key
+from kilburn.gateway.logs import Log, line_of
+from kilburn.gateway.metrics import SESSIONS, Metrics, saved
+from kilburn.gateway.spans import spans
+from kilburn.gateway.status import routes
+from kilburn.kernel.ledger import Stats
+from kilburn.model import Tokens
+from kilburn.prices import PRICES
+
+CANARY = "canary-7f3e"
+
+
+def turn(exchange: Exchange, session: str, *, hits: int = 1, faults: int = 0) -> None:
+    """What whoever answers says of one request."""
+    exchange.form, exchange.model, exchange.session, exchange.finish = "messages", "m-1", session, "stop"
+    exchange.sent, exchange.new, exchange.rounds, exchange.idle, exchange.waited = 5000, 100, 2, 10.0, 0.0
+    exchange.usage = Tokens(prompt=2400, cached=2000, written=400, reply=50)
+    exchange.before = Stats(tokens_seen=9900, tokens_shipped=7000, hits=20, faults=4, tokens_reprefilled=5)
+    rate = (20 + hits) / (24 + hits + faults)
+    exchange.after = Stats(
+        tokens_seen=10_000,
+        tokens_shipped=9000,
+        tokens_reprefilled=45,
+        hits=20 + hits,
+        faults=4 + faults,
+        hit_rate=rate,
+        tokens_in_window=1100,
+        window=2000,
+    )
+
+
+class Works:
+    """A served gateway without an upstream."""
+
+    def __init__(self, serving: Callable[..., int], folder: Path, *, keyed: bool = True, contents: bool = False) -> None:
+        self.metrics, self.out, self.spans = Metrics(PRICES["hosted"]), io.StringIO(), InMemorySpanExporter()
+        self.log = Log(self.out)
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.spans))
+        record = spans(provider)
+        self.trouble: Exception | None = None
+        self.checks = 0
+        file = folder / "keys.json"
+        self.ana = {"x-api-key": add_key(file, Key(tenant="acme", user="ana"))[1]}
+        self.ben = {"x-api-key": add_key(file, Key(tenant="bricks"))[1]}
+        self.prometheus = {"x-api-key": add_key(file, Key(tenant="ops", figures=True))[1]}
+
+        async def answer(request: Request) -> Response:
+            body = await request.body()
+            turn(request.state.exchange, f"s-{request.state.key.tenant}", faults=30 if body == b"faults" else 0)
+            return Response(b"{}")
+
+        def check() -> None:
+            self.checks += 1
+            if self.trouble is not None:
+                raise self.trouble
+
+        app = Starlette(routes=[Route("/v1/messages", answer, methods=["POST"]), *routes(self.metrics, check, keyed=keyed)])
+
+        def observe(exchange: Exchange) -> None:
+            for reader in (self.metrics.observe, self.log.observe, record):
+                reader(exchange)
+
+        self.access = Access(app, keys=Keys(file) if keyed else None, observe=observe, contents=contents)
+        self.url = f"http://127.0.0.1:{serving(self.access)}"
+        self.http = httpx2.Client(base_url=self.url, timeout=20)
+
+    def lines(self, count: int) -> list[dict[str, Any]]:
+        """The log, once it has so many lines."""
+        end = time.monotonic() + 10
+        while self.out.getvalue().count("\n") < count:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        return [json.loads(line) for line in self.out.getvalue().splitlines()]
+
+
+@pytest.fixture
+def works(serving: Callable[..., int], tmp_path: Path) -> Iterator[Callable[..., Works]]:
+    made: list[Works] = []
+
+    def build(**options: Any) -> Works:
+        made.append(Works(serving, tmp_path, **options))
+        return made[-1]
+
+    yield build
+    for each in made:
+        each.http.close()
+
+
+def series(text: str) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_a_tenant_sees_its_own_figures_and_prometheus_those_of_all(works: Callable[..., Works]) -> None:
+    it = works()
+    for headers in (it.ana, it.ana, it.ben):
+        assert it.http.post("/v1/messages", headers=headers).status_code == 200
+    assert it.http.get("/metrics").status_code == 401
+    mine = series(it.http.get("/metrics", headers=it.ana).text)
+    assert mine["kilburn_tokens_total{kind=shipped,tenant=acme}"] == 4000
+    assert mine["kilburn_tokens_total{kind=sent,tenant=acme}"] == 10_000
+    assert mine["kilburn_tokens_total{kind=reprefilled,tenant=acme}"] == 80
+    assert mine["kilburn_tokens_total{kind=cached,tenant=acme}"] == 4000
+    assert mine["kilburn_upstream_calls_total{tenant=acme}"] == 4
+    assert mine["kilburn_added_seconds_count{tenant=acme}"] == 2
+    assert not [name for name in mine if "acme" not in name]
+    assert [row["session"] for row in it.http.get("/sessions", headers=it.ben).json()["sessions"]] == ["s-bricks"]
+    whole = series(it.http.get("/metrics", headers=it.prometheus).text)
+    assert whole["kilburn_requests_total{route=/v1/messages,status=200,tenant=bricks}"] == 1
+    assert whole["kilburn_problems_total{problem=invalid_api_key,tenant=}"] == 1
+    assert whole["process_open_fds{}"] > 0
+    assert len(it.http.get("/sessions", headers=it.prometheus).json()["sessions"]) == 2
+    assert it.http.post("/v1/messages", headers=it.prometheus).status_code == 403
+
+
+def test_the_alarm_is_on_while_a_hit_rate_is_low(works: Callable[..., Works]) -> None:
+    it = works(keyed=False)
+    for body, alarmed in ((b"faults", 1.0), (b"", 0.0), (b"faults", 1.0)):
+        it.http.post("/v1/messages", content=body)
+        figures = series(it.http.get("/metrics").text)
+        assert figures["kilburn_sessions_alarmed{tenant=default}"] == alarmed
+        [row] = it.http.get("/sessions").json()["sessions"]
+        assert row["alarm"] is (alarmed > 0)
+    assert figures["kilburn_faults_total{tenant=default}"] == 60
+
+
+def test_clients_cannot_make_series_at_will(works: Callable[..., Works]) -> None:
+    it = works(keyed=False)
+    before = len(series(it.http.get("/metrics").text))
+    it.http.get("/nothing")
+    grown = len(series(it.http.get("/metrics").text))
+    for number in range(50):
+        it.http.get(f"/v1/{number}", headers={"user-agent": str(number)})
+    assert len(series(it.http.get("/metrics").text)) == grown
+    assert grown - before < 40
+
+
+def test_figures_of_many_sessions_stay_bounded() -> None:
+    metrics = Metrics(PRICES["hosted"])
+    for number in range(SESSIONS + 50):
+        exchange = Exchange(key=Key(tenant="t"))
+        turn(exchange, f"s{number}", faults=30)
+        metrics.observe(exchange)
+    rows = metrics.sessions("t")
+    assert len(rows) == SESSIONS
+    assert rows[0].session == f"s{SESSIONS + 49}"
+    assert series(metrics.page("t").decode())["kilburn_sessions_alarmed{tenant=t}"] == SESSIONS
+    assert metrics.sessions("other") == []
+
+
+def test_what_is_saved_is_counted_against_the_best_that_a_client_could_have_had() -> None:
+    prices = PRICES["hosted"]
+    exchange = Exchange()
+    turn(exchange, "s")
+    # Two rounds of 1,000 shipped tokens with 200 of tools beside them. Alone: 5,200 tokens in one, of which 100 are new.
+    alone = prices.cost(Tokens(prompt=5200, cached=5100, written=100, reply=50))
+    assert exchange.usage is not None
+    assert saved(prices, exchange) == pytest.approx(alone - prices.cost(exchange.usage))
+    exchange.idle = 301.0
+    alone = prices.cost(Tokens(prompt=5200, written=5200, reply=50))
+    assert saved(prices, exchange) == pytest.approx(alone - prices.cost(exchange.usage))
+    exchange.usage = Tokens(prompt=5, cached=10)
+    assert saved(prices, exchange) == 0.0
+
+
+def test_a_line_says_who_and_how_much_and_not_what(works: Callable[..., Works]) -> None:
+    it = works()
+    it.http.post(f"/v1/messages?key={CANARY}", headers={**it.ana, "x-note": CANARY}, content=CANARY.encode())
+    it.http.post("/v1/messages", headers={"x-api-key": f"kilburn-{CANARY}"}, content=CANARY.encode())
+    it.http.get("/%1b%5b31m%e2%80%ae%0a{%22forged%22:1}" + "x" * 5000, headers=it.ana)
+    first, second, third = it.lines(3)
+    assert CANARY not in it.out.getvalue()
+    assert it.ana["x-api-key"] not in it.out.getvalue()
+    assert it.ana["x-api-key"].split("-", 2)[2] not in it.out.getvalue()
+    assert "\x1b" not in it.out.getvalue()
+    assert "\u202e" not in it.out.getvalue()
+    assert first["path"] == "/v1/messages"
+    assert (first["tenant"], first["user"], first["session"], first["status"]) == ("acme", "ana", "s-acme", 200)
+    assert first["usage"] == {"prompt": 2400, "cached": 2000, "written": 400, "reply": 50}
+    assert (second["status"], second["problem"], "key" in second) == (401, "invalid_api_key", False)
+    assert len(third["path"]) <= 200
+
+
+def test_contents_are_logged_if_they_are_asked_for(works: Callable[..., Works]) -> None:
+    it = works(contents=True)
+    it.http.post("/v1/messages", headers=it.ana, content=b"\xff" + CANARY.encode())
+    [line] = it.lines(1)
+    assert line["asked"] == "\ufffd" + CANARY
+    assert it.ana["x-api-key"] not in it.out.getvalue()
+
+
+def test_a_log_that_cannot_be_written_stops_no_request(capsys: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        log = Log(full)
+        for _ in range(3):
+            log.observe(Exchange())
+        assert log.lost == 3
+        assert capsys.readouterr().err.count("the log cannot be written") == 1
+        # What waits in its buffer cannot be written at its end either.
+        with pytest.raises(OSError, match="No space"):
+            full.close()
+
+
+def test_a_span_has_the_names_of_the_conventions_and_its_parent(works: Callable[..., Works]) -> None:
+    from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+
+    it = works()
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    it.http.post("/v1/messages", headers={**it.ana, "traceparent": f"00-{trace}-{parent}-01"}, content=CANARY.encode())
+    it.http.post("/v1/messages", headers={**it.ana, "traceparent": "nonsense"})
+    it.http.get("/metrics", headers=it.ana)
+    it.lines(3)
+    first, second = it.spans.get_finished_spans()
+    assert first.name == "chat m-1"
+    assert f"{first.context.trace_id:032x}" == trace
+    assert first.parent is not None
+    assert f"{first.parent.span_id:016x}" == parent
+    assert second.parent is None
+    given = dict(first.attributes or {})
+    assert given["gen_ai.usage.input_tokens"] == 2400
+    assert given["gen_ai.usage.cache_read.input_tokens"] == 2000
+    assert given["gen_ai.conversation.id"] == "s-acme"
+    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    assert {name for name in given if name.startswith("gen_ai.")} <= known
+    assert CANARY not in str(given)
+    assert (first.end_time or 0) >= (first.start_time or 0)
+
+
+def test_health_is_open_and_says_little(works: Callable[..., Works]) -> None:
+    it = works()
+    assert it.http.get("/health").json()["status"] == "ok"
+    for _ in range(20):
+        it.http.get("/health")
+    assert it.checks <= 2
+    it.trouble = StoreCorrupt(f"/secret/{CANARY}")
+    time.sleep(1.1)
+    answer = it.http.get("/health")
+    assert answer.status_code == 503
+    assert answer.json()["problem"] == "StoreCorrupt"
+    assert CANARY not in answer.text
+
+
+def test_top_shows_a_gateway_that_runs(
+    works: Callable[..., Works], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = works()
+    it.http.post("/v1/messages", headers=it.ana, content=b"faults")
+    monkeypatch.delenv("KILBURN_KEY", raising=False)
+    assert main(["top", "--url", it.url, "--once"]) == 2
+    assert "KILBURN_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("KILBURN_KEY", it.ana["x-api-key"])
+    assert main(["top", "--url", it.url, "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "s-acme" in shown
+    assert "38.2% low" in shown
+    assert main(["top", "--url", f"{it.url}/", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["sessions"]
+    assert (row["tenant"], row["sent"], row["shipped"], row["cached"], row["faults"]) == ("acme", 5000, 2000, 2000, 30)
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:x"])
+def test_top_says_that_an_address_is_none(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--url", url]) == 2
+    assert "no address of a gateway" in capsys.readouterr().err
+
+
+def test_top_says_that_nobody_answers(serving: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--url", "http://127.0.0.1:9"]) == 1
+
+    async def page(request: Request) -> Response:
+        return Response(b'{"sessions": [{"session": 1}]}')
+
+    port = serving(Starlette(routes=[Route("/sessions", page)]))
+    assert main(["top", "--url", f"http://127.0.0.1:{port}"]) == 1
+    assert capsys.readouterr().err.count("no gateway answers") == 2
+
+
+def test_a_line_of_an_exchange_that_was_never_read() -> None:
+    assert line_of(Exchange(status=499))["status"] == 499
