@@ -31,7 +31,7 @@ from kilburn.wire.form import parse
 from kilburn.wire.plain import load_object
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["HIDDEN", "OFFERED", "History", "Recollections", "system_of"]
+__all__ = ["HIDDEN", "OFFERED", "History", "Recollections", "digest", "system_of"]
 
 HIDDEN = "kilburn_"
 """Ids of calls that the framework never sees begin with this."""
@@ -114,18 +114,18 @@ class History:
     def render(self, form: str = "chat") -> Prompt:
         """The window, as it is."""
         prompt = self.process.render(form)
-        self._shown.update(_digest(message) for message in _apart(parse(list(prompt))))
+        self._shown.update(digest(message) for message in _apart(parse(list(prompt))))
         return prompt
 
-    def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> None:
-        """Append what is new of a whole history; see `prompt`."""
+    def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> list[Message]:
+        """Append what is new of a whole history, and return it; see `prompt`."""
         given = _apart(parse(list(messages)))
         with self._lock, self.process.lock:
             self.process.refresh()
             if not self._shown and self.process.window.last:
                 self.render()
             known = self._known()
-            digests = [_digest(message) for message in given]
+            digests = [digest(message) for message in given]
             there = set(digests)
             pairs = _pairs([next(filter(there.__contains__, entry.digests), b"") for entry in known], digests)
             while (again := self._asked_again(given, known, pairs)) is not None:
@@ -147,6 +147,7 @@ class History:
             if new:
                 self.process.append(*self._with_recollections(new))
             self.retire(page for place in lost for page in range(known[place].first, ends[place]))
+            return new
 
     def _asked_again(self, given: Sequence[Message], known: Sequence[_Known], pairs: dict[int, int]) -> int | None:
         """The first message whose calls got other results at the end of the history than they have in the process: both are
@@ -257,10 +258,10 @@ class History:
             key = group[0].id
             if key not in self._digests:
                 parts = [self.process.part(page)[0] for page in group]
-                self._digests[key] = (_digest(Message(role=group[0].role, parts=tuple(parts))),)
+                self._digests[key] = (digest(Message(role=group[0].role, parts=tuple(parts))),)
                 if said and group[0].role is Role.ASSISTANT:
                     whole = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=said), *parts))
-                    self._digests[key] += (_digest(whole),)
+                    self._digests[key] += (digest(whole),)
             said = ""
             seen = tuple(call for call in calls if not call.startswith(HIDDEN))
             known.append(_Known(self._digests[key], key, seen))
@@ -298,7 +299,7 @@ def _apart(messages: Iterable[Message]) -> list[Message]:
     return out
 
 
-def _digest(message: Message) -> bytes:
+def digest(message: Message) -> bytes:
     """What a message says, whatever its ids, its reasoning, and the spaces of its arguments."""
     made = hashlib.blake2b(message.role.encode(), digest_size=16)
     said = "".join(part.text for part in message.parts if part.kind is Kind.TEXT).strip()
