@@ -150,6 +150,8 @@ def draw(path: Path, report: GatewayReport, *, force: bool = False) -> None:
         added.set_yticks([at + 0.2 * (len(sizes) - 1) for at in range(len(rows))], [row.system for row in rows])
         added.invert_yaxis()
         added.set(xscale="log", xlabel="milliseconds added; the mark is p95")
+        added.set_xlim(left=0.1)
+        added.tick_params(axis="x", which="minor", labelbottom=False)
         added.set_title("To the first byte", loc="left", fontsize=11)
         for row in rows:
             memory.plot([at for at, _ in row.memory], [size / 2**20 for _, size in row.memory], label=row.system)
