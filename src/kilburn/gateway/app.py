@@ -27,6 +27,7 @@ from kilburn.gateway.messages import Messages
 from kilburn.gateway.metrics import Metrics
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
+from kilburn.gateway.responses import Responses
 from kilburn.gateway.spans import spans
 from kilburn.gateway.status import routes
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream
@@ -123,7 +124,7 @@ class Gateway:
                 )
                 self._stores.append(store)
                 known = self._open[tenant] = Relay(
-                    Histories(store), self.upstream, rounds=settings.rounds, messages=settings.limits.messages
+                    Histories(store, settings.limits.messages), self.upstream, rounds=settings.rounds
                 )
             return known
 
@@ -145,13 +146,13 @@ class _Endpoint:
         form: of what is asked there; None where everything goes through unread.
     """
 
-    def __init__(self, gateway: Gateway, form: Form | None, shape: Form, method: str = "POST") -> None:
-        self._gateway, self._form, self._shape, self._method = gateway, form, shape, method
+    def __init__(self, gateway: Gateway, form: Form | None, shape: Form, *methods: str) -> None:
+        self._gateway, self._form, self._shape, self._methods = gateway, form, shape, methods or ("POST",)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that goes away ends the work."""
-        if scope["method"] != self._method:
-            raise Problem(405, "method_not_allowed", f"this path takes {self._method}")
+        if scope["method"] not in self._methods:
+            raise Problem(405, "method_not_allowed", f"this path takes {', '.join(self._methods)}")
         done = anyio.Event()
 
         async def watch() -> None:
@@ -194,7 +195,7 @@ class _Endpoint:
         query = scope.get("query_string", b"").decode("latin-1")
         path = f"{path}?{query}" if query else path
         gateway = self._gateway
-        if self._form is None or headers.get("x-kilburn") == "off":
+        if self._form is None or headers.get("x-kilburn") == "off" or self._form.unread(body):
             await self._pass(scope, path, body, headers, send)
             return
         relay = gateway.opened(key.tenant)
@@ -246,6 +247,8 @@ def build(settings: Settings) -> App:
 
     paths = [
         Route("/v1/chat/completions", _Endpoint(gateway, chat, chat)),
+        Route("/v1/responses", _Endpoint(gateway, Responses(), chat)),
+        Route("/v1/responses/{rest:path}", _Endpoint(gateway, None, chat, "GET", "POST", "DELETE")),
         Route("/v1/messages", _Endpoint(gateway, messages, messages)),
         Route("/v1/messages/count_tokens", _Endpoint(gateway, None, messages)),
         Route("/v1/embeddings", _Endpoint(gateway, None, chat)),

@@ -26,7 +26,6 @@ from kilburn.gateway.faults import answered
 from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import OFFERED, Asked, Form, Reading, hidden
 from kilburn.gateway.history import Histories, Session
-from kilburn.gateway.problems import Problem
 from kilburn.gateway.upstream import Answer, Upstream, status_of
 from kilburn.message import Message
 from kilburn.model import Reply
@@ -54,12 +53,10 @@ class Relay:
         histories: the tenant's sessions.
         upstream: answers.
         rounds: times that the model's calls of our tools are answered within one request.
-        messages: that one history may have.
     """
 
-    def __init__(self, histories: Histories, upstream: Upstream, *, rounds: int = 5, messages: int = 100_000) -> None:
+    def __init__(self, histories: Histories, upstream: Upstream, *, rounds: int = 5) -> None:
         self._histories = histories
-        self._messages = messages
         self.figures = Figures()
         self._upstream = upstream
         self._rounds = rounds
@@ -83,8 +80,6 @@ class Relay:
     def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], user: str, exchange: Exchange) -> tuple[Session, _Work]:
         exchange.form = form.name
         asked = form.open(body)
-        if len(asked.messages) > self._messages:
-            raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
         session = self._histories.take(form, asked, headers.get("x-kilburn-session"), user)
         try:
@@ -127,7 +122,7 @@ class _Work:
         self.body = b""
         self.tokens = 0
         process = session.process
-        self._beside = sum(process.counter.count(raw.decode("utf-8", "replace")) for raw in asked.beside)
+        self._beside = sum(map(session.cost, asked.beside))
         self._fit(process.budget)
 
     def _fit(self, budget: Budget) -> None:
