@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import kilburn
 from kilburn.cli import app
+from kilburn.errors import MissingExtra
 from startup import cost_of_import
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +27,12 @@ def test_every_module_has_what_it_exports() -> None:
     """Ruff holds the rest: `__all__` is sorted (RUF022), and what is public has a docstring (D1)."""
     missing = []
     for name in MODULES:
-        module = importlib.import_module(name)
+        try:
+            module = importlib.import_module(name)
+        except MissingExtra:
+            # An adapter's classes are made from the framework's.
+            assert name.startswith("kilburn.adapters.")
+            continue
         missing += [f"{name}.{export}" for export in getattr(module, "__all__", ()) if not hasattr(module, export)]
     assert not missing
 

@@ -23,6 +23,7 @@ from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import Limits, check_listening
 from kilburn.gateway.messages import Messages
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
+from kilburn.gateway.responses import Responses
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream
 from kilburn.kernel.hierarchy import Hierarchy
 
@@ -175,7 +176,7 @@ class _Endpoint:
         query = scope.get("query_string", b"").decode("latin-1")
         path = f"{path}?{query}" if query else path
         gateway = self._gateway
-        if self._form is None or headers.get("x-kilburn") == "off":
+        if self._form is None or headers.get("x-kilburn") == "off" or self._form.unread(body):
             await self._pass(scope, path, body, headers, send)
             return
         relay = gateway.opened(key.tenant)
@@ -220,6 +221,8 @@ def build(settings: Settings) -> App:
 
     routes = [
         Route("/v1/chat/completions", _Endpoint(gateway, chat, chat), methods=["POST"]),
+        Route("/v1/responses", _Endpoint(gateway, Responses(), chat), methods=["POST"]),
+        Route("/v1/responses/{rest:path}", _Endpoint(gateway, None, chat), methods=["GET", "POST", "DELETE"]),
         Route("/v1/messages", _Endpoint(gateway, messages, messages), methods=["POST"]),
         Route("/v1/messages/count_tokens", _Endpoint(gateway, None, messages), methods=["POST"]),
         Route("/v1/embeddings", _Endpoint(gateway, None, chat), methods=["POST"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -39,12 +39,13 @@ class Chat(Form):
     rendered: ClassVar[str] = "chat"
     caps: ClassVar[tuple[str, ...]] = ("max_tokens", "max_completion_tokens")
 
-    def _split(self, fields: Mapping[str, msgspec.Raw]) -> tuple[list[bytes], list[bytes]]:
-        messages = listed(fields, "messages")
+    def split(self, asked: Asked) -> None:
+        """See `Form`."""
+        messages = listed(asked.history, self.key)
         at = 0
         while at < len(messages) and self._leads(messages[at]):
             at += 1
-        return messages[:at], messages[at:]
+        asked.lead, asked.messages = messages[:at], messages[at:]
 
     def _leads(self, raw: bytes) -> bool:
         try:

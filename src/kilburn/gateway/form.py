@@ -19,7 +19,7 @@ from kilburn.message import Kind, Message, Part
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire.plain import plain
 
-__all__ = ["HIDDEN", "OFFERED", "Asked", "Form", "Reading", "decoded", "hidden"]
+__all__ = ["HIDDEN", "OFFERED", "Asked", "Form", "Reading", "decoded", "hidden", "listed"]
 
 HIDDEN = "kilburn_"
 """Ids of calls that the client never sees begin with this."""
@@ -39,9 +39,9 @@ class Asked(msgspec.Struct, kw_only=True):
     Args:
         raw: the client's bytes.
         fields: its fields, each as its JSON.
+        history: the field with the conversation, whole.
         lead: messages before the conversation that are the client's business: the system prompt of the chat form.
-        messages: the conversation, each message as its JSON.
-        beside: what is sent beside the conversation and takes room in the window, as JSON.
+        messages: the conversation, each message as its JSON; it and `lead` are empty until `Form.split`.
         model: the model that it names.
         stream: whether the reply is to be streamed.
         reply: tokens that the reply may have; 0 where it does not say.
@@ -51,14 +51,19 @@ class Asked(msgspec.Struct, kw_only=True):
 
     raw: bytes
     fields: dict[str, msgspec.Raw]
-    lead: list[bytes]
-    messages: list[bytes]
-    beside: list[bytes]
+    history: bytes
+    lead: list[bytes] = []
+    messages: list[bytes] = []
     model: str
     stream: bool
     reply: int
     choices: int
     faults: bool
+
+    @property
+    def beside(self) -> list[bytes]:
+        """What is sent beside the conversation and takes room in the window, as JSON."""
+        return [*self.lead, *(bytes(self.fields[key]) for key in ("system", "instructions", "tools") if key in self.fields)]
 
 
 class Form(ABC):
@@ -71,6 +76,8 @@ class Form(ABC):
 
     name: ClassVar[str]
     path: ClassVar[str]
+    key: ClassVar[str] = "messages"
+    """The field with the conversation."""
     rendered: ClassVar[str]
     """The form in which a process renders its prompt for this one."""
     caps: ClassVar[tuple[str, ...]]
@@ -83,14 +90,13 @@ class Form(ABC):
             InvalidMessage: it is not JSON, or not a request of this form.
         """
         fields = decoded(_fields, raw, "the body is no JSON object")
-        lead, messages = self._split(fields)
+        if self.key not in fields:
+            raise InvalidMessage(f"{self.key} is missing", advice="send at least one message")
         choices = int(_plain(fields, "n", int | None, 1) or 1)
         return Asked(
             raw=raw,
             fields=fields,
-            lead=lead,
-            messages=messages,
-            beside=[*lead, *(bytes(fields[key]) for key in ("system", "instructions", "tools") if key in fields)],
+            history=bytes(fields[self.key]).strip(),
             model=str(_plain(fields, "model", str, "")),
             stream=bool(_plain(fields, "stream", bool | None, False)),
             reply=max((int(_plain(fields, key, int | None, 0) or 0) for key in self.caps), default=0),
@@ -98,9 +104,17 @@ class Form(ABC):
             faults=choices == 1 and OURS.isdisjoint(self._tools(fields)),
         )
 
-    @abstractmethod
-    def _split(self, fields: Mapping[str, msgspec.Raw]) -> tuple[list[bytes], list[bytes]]:
-        """What leads, and the conversation."""
+    def unread(self, raw: bytes) -> bool:
+        """Whether a request has no history, and goes through as it is."""
+        return False
+
+    def split(self, asked: Asked) -> None:
+        """Take the conversation apart.
+
+        Raises:
+            InvalidMessage: it is no list, or empty.
+        """
+        asked.messages = listed(asked.history, self.key)
 
     def _tools(self, fields: Mapping[str, msgspec.Raw]) -> Iterator[str]:
         """The names of the client's tools."""
@@ -241,17 +255,15 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 _tools = msgspec.json.Decoder(list[dict[str, Any]] | None).decode
 
 
-def listed(fields: Mapping[str, msgspec.Raw], key: str) -> list[bytes]:
-    """A field that is a list, item by item.
+def listed(raw: bytes, what: str) -> list[bytes]:
+    """A list, item by item.
 
     Raises:
-        InvalidMessage: it is missing, or no list.
+        InvalidMessage: it is empty, or no list.
     """
-    if key not in fields:
-        raise InvalidMessage(f"{key} is missing")
-    items = decoded(_list, bytes(fields[key]), key)
+    items = decoded(_list, raw, what)
     if not items:
-        raise InvalidMessage(f"{key} is empty", advice="send at least one message")
+        raise InvalidMessage(f"{what} is empty", advice="send at least one message")
     return [bytes(item) for item in items]
 
 

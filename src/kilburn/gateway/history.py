@@ -9,6 +9,7 @@ common; nothing is overwritten. All this can be worked out again from the proces
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ import msgspec
 
 from kilburn.errors import StoreStale
 from kilburn.event import Act
-from kilburn.gateway.form import HIDDEN, Asked, Form
+from kilburn.gateway.form import HIDDEN, Asked, Form, listed
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
@@ -32,8 +33,17 @@ SESSIONS = 256
 KNOWN = 200_000
 """Messages whose digests are kept in memory, for each tenant."""
 
+MEMOS = 64 << 20
+"""Bytes of histories that are kept in memory, for each tenant."""
+
 FORKS = 32
 """Sessions of one beginning that are read again after a restart, newest first."""
+
+BESIDE = 8
+"""System prompts and lists of tools whose cost is remembered, for each session."""
+
+NEWEST = 8
+"""Sessions that are read again after a restart to see whether a client has compacted one of them."""
 
 QUOTE = 80
 """Characters by which a reply is recognised in the message of a client that made it the beginning of its next session."""
@@ -113,6 +123,7 @@ class Session:
         self.digests = list(digests)
         self.chain = list(_chained(self.digests))
         self.answered = answered
+        self._costs: dict[bytes, int] = {}
         self.busy = False
         self.prefilled = False
         self.spoken: list[Message] = []
@@ -131,10 +142,34 @@ class Session:
         window = self.process.window
         return not self.answered and not window.last_derived and not window.stubs and len(window.shown) == window.last
 
+    def cost(self, raw: bytes) -> int:
+        """Tokens of what is sent beside the conversation."""
+        known = self._costs.get(raw)
+        if known is None:
+            if len(self._costs) >= BESIDE:
+                self._costs.clear()
+            known = self._costs[raw] = self.process.counter.count(raw.decode("utf-8", "replace"))
+        return known
+
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""
         self.chain += _chained(digests, self.chain[-1] if self.chain else b"")
         self.digests += digests
+
+
+class Memo:
+    """The bytes of the history of a session's last request.
+
+    Args:
+        of: the form, the client's name of the session, and the user.
+        asked: the request.
+        digests: how many digests the session had then.
+    """
+
+    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked, digests: int) -> None:
+        self.session, self.of, self.digests = session, of, digests
+        self.prefix = asked.history.removesuffix(b"]").rstrip()
+        self.lead = asked.lead
 
 
 class Histories:
@@ -148,6 +183,9 @@ class Histories:
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
+        self._memos: OrderedDict[str, Memo] = OrderedDict()
+        self._kept = 0
+        self._warm: set[str] = set()
         self._seen: set[str] = set()
         """Roots whose sessions in the store were read since the start."""
 
@@ -184,7 +222,8 @@ class Histories:
         known = self._known.get(key)
         if known is None:
             messages = form.read(raw)
-            known = tuple((messages[-1].role is Role.ASSISTANT, digest) for digest in canonical(messages))
+            spoken = bool(messages) and messages[-1].role is Role.ASSISTANT
+            known = tuple((spoken, digest) for digest in canonical(messages))
             self._known[key] = known
             if len(self._known) > KNOWN:
                 self._known.popitem(last=False)
@@ -202,17 +241,16 @@ class Histories:
         Raises:
             WireError: a message is none, or cannot follow. SpecError: no name of a session. StoreError.
         """
-        digests, ends = self.digests(form, asked.messages)
-        root = name or _root(user, digests)
         for attempt in (1, 2):
-            session, common = self._claim(root, user, digests, asked, form)
+            found = self._remembered(form, asked, name, user) if attempt == 1 else None
+            session, raws, digests = found or self._found(form, asked, name, user)
             try:
-                start = ends[common - 1] if common else 0
-                fresh = [message for raw in asked.messages[start:] for message in form.read(raw)]
+                fresh = [message for raw in raws for message in form.read(raw)]
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
                     session.process.append(*following(fresh, session.process))
-                    session.extend(digests[common:])
+                    session.extend(digests)
+                self._remember(session, form, asked, name)
                 return session
             except StoreStale:
                 # Another gateway went on with it: it is read again, once.
@@ -221,10 +259,60 @@ class Histories:
                     raise
             except BaseException:
                 session.busy = False
-                if not session.digests:
+                if not session.process.window.last:
+                    # Nothing is left of a session that never began.
                     self.lose(session)
+                    self.hierarchy.forget(session=session.name)
                 raise
         raise AssertionError("a session is claimed or an error is raised")
+
+    def _found(self, form: Form, asked: Asked, name: str | None, user: str) -> tuple[Session, list[bytes], list[bytes]]:
+        """The session that a history continues; what is new of it, and its digests."""
+        form.split(asked)
+        digests, ends = self.digests(form, asked.messages)
+        session, common = self._claim(name or _root(user, digests), user, digests, asked, form)
+        return session, asked.messages[ends[common - 1] if common else 0 :], digests[common:]
+
+    def _remembered(
+        self, form: Form, asked: Asked, name: str | None, user: str
+    ) -> tuple[Session, list[bytes], list[bytes]] | None:
+        """The same for a history that begins, byte for byte, as that of an earlier request: only what follows is read."""
+        history = asked.history
+        with self._lock:
+            best = max(
+                (memo for memo in self._memos.values() if memo.of == (form.name, name, user) and history.startswith(memo.prefix)),
+                key=lambda memo: len(memo.prefix),
+                default=None,
+            )
+            if best is None or best.session.busy:
+                return None
+            rest = history[len(best.prefix) :].lstrip()
+            session, raws = best.session, _rest(b"[" + rest.removeprefix(b","))
+            digests, ends = self.digests(form, raws)
+            since = session.digests[best.digests :]
+            if len(digests) < len(since) or digests[: len(since)] != since:
+                return None
+            session.busy = True
+            self._sessions.move_to_end(session.name)
+            asked.lead = best.lead
+            return session, raws[ends[len(since) - 1] if since else 0 :], digests[len(since) :]
+
+    def _remember(self, session: Session, form: Form, asked: Asked, name: str | None) -> None:
+        """Keep the bytes of a history, by which the next one is recognised."""
+        with self._lock:
+            self._forget(session.name)
+            if session.prefilled or len(asked.history) > MEMOS:
+                return
+            memo = Memo(session, (form.name, name, session.process.kernel.info.user), asked, len(session.digests))
+            self._memos[session.name] = memo
+            self._kept += len(memo.prefix)
+            while self._kept > MEMOS:
+                self._forget(next(iter(self._memos)))
+
+    def _forget(self, name: str) -> None:
+        memo = self._memos.pop(name, None)
+        if memo is not None:
+            self._kept -= len(memo.prefix)
 
     def give(self, session: Session) -> None:
         """Its request is over."""
@@ -234,7 +322,7 @@ class Histories:
             self.lose(session)
             return
         session.extend(canonical(spoken))
-        session.last = "".join(part.text for message in spoken for part in message.parts if part.kind is Kind.TEXT)
+        session.last = _text_of(spoken)
         session.busy = False
 
     def lose(self, session: Session) -> None:
@@ -242,6 +330,7 @@ class Histories:
         with self._lock:
             session.busy = False
             self._sessions.pop(session.name, None)
+            self._forget(session.name)
             self._seen.discard(session.root)
             self.hierarchy.release(session.name)
 
@@ -260,10 +349,17 @@ class Histories:
                     found.busy = True
                     self._sessions.move_to_end(found.name)
                     return found, at
-            return self._fork(root, user, digests, chain, family)
+            return self._fork(root, user, digests, chain, family, form, asked)
 
     def _fork(
-        self, root: str, user: str, digests: Sequence[bytes], chain: Sequence[bytes], family: Sequence[Session]
+        self,
+        root: str,
+        user: str,
+        digests: Sequence[bytes],
+        chain: Sequence[bytes],
+        family: Sequence[Session],
+        form: Form,
+        asked: Asked,
     ) -> tuple[Session, int]:
         """A new session, with what it has in common with the nearest one."""
         parent, common = None, 0
@@ -271,8 +367,12 @@ class Histories:
             shared = _common(session.chain, chain)
             if shared > common:
                 parent, common = session, shared
+        earlier = () if parent is None else parent.earlier
+        before = self._compacted(form, asked, user, digests, common, parent)
+        if before is not None:
+            earlier = (before.name, *before.earlier)
         process = self.hierarchy.process(self._free_name(root), user)
-        session = Session(process, root, (), answered=False, earlier=() if parent is None else parent.earlier)
+        session = Session(process, root, (), answered=False, earlier=earlier)
         session.busy = True
         if parent is not None and parent.answered:
             kept = _kept(parent.process, common)
@@ -283,9 +383,41 @@ class Histories:
             common = 0
         if parent is not None:
             process.record(Act.NOTE, policy="gateway", forked=parent.name)
+        if earlier:
+            process.record(Act.NOTE, policy="gateway", continues=list(earlier))
         self._sessions[process.name] = session
         self._trim()
         return session, common
+
+    def _compacted(
+        self, form: Form, asked: Asked, user: str, digests: Sequence[bytes], common: int, parent: Session | None
+    ) -> Session | None:
+        """The session that a client has compacted into this history by itself: the history quotes its last reply, the summary,
+        or goes on with its last messages behind something else."""
+        if user not in self._warm:
+            self._warm.add(user)
+            self._read_newest(user)
+        tail = digests[-3:-1] if len(digests) > 3 else ()
+        texts: list[str] | None = None
+        for session in reversed(self._sessions.values()):
+            if session.process.kernel.info.user != user or session.busy:
+                continue
+            if session is parent and not set(digests[common:]).isdisjoint(session.digests[common:]):
+                return session
+            if session is not parent and tail and _holds(session.digests, tail):
+                return session
+            if len(session.last) >= 2 * QUOTE:
+                texts = _opening(form, asked) if texts is None else texts
+                if _quoted(session.last, texts):
+                    return session
+        return None
+
+    def _read_newest(self, user: str) -> None:
+        """Read the sessions that were used last before a restart."""
+        infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
+        for info in [info for info in infos if info.user == user and not info.damaged][-NEWEST:]:
+            if info.name not in self._sessions:
+                self._sessions[info.name] = self._opened(info.name, info.name.partition("~")[0], user)
 
     def _free_name(self, root: str) -> str:
         number, name = 1, root
@@ -311,7 +443,11 @@ class Histories:
         process = self.hierarchy.process(name, user)
         earlier = tuple(name for event in process.events() if event.act is Act.NOTE for name in event.data.get("continues", ()))
         answered = any(call.startswith(HIDDEN) for call in process.window.calls)
-        return Session(process, root, canonical(process.originals()), answered=answered, earlier=earlier)
+        messages = process.originals()
+        session = Session(process, root, canonical(messages), answered=answered, earlier=earlier)
+        if messages and messages[-1].role is Role.ASSISTANT:
+            session.last = _text_of(messages[-1:])
+        return session
 
     def _trim(self) -> None:
         while len(self._sessions) > SESSIONS:
@@ -327,6 +463,33 @@ class Histories:
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
+
+
+def _rest(raw: bytes) -> list[bytes]:
+    return [] if raw == b"[]" else listed(raw, "messages")
+
+
+def _text_of(messages: Iterable[Message]) -> str:
+    return "".join(part.text for message in messages for part in message.parts if part.kind is Kind.TEXT)
+
+
+def _holds(digests: Sequence[bytes], tail: Sequence[bytes]) -> bool:
+    """Whether two messages stand behind each other in a session."""
+    first, second = tail
+    return any(one == first and other == second for one, other in itertools.pairwise(digests))
+
+
+def _opening(form: Form, asked: Asked) -> list[str]:
+    """The texts of the user with which a history begins."""
+    messages = [message for raw in asked.messages[:3] for message in form.read(raw)]
+    return [_text_of([message]) for message in messages if message.role is Role.USER]
+
+
+def _quoted(reply: str, texts: Sequence[str]) -> bool:
+    """Whether two of three stretches of a reply are in a text."""
+    ends = [len(reply) * share // 8 for share in (1, 4, 6)]
+    stretches = [reply[start : start + QUOTE].strip() for start in ends]
+    return any(sum(stretch in text for stretch in stretches) >= 2 for text in texts)
 
 
 def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:

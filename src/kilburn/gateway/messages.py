@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import OURS, Asked, Form, Reading, listed, summed, unreadable, usage_of
+from kilburn.gateway.form import OURS, Asked, Form, Reading, summed, unreadable, usage_of
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -34,9 +34,6 @@ class Messages(Form):
     path: ClassVar[str] = "/messages"
     rendered: ClassVar[str] = "messages"
     caps: ClassVar[tuple[str, ...]] = ("max_tokens",)
-
-    def _split(self, fields: Mapping[str, msgspec.Raw]) -> tuple[list[bytes], list[bytes]]:
-        return [], listed(fields, "messages")
 
     def _read(self, source: dict[str, Any]) -> list[Message]:
         return wire.read(source)

@@ -109,7 +109,7 @@ class _Work:
         self.body = b""
         self.tokens = 0
         process = session.process
-        self._beside = sum(process.counter.count(raw.decode("utf-8", "replace")) for raw in asked.beside)
+        self._beside = sum(map(session.cost, asked.beside))
         self._fit(process.budget)
 
     def _fit(self, budget: Budget) -> None:

@@ -19,6 +19,10 @@ from anyio.to_thread import run_sync
 from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, RateLimited, Refused, Unavailable
 from kilburn.gateway.form import Form
 from kilburn.model import Delta, Model, Reply
+from kilburn.models.chat import Chat
+from kilburn.models.messages import Messages
+from kilburn.models.retry import Retry
+from kilburn.tokens.choice import counter_for
 
 try:
     import httpx2
@@ -39,6 +43,17 @@ dropped."""
 
 STAND_INS = frozenset({"", "kilburn", "none"})
 """Keys that a client sends because its SDK asks for one: the gateway's own key is used instead."""
+
+
+REPLY = 4096
+"""Tokens of a reply where a request does not say, and the other form has to."""
+
+MODELS = 64
+"""Models of an endpoint that are kept for clients of the other form."""
+
+
+class _Named(msgspec.Struct):
+    model: Any = ""
 
 
 class Answer(NamedTuple):
@@ -79,7 +94,9 @@ class Endpoint:
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+        self.form = "chat" if url.rstrip("/").endswith("/v1") else "messages"
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._models: dict[tuple[str, str | None], InProcess] = {}
         self._timeout = timeout
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(timeout, connect=min(timeout, 15.0)),
@@ -93,6 +110,10 @@ class Endpoint:
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
     ) -> AsyncIterator[Answer]:
         """See `Upstream`."""
+        if form is not None and form.rendered != self.form:
+            async with self._translated(body, headers).ask(method, path, body, headers, form) as answer:
+                yield answer
+            return
         request = self._client.build_request(
             method, f"{self.url}/v1{path}", content=body or None, headers=self._headers(headers, path)
         )
@@ -108,6 +129,23 @@ class Endpoint:
         finally:
             with anyio.CancelScope(shield=True):
                 await response.aclose()
+
+    def _translated(self, body: bytes, headers: Mapping[str, str]) -> InProcess:
+        """The endpoint as a model, for a client that speaks the other form."""
+        name = str(msgspec.json.decode(body, type=_Named).model)
+        given = self._headers(headers, "/messages" if self.form == "messages" else "")
+        key = given.get("x-api-key") or given.get("authorization", "").removeprefix("Bearer ") or None
+        known = self._models.get((name, key))
+        if known is None:
+            made: Model
+            if self.form == "messages":
+                made = Messages(name, self.url, key, timeout=self._timeout, retry=Retry(attempts=1), cache=True)
+            else:
+                made = Chat(name, f"{self.url}/v1", key, timeout=self._timeout, retry=Retry(attempts=1))
+            if len(self._models) >= MODELS:
+                self._models.clear()
+            known = self._models[name, key] = InProcess(made, cap=REPLY)
+        return known
 
     async def _pieces(self, response: Any) -> AsyncIterator[bytes]:
         try:
@@ -156,7 +194,7 @@ class InProcess:
     ) -> AsyncIterator[Answer]:
         """See `Upstream`."""
         if form is None:
-            yield self._other(path)
+            yield self._other(path, body)
             return
         try:
             request = form.request(body, self.model.form, self._cap)
@@ -187,8 +225,12 @@ class InProcess:
             yield b"".join(write(piece))
             piece = None if isinstance(piece, Reply) else await said.next()
 
-    def _other(self, path: str) -> Answer:
-        if path.partition("?")[0] == "/models":
+    def _other(self, path: str, body: bytes) -> Answer:
+        path = path.partition("?")[0]
+        if path == "/messages/count_tokens":
+            tokens = counter_for(self.model.tokenizer).count(body.decode("utf-8", "replace"))
+            return Answer(200, {"content-type": "application/json"}, _one(msgspec.json.encode({"input_tokens": tokens})))
+        if path == "/models":
             card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "kilburn"}
             return Answer(
                 200, {"content-type": "application/json"}, _one(msgspec.json.encode({"object": "list", "data": [card]}))

@@ -1,0 +1,307 @@
+"""OpenAI's responses as the gateway speaks them.
+
+A client that lets its provider keep the conversation (`previous_response_id`, `conversation`) sends no history: such requests
+go through unread.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from kilburn.gateway.chat import Chat
+from kilburn.gateway.events import Event, written
+from kilburn.gateway.form import OURS, Asked, Reading, listed, summed, unreadable, usage_of
+from kilburn.kernel.render import render
+from kilburn.message import Message
+from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
+from kilburn.models.assembly import Assembly
+from kilburn.wire import chat as wire
+from kilburn.wire import responses as items
+from kilburn.wire.form import parse
+
+__all__ = ["Responses"]
+
+KEPT_THERE = (b'"previous_response_id"', b'"conversation"', b'"background"')
+
+_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Responses(Chat):
+    """`/v1/responses`."""
+
+    name: ClassVar[str] = "responses"
+    path: ClassVar[str] = "/responses"
+    key: ClassVar[str] = "input"
+    caps: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
+
+    def unread(self, raw: bytes) -> bool:
+        """See `Form`."""
+        if not any(name in raw for name in KEPT_THERE):
+            return False
+        try:
+            fields = _object(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return False
+        return any(fields.get(name.strip(b'"').decode()) for name in KEPT_THERE)
+
+    def split(self, asked: Asked) -> None:
+        """See `Form`."""
+        if asked.history.startswith(b'"'):
+            asked.history = b'[{"role":"user","content":' + asked.history + b"}]"
+        asked.messages = listed(asked.history, self.key)
+
+    def _read(self, source: dict[str, Any]) -> list[Message]:
+        made = items.read(source)
+        return [] if made is None else [wire.read(made)]
+
+    def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+        """See `Form`."""
+        fields: dict[str, Any] = {**asked.fields, "input": items.write(messages)}
+        if specs:
+            own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
+            offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
+            fields["tools"] = [*(own or ()), *offered]
+        return msgspec.json.encode(fields)
+
+    def reading(self, faults: bool, *, held: bool = True) -> Reading:
+        """See `Form`."""
+        return ResponsesReading(faults, held=held)
+
+    def request(self, body: bytes, into: str, cap: int) -> Request:
+        """See `Form`."""
+        asked = _object(body)
+        given = asked["input"]
+        listed_items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        messages = [made for item in listed_items if (made := items.read(item)) is not None]
+        if asked.get("instructions"):
+            messages.insert(0, {"role": "system", "content": asked["instructions"]})
+        prompt = render(parse(messages), into, 0)
+        return Request(
+            messages=prompt,
+            system=prompt.system,
+            tools=tuple(
+                ToolSpec(
+                    name=tool["name"],
+                    description=tool.get("description") or "",
+                    parameters=tool.get("parameters") or {"type": "object", "properties": {}},
+                )
+                for tool in asked.get("tools") or ()
+                if tool.get("type") == "function"
+            ),
+            max_tokens=asked.get("max_output_tokens") or cap,
+            temperature=asked.get("temperature"),
+        )
+
+    def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
+        """See `Form`."""
+        return _Writer(model).write
+
+    def whole(self, reply: Reply, model: str) -> dict[str, Any]:
+        """See `Form`."""
+        return _whole(_head(model), reply)
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+
+def _whole(head: dict[str, Any], reply: Reply, text_id: str = "") -> dict[str, Any]:
+    output: list[dict[str, Any]] = []
+    for item in items.write(wire.render([reply.message])):
+        if item["type"] == "message":
+            content = [{**block, "annotations": []} if block["type"] == "output_text" else block for block in item["content"]]
+            item = {"id": text_id or f"msg_{uuid.uuid4().hex}", **item, "content": content}
+        else:
+            item = {"id": f"fc_{uuid.uuid4().hex}", **item}
+        output.append({**item, "status": "completed"})
+    cut = reply.finish is Finish.LENGTH
+    ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}} if cut else {"status": "completed"}
+    return {**head, **ended, "output": output, "usage": _usage(reply.usage)}
+
+
+def _usage(tokens: Tokens | None) -> dict[str, Any]:
+    used = usage_of(tokens)
+    return {
+        "input_tokens": used.prompt,
+        "input_tokens_details": {"cached_tokens": used.cached},
+        "output_tokens": used.reply,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": used.prompt + used.reply,
+    }
+
+
+class _Writer:
+    """Writes a model's reply as events: one message, then calls."""
+
+    def __init__(self, model: str) -> None:
+        self._head = _head(model)
+        self._number = 0
+        self._text = ""
+        self._id = f"msg_{uuid.uuid4().hex}"
+
+    def _say(self, kind: str, **data: Any) -> bytes:
+        self._number += 1
+        return written({"type": kind, "sequence_number": self._number - 1, **data}, kind)
+
+    def write(self, piece: Delta | Reply) -> list[bytes]:
+        """The events of one piece."""
+        out = []
+        if not self._number:
+            out += [self._say("response.created", response=self._head), self._say("response.in_progress", response=self._head)]
+        place = {"item_id": self._id, "output_index": 0, "content_index": 0}
+        if isinstance(piece, Delta):
+            if piece.reasoning or not piece.text:
+                return out
+            if not self._text:
+                item = {"id": self._id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+                out.append(self._say("response.output_item.added", output_index=0, item=item))
+                part = {"type": "output_text", "text": "", "annotations": []}
+                out.append(self._say("response.content_part.added", **place, part=part))
+            self._text += piece.text
+            return [*out, self._say("response.output_text.delta", **place, delta=piece.text, logprobs=[])]
+        whole = _whole(self._head, piece, self._id)
+        for index, item in enumerate(whole["output"]):
+            if item["type"] == "message":
+                part = item["content"][0]
+                out.append(self._say("response.output_text.done", **place, text=part["text"], logprobs=[]))
+                out.append(self._say("response.content_part.done", **place, part=part))
+            else:
+                begun = {**item, "arguments": "", "status": "in_progress"}
+                out.append(self._say("response.output_item.added", output_index=index, item=begun))
+                said = {"item_id": item["id"], "output_index": index}
+                arguments = item.get("arguments", "")
+                out.append(self._say("response.function_call_arguments.delta", **said, delta=arguments))
+                out.append(self._say("response.function_call_arguments.done", **said, arguments=arguments, name=item["name"]))
+            out.append(self._say("response.output_item.done", output_index=index, item=item))
+        kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
+        return [*out, self._say(kind, response=whole)]
+
+
+ENDS = ("response.completed", "response.incomplete")
+
+
+class ResponsesReading(Reading):
+    """Reads the events of a response, or whole responses."""
+
+    def __init__(self, faults: bool, *, held: bool = True) -> None:
+        super().__init__(faults, held=held)
+        self._first: dict[str, Any] = {}
+        self._output: list[dict[str, Any]] = []
+        self._next = self._number = 0
+        self._raw = b""
+        self.again()
+        self.rounds = 0
+
+    def again(self) -> None:
+        """See `Reading`."""
+        self.rounds += 1
+        self._slots: dict[int, int | None] = {}
+        self._response: dict[str, Any] | None = None
+
+    def feed(self, event: Event) -> bytes:
+        """See `Reading`."""
+        if not event.data or event.data == b"[DONE]":
+            return event.raw
+        try:
+            said = _object(event.data)
+            kind = said["type"]
+            if kind in ("error", "response.failed"):
+                self.failed = said
+                return event.raw
+            if kind in ENDS:
+                self._end_round(said["response"])
+                return b"" if self.faults else self._last_of(event.raw)
+            return self._seen(said, kind) if self.faults else event.raw
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise unreadable(error) from error
+
+    def _end_round(self, response: dict[str, Any]) -> None:
+        self._response = response
+        self._first = self._first or response
+        summed(self.usage, response.get("usage") or {})
+        self._output += [item for item in response["output"] if not _is_ours(item)]
+
+    def _seen(self, said: dict[str, Any], kind: str) -> bytes:
+        if "response" in said:
+            if self.rounds:
+                return b""
+            self._first = self._first or said["response"]
+        if "output_index" in said:
+            index = said["output_index"]
+            if kind == "response.output_item.added":
+                mine = _is_ours(said["item"])
+                self._slots[index] = None if mine else self._next
+                self._next += not mine
+            slot = self._slots[index]
+            if slot is None:
+                return b""
+            said["output_index"] = slot
+        return self._numbered(said, kind)
+
+    def _numbered(self, said: dict[str, Any], kind: str) -> bytes:
+        if "sequence_number" in said:
+            said["sequence_number"] = self._number
+        self._number += 1
+        return written(said, kind)
+
+    def take(self, body: bytes) -> None:
+        """See `Reading`."""
+        try:
+            self._raw = body
+            self._end_round(_object(body))
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise unreadable(error) from error
+
+    def reply(self) -> Reply:
+        """See `Reading`."""
+        assembly = Assembly("the upstream")
+        at = 0
+        for item in self._response["output"] if self._response else ():
+            made = items.read(item)
+            if made is None or not (made["content"] is None or isinstance(made["content"], str) or item["type"] == "message"):
+                continue
+            if isinstance(made["content"], list):
+                made["content"] = "".join(block.get("text", "") for block in made["content"])
+            for call in made.get("tool_calls", ()):
+                call["index"], at = at, at + 1
+            list(assembly.feed({"choices": [{"delta": made}]}))
+        if self._response is not None:
+            used = self._response.get("usage") or {}
+            cached = (used.get("input_tokens_details") or {}).get("cached_tokens", 0)
+            usage = {"prompt_tokens": used.get("input_tokens"), "completion_tokens": used.get("output_tokens")}
+            finish = "length" if self._response.get("status") == "incomplete" else "stop"
+            end: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": finish}]}
+            list(assembly.feed({**end, "usage": {**usage, "prompt_tokens_details": {"cached_tokens": cached}}}))
+        return assembly.reply()
+
+    def end(self) -> bytes:
+        """See `Reading`."""
+        response: dict[str, Any] = self._response or {}
+        whole: dict[str, Any] = {**response, **{key: self._first[key] for key in ("id", "created_at") if key in self._first}}
+        whole |= {"output": self._output, "usage": self.usage or None}
+        if self._raw:
+            changed = self.faults and (self.rounds or len(self._output) < len(response.get("output", ())))
+            return msgspec.json.encode(whole) if changed else self._raw
+        if not self.faults:
+            return b"".join(self._held)
+        kind = "response.incomplete" if response.get("status") == "incomplete" else "response.completed"
+        return self._numbered({"type": kind, "sequence_number": 0, "response": whole}, kind)
+
+
+def _is_ours(item: dict[str, Any]) -> bool:
+    return item.get("type") == "function_call" and item.get("name") in OURS

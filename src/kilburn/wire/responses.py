@@ -1,0 +1,114 @@
+"""Items of OpenAI's responses API, from messages of the chat form and back.
+
+A reasoning item has no message: its provider takes it back only unchanged, and does without it. An item that only its
+provider understands becomes a block of an assistant's message, and stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kilburn.errors import InvalidMessage
+from kilburn.wire.plain import string_at, type_of
+
+__all__ = ["LOST", "read", "write"]
+
+LOST = frozenset({"reasoning", "item_reference"})
+"""Types of items that have no message."""
+
+CALLS = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
+RESULTS = ("function_call_output", "custom_tool_call_output")
+TEXTS = ("input_text", "output_text", "text")
+
+
+def read(item: dict[str, Any], where: str = "input") -> dict[str, Any] | None:
+    """The message of the chat form that an item is; None for one that has none.
+
+    Raises:
+        InvalidMessage: not an item.
+    """
+    kind = item.get("type", "message")
+    if kind in LOST:
+        return None
+    if kind in CALLS:
+        body, slot = CALLS[kind]
+        inner = {"name": string_at(item, "name", where), slot: string_at(item, slot, where, empty=True)}
+        call = {"id": string_at(item, "call_id", where), "type": body, body: inner}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind in RESULTS:
+        return {"role": "tool", "tool_call_id": string_at(item, "call_id", where), "content": _output(item.get("output"), where)}
+    if kind != "message":
+        return {"role": "assistant", "content": [item]}
+    content = item.get("content")
+    if isinstance(content, list):
+        content = [_block(block, where) for block in content]
+    elif not isinstance(content, str):
+        raise InvalidMessage(f"{where}.content: {type_of(content)} where a string or a list belongs")
+    return {"role": item.get("role"), "content": content}
+
+
+def _output(output: Any, where: str) -> Any:
+    if isinstance(output, str):
+        return output
+    if not isinstance(output, list):
+        raise InvalidMessage(f"{where}.output: {type_of(output)} where a string or a list belongs")
+    return [_block(block, where) for block in output]
+
+
+def _block(block: Any, where: str) -> dict[str, Any]:
+    if not isinstance(block, dict):
+        raise InvalidMessage(f"{where}.content: {type_of(block)} where an object belongs")
+    if block.get("type") in TEXTS:
+        return {"type": "text", "text": string_at(block, "text", where, empty=True)}
+    if block.get("type") == "input_image" and isinstance(block.get("image_url"), str):
+        image = {"url": block["image_url"], **({"detail": block["detail"]} if "detail" in block else {})}
+        return {"type": "image_url", "image_url": image}
+    return block
+
+
+def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of messages of the chat form."""
+    items: list[dict[str, Any]] = []
+    for message in messages:
+        role, content = message["role"], message.get("content")
+        if role == "tool":
+            items.append(
+                {"type": "function_call_output", "call_id": message["tool_call_id"], "output": _written(content, "input")}
+            )
+            continue
+        side = "output" if role == "assistant" else "input"
+        if isinstance(content, list):
+            items += [block for block in content if _is_item(block)]
+            content = [block for block in content if not _is_item(block)]
+        if content:
+            text = content if isinstance(content, str) and side == "input" else _written(content, side, listed=True)
+            items.append({"type": "message", "role": role, "content": text})
+        for call in message.get("tool_calls") or ():
+            body = "custom" if call.get("type") == "custom" else "function"
+            kind, slot = ("custom_tool_call", "input") if body == "custom" else ("function_call", "arguments")
+            items.append({"type": kind, "call_id": call["id"], "name": call[body]["name"], slot: call[body][slot]})
+    custom = {item["call_id"] for item in items if item["type"] == "custom_tool_call"}
+    for item in items:
+        if item["type"] == "function_call_output" and item["call_id"] in custom:
+            item["type"] = "custom_tool_call_output"
+    return items
+
+
+def _is_item(block: dict[str, Any]) -> bool:
+    return block["type"] not in ("text", "image_url", "refusal") and not block["type"].startswith("input_")
+
+
+def _written(content: Any, side: str, *, listed: bool = False) -> Any:
+    if isinstance(content, str):
+        return [{"type": f"{side}_text", "text": content}] if listed else content
+    return [_written_block(block, side) for block in content or ()]
+
+
+def _written_block(block: dict[str, Any], side: str) -> dict[str, Any]:
+    if block["type"] == "text":
+        return {"type": f"{side}_text", "text": block["text"]}
+    if block["type"] == "image_url":
+        image = block["image_url"]
+        return {"type": "input_image", "image_url": image["url"], **({"detail": image["detail"]} if "detail" in image else {})}
+    return block

@@ -1,0 +1,261 @@
+"""The wraps of `openai` and `anthropic`: the official clients against a scripted upstream, through a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.memory.retention import remember
+from kilburn.testing.upstream import Break, Refusal, Upstream, calling, serving
+
+openai = pytest.importorskip("openai", reason="the extra openai is not installed")
+anthropic = pytest.importorskip("anthropic", reason="the extra anthropic is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+from kilburn.adapters import anthropic as wrapped_anthropic  # noqa: E402
+from kilburn.adapters import openai as wrapped_openai  # noqa: E402
+from kilburn.adapters.history import Recollections  # noqa: E402
+
+READ = {"name": "read", "description": "Read a file.", "parameters": {"type": "object", "properties": {}}}
+WINDOW = 2500
+
+
+@pytest.fixture
+def store() -> Iterator[kilburn.Hierarchy]:
+    with kilburn.open(":memory:", window=WINDOW, policy="lru", embedder=None) as store:
+        yield store
+
+
+class Client:
+    """Closes its connections."""
+
+    client: Any
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+
+
+class Chat(Client):
+    """OpenAI's client, with a client's usual few lines around it."""
+
+    def __init__(self, url: str, process: kilburn.Process, **options: Any) -> None:
+        plain = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        self.client = wrapped_openai.wrap(plain, process, **options)
+        self.tools = [{"type": "function", "function": READ}]
+
+    def ask(self, history: list[Any], stream: bool = False) -> tuple[str, list[str]]:
+        """The text and the names of the calls of a reply, which is put into the history."""
+        given: dict[str, Any] = {"model": "gpt-5", "messages": history, "tools": self.tools}
+        if stream:
+            with self.client.chat.completions.stream(**given) as events:
+                for _ in events:
+                    pass
+                message = events.get_final_completion().choices[0].message
+        else:
+            message = self.client.chat.completions.create(**given).choices[0].message
+        history.append(message.model_dump(exclude_none=True))
+        return message.content or "", [call.function.name for call in message.tool_calls or ()]
+
+    @staticmethod
+    def results(history: list[Any], text: str) -> None:
+        calls = [call["id"] for call in history[-1]["tool_calls"]]
+        history.extend({"role": "tool", "tool_call_id": call, "content": text} for call in calls)
+
+    failure = openai.APIStatusError
+
+
+class Messages(Client):
+    """Anthropic's client, in the same way."""
+
+    def __init__(self, url: str, process: kilburn.Process, **options: Any) -> None:
+        self.client = wrapped_anthropic.wrap(anthropic.Anthropic(base_url=url, api_key="none", max_retries=0), process, **options)
+        self.tools = [{"name": "read", "description": "Read a file.", "input_schema": READ["parameters"]}]
+
+    def ask(self, history: list[Any], stream: bool = False) -> tuple[str, list[str]]:
+        given: dict[str, Any] = {"model": "claude-opus-4-8", "max_tokens": 500, "messages": history, "tools": self.tools}
+        if stream:
+            with self.client.messages.stream(**given) as events:
+                message = events.get_final_message()
+        else:
+            message = self.client.messages.create(**given)
+        history.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in message.content]})
+        texts = [block.text for block in message.content if block.type == "text"]
+        return "".join(texts), [block.name for block in message.content if block.type == "tool_use"]
+
+    @staticmethod
+    def results(history: list[Any], text: str) -> None:
+        calls = [block["id"] for block in history[-1]["content"] if block["type"] == "tool_use"]
+        blocks = [{"type": "tool_result", "tool_use_id": call, "content": text} for call in calls]
+        history.append({"role": "user", "content": blocks})
+
+    failure = anthropic.APIStatusError
+
+
+both = pytest.mark.parametrize("kind", [Chat, Messages], ids=["openai", "anthropic"])
+streamed = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@both
+@streamed
+def test_a_long_run_stays_in_the_window_and_nothing_is_lost(kind: Any, stream: bool, store: kilburn.Hierarchy) -> None:
+    upstream = Upstream(otherwise=calling(("read", {"path": "a"}), ("read", {"path": "b"})), window=WINDOW)
+    process, history = store.process("s"), [user("Read on.")]
+    with serving(upstream) as url, kind(url, process) as client:
+        for number in range(12):
+            assert client.ask(history, stream)[1] == ["read", "read"]
+            client.results(history, f"file {number}: " + "words of the file " * 40)
+        upstream.enqueue("Done.")
+        assert client.ask(history, stream) == ("Done.", [])
+    assert not upstream.refused
+    assert len(json.dumps(history)) > 4 * WINDOW
+    assert max(sent.tokens for sent in upstream.sent) <= WINDOW
+    told = [part for number in range(12) for part in [f"file {number}: "] * 2]
+    texts = [process.text(page.id) for page, _ in process.pages() if page.kind == "result"]
+    assert [text[: len(start)] for text, start in zip(texts, told, strict=True)] == told
+
+
+@both
+@streamed
+def test_memory_is_answered_behind_the_client(kind: Any, stream: bool, store: kilburn.Hierarchy) -> None:
+    upstream = Upstream(
+        "Noted.", calling(("search_memory", {"query": "valve"}), text="Let me look. "), "It opened at 14:07.", "Yes."
+    )
+    process, history = store.process("s"), [user("The valve opened at 14:07.")]
+    with serving(upstream) as url, kind(url, process) as client:
+        client.ask(history, stream)
+        history.append(user("When did it open?"))
+        text, calls = client.ask(history, stream)
+        assert text.endswith("It opened at 14:07.")
+        assert not calls
+        before = len(process.pages())
+        history.append(user("Sure?"))
+        client.ask(history, stream)
+    assert not upstream.refused
+    assert "14:07" in json.dumps(upstream.sent[2].body["messages"][-1])
+    assert len(process.pages()) == before + 2, "the client's version of the reply was recognised"
+
+
+@both
+@streamed
+def test_a_memory_call_beside_the_clients_own(kind: Any, stream: bool, store: kilburn.Hierarchy) -> None:
+    upstream = Upstream(calling(("search_memory", {"query": "valve"}), ("read", {"path": "a"})), "Done.")
+    history = [user("The valve: read a.")]
+    with serving(upstream) as url, kind(url, store.process("s")) as client:
+        assert client.ask(history, stream)[1] == ["read"]
+        client.results(history, "text of a")
+        assert client.ask(history, stream)[0] == "Done."
+    assert not upstream.refused
+    assert json.dumps(upstream.sent[1].body["messages"]).count("call_id" if kind is Chat else "tool_use_id") == 2
+
+
+@both
+def test_a_model_that_only_searches_is_stopped(kind: Any, store: kilburn.Hierarchy) -> None:
+    upstream = Upstream(
+        otherwise=lambda sent: (
+            "Enough." if "none" in str(sent.body.get("tool_choice")) else calling(("recall", {"address": "p1"}))
+        )
+    )
+    with serving(upstream) as url, kind(url, store.process("s")) as client:
+        assert client.ask([user("Hello.")])[0] == "Enough."
+    assert len(upstream.sent) == 6
+
+
+@both
+@streamed
+def test_a_call_that_failed_is_tried_again(kind: Any, stream: bool, store: kilburn.Hierarchy) -> None:
+    upstream = Upstream(Refusal(status=529), *([Break(how="short", after=4)] if stream else []), "Hello.")
+    process, history = store.process("s"), [user("Hi.")]
+    with serving(upstream) as url, kind(url, process) as client:
+        with pytest.raises(kind.failure):
+            client.ask(history, stream)
+        if stream:
+            with pytest.raises(kilburn.KilburnError):
+                client.ask(history, stream)
+        assert len(process.messages()) == 1
+        assert client.ask(history, stream)[0]
+    assert len(process.messages()) == 2
+
+
+@both
+def test_a_client_that_takes_back_its_last_turn(kind: Any, store: kilburn.Hierarchy) -> None:
+    upstream = Upstream("One.", "Two.", "Three.")
+    process, history = store.process("s"), [user("First.")]
+    with serving(upstream) as url, kind(url, process) as client:
+        client.ask(history)
+        client.ask([*history, user("Second, wrong.")])
+        assert client.ask([*history, user("Second.")])[0] == "Three."
+    assert "wrong" not in json.dumps(upstream.sent[-1].body)
+    assert "Second, wrong." in json.dumps(process.messages()), "it is still there to read"
+
+
+@both
+def test_a_program_that_starts_again_goes_on(kind: Any, tmp_path: Any) -> None:
+    upstream, history = Upstream(), [user("Hi.")]
+    with serving(upstream) as url:
+        for _ in range(3):
+            with kilburn.open(str(tmp_path / "a.db"), window=WINDOW, tokenizer="chars/4", embedder=None) as store:
+                with kind(url, store.process("s")) as client:
+                    client.ask(history)
+                history.append(user("And?"))
+                assert len(store.process("s").messages()) == len(history) - 1
+
+
+@both
+def test_long_term_memory_is_marked(kind: Any, store: kilburn.Hierarchy) -> None:
+    for number in range(60):
+        remember(store, f"Shelf {number} holds {('screws', 'paint', 'rope')[number % 3]} in box {7 * number}.", user="ana")
+    remember(store, "Ana drinks her tea without sugar.", user="ana")
+    upstream, process = Upstream(), store.process("s")
+    history = [user("How does Ana drink her tea?")]
+    with serving(upstream) as url, kind(url, process, recollections=Recollections(store, 200, "ana")) as client:
+        client.ask(history)
+        history.append(user("Sure?"))
+        client.ask(history)
+    assert not upstream.refused
+    sent = json.dumps(upstream.sent[0].body["messages"])
+    assert "without sugar" in sent
+    assert "@memory/ana p" in sent
+    assert "0 days ago" in sent
+    assert [message["content"] for message in process.messages()].count("Sure?") == 1
+    assert store.search("sugar", where="sessions") == [], "what was recalled is not indexed as if it were new"
+
+
+async def test_async_sessions_side_by_side(store: kilburn.Hierarchy) -> None:
+    upstream = Upstream(otherwise=lambda sent: str(sent.body["messages"][-1]["content"]).upper())
+
+    async def talk(url: str, name: str) -> list[str]:
+        plain = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
+        client = wrapped_openai.wrap(plain, store.process(name))
+        history: list[Any] = []
+        for number in range(4):
+            history.append(user(f"{name} {number}"))
+            stream = await client.chat.completions.create(model="m", messages=history, stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+            history.append({"role": "assistant", "content": text})
+        await client.close()
+        return [message["content"] for message in store.process(name).messages()]
+
+    with serving(upstream) as url:
+        told = await asyncio.gather(talk(url, "one"), talk(url, "two"))
+    assert told[0] == [f for n in range(4) for f in (f"one {n}", f"ONE {n}")]
+    assert told[1] == [f for n in range(4) for f in (f"two {n}", f"TWO {n}")]
+
+
+def test_a_stream_that_is_closed_early_leaves_nothing(store: kilburn.Hierarchy) -> None:
+    process, upstream = store.process("s"), Upstream(otherwise="A long reply that nobody wants to hear. " * 20, pause=0.01)
+    with serving(upstream) as url, Chat(url, process) as client:
+        with client.client.chat.completions.create(model="m", messages=[user("Hi.")], stream=True) as stream:
+            next(stream)
+        assert len(process.messages()) == 1

@@ -1,0 +1,262 @@
+"""Which session a history continues: clients that resend, edit, cut, branch and compact, and gateways that start again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import kilburn
+from kilburn.errors import OrphanResult
+from kilburn.gateway.chat import Chat
+from kilburn.gateway.form import HIDDEN
+from kilburn.gateway.history import Histories, Session
+from kilburn.gateway.messages import Messages
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.wire.form import parse
+
+CHAT, MESSAGES = Chat(), Messages()
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def take(histories: Histories, messages: list[Any], *, form: Any = CHAT, name: str | None = None, of: str = "") -> Session:
+    body = msgspec.json.encode({"model": "m", "max_tokens": 9, "messages": messages})
+    return histories.take(form, form.open(body), name, of)
+
+
+def turn(histories: Histories, messages: list[Any], reply: str, **more: Any) -> str:
+    """One request with its reply; returns the session's name."""
+    session = take(histories, messages, **more)
+    histories.said(session, parse(assistant(reply)))
+    histories.give(session)
+    return session.name
+
+
+def hidden_turn(histories: Histories, messages: list[Any], reply: str) -> str:
+    """One request in which the model recalled something before it answered."""
+    session = take(histories, messages)
+    call = Part(kind=Kind.CALL, text='{"address":"p1"}', call=f"{HIDDEN}{len(messages)}", name="recall")
+    result = Part(kind=Kind.RESULT, text="recalled", call=call.call)
+    histories.said(session, [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,))])
+    histories.said(session, parse(assistant(reply)))
+    histories.give(session)
+    return session.name
+
+
+def visible(store: kilburn.Hierarchy, name: str) -> list[str]:
+    """The texts of a session that the client knows."""
+    return [
+        part.text
+        for message in store.process(name).originals()
+        for part in message.parts
+        if not (part.call or "").startswith(HIDDEN)
+    ]
+
+
+class Client(RuleBasedStateMachine):
+    """A client with several conversations, beside a plain model: a list of texts for each session."""
+
+    @initialize()
+    def start(self) -> None:
+        self.folder = TemporaryDirectory()
+        self.path = str(Path(self.folder.name) / "a.db")
+        self.number = 0
+        self.held: dict[str, list[str]] = {}
+        self.talks: list[list[dict[str, Any]]] = [[]]
+        self.open()
+
+    def open(self) -> None:
+        self.store = kilburn.open(self.path, window=100_000, policy="fifo", tokenizer="chars/4", embedder=None)
+        self.histories = Histories(self.store)
+
+    def say(self, talk: list[dict[str, Any]], *, hidden: bool) -> None:
+        self.number += 1
+        # A few first messages are the same, as with a template.
+        talk.append(user(f"say {self.number % 2 if not talk else self.number}"))
+        reply = f"reply {self.number}"
+        name = (hidden_turn if hidden else turn)(self.histories, talk, reply)
+        talk.append(assistant(reply))
+        said = [message["content"] for message in talk]
+        before = self.held.get(name)
+        assert before is None or said[: len(before)] == before, "a session was overwritten"
+        self.held[name] = said
+
+    @rule(at=st.integers(0, 9), hidden=st.booleans())
+    def go_on(self, at: int, hidden: bool) -> None:
+        talk = self.talks[at % len(self.talks)]
+        count = len(self.held)
+        known = [message["content"] for message in talk] in self.held.values()
+        self.say(talk, hidden=hidden)
+        if known:
+            assert len(self.held) == count, "what was only continued got a new session"
+
+    @rule()
+    def begin(self) -> None:
+        self.talks.append([])
+        self.say(self.talks[-1], hidden=False)
+
+    @rule(at=st.integers(0, 9), where=st.integers(0, 20), hidden=st.booleans())
+    def branch(self, at: int, where: int, hidden: bool) -> None:
+        talk = self.talks[at % len(self.talks)]
+        cut = where % (len(talk) + 1) // 2 * 2
+        self.talks.append([dict(message) for message in talk[:cut]])
+        self.say(self.talks[-1], hidden=hidden)
+
+    @rule(at=st.integers(0, 9), where=st.integers(0, 20))
+    def edit(self, at: int, where: int) -> None:
+        talk = [dict(message) for message in self.talks[at % len(self.talks)]]
+        if talk:
+            talk[where % len(talk)]["content"] += " (edited)"
+            self.talks.append(talk)
+            self.say(talk, hidden=False)
+
+    @rule(at=st.integers(0, 9))
+    def fail_and_ask_again(self, at: int) -> None:
+        """The upstream fails after the message was taken in; the client sends it again."""
+        talk = self.talks[at % len(self.talks)]
+        self.number += 1
+        session = take(self.histories, [*talk, user(f"again {self.number}")])
+        self.histories.give(session)
+        talk.append(user(f"again {self.number}"))
+        name = turn(self.histories, talk, f"reply {self.number}")
+        assert name == session.name
+        talk.append(assistant(f"reply {self.number}"))
+        self.held[name] = [message["content"] for message in talk]
+
+    @rule()
+    def start_again(self) -> None:
+        self.store.close()
+        self.open()
+
+    @invariant()
+    def every_message_is_there_once(self) -> None:
+        if hasattr(self, "held"):
+            for name, said in self.held.items():
+                assert visible(self.store, name) == said
+            assert {info.name for info in self.store.processes()} == self.held.keys()
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            self.folder.cleanup()
+
+
+TestClient = Client.TestCase
+TestClient.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+
+
+@pytest.fixture
+def histories(tmp_path: Path) -> Any:
+    with kilburn.open(str(tmp_path / "a.db"), window=100_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        yield Histories(store)
+
+
+def test_ids_marks_and_thoughts_do_not_matter(histories: Histories) -> None:
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": 2}'}}
+    first = [user("go"), {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"}]
+    name = turn(histories, [*first, {"role": "tool", "tool_call_id": "x", "content": "7"}], "done")
+    other = {"id": "y", "type": "function", "function": {"name": "f", "arguments": '{"b":2,"a":1}'}}
+    blocks = [{"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]
+    again = [
+        {"role": "user", "content": blocks},
+        {"role": "assistant", "content": "", "tool_calls": [other]},
+        {"role": "tool", "tool_call_id": "y", "content": "7"},
+        {"role": "assistant", "content": "done\n"},
+        user("more"),
+    ]
+    assert turn(histories, again, "yes") == name
+    block = {"type": "tool_use", "id": "z", "name": "f", "input": {"b": 2, "a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "z", "content": [{"type": "text", "text": "7"}]}
+    blocks = [
+        user("go"),
+        {"role": "assistant", "content": [block]},
+        {"role": "user", "content": [result]},
+        assistant("done"),
+        user("more"),
+        assistant("yes"),
+        user("and in the other form"),
+    ]
+    assert turn(histories, blocks, "fine", form=MESSAGES) == name
+
+
+def test_ids_that_are_counted_from_zero_in_every_reply(histories: Histories) -> None:
+    def step(number: int) -> list[dict[str, Any]]:
+        call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": f'{{"n": {number}}}'}}
+        result = {"role": "tool", "tool_call_id": "call_0", "content": f"result {number}"}
+        return [{"role": "assistant", "content": None, "tool_calls": [call]}, result]
+
+    talk = [user("go")]
+    for number in range(3):
+        talk += step(number)
+        name = take(histories, talk)
+        histories.give(name)
+    prompt = name.process.render()
+    ids = [message["tool_call_id"] for message in prompt if message["role"] == "tool"]
+    assert ids == ["call_0", "call_0_2", "call_0_3"]
+    assert [message["content"] for message in prompt if message["role"] == "tool"] == ["result 0", "result 1", "result 2"]
+
+
+def test_two_requests_at_once_get_two_sessions(histories: Histories) -> None:
+    one, two = take(histories, [user("hi")]), take(histories, [user("hi")])
+    assert one.name != two.name
+    histories.give(one)
+    histories.give(two)
+
+
+def test_users_of_a_tenant_do_not_share_sessions(histories: Histories) -> None:
+    assert turn(histories, [user("hi")], "a", of="ana") != turn(histories, [user("hi"), assistant("a"), user("b")], "b", of="bo")
+
+
+def test_a_name_of_the_client(histories: Histories) -> None:
+    assert turn(histories, [user("hi")], "a", name="work") == "work"
+    assert turn(histories, [user("hi"), assistant("a"), user("b")], "c", name="work") == "work"
+    assert turn(histories, [user("other")], "c", name="work") == "work~2"
+
+
+def test_an_error_leaves_the_session_as_it_was(histories: Histories) -> None:
+    name = turn(histories, [user("hi")], "a")
+    with pytest.raises(OrphanResult):
+        take(histories, [user("hi"), assistant("a"), {"role": "tool", "tool_call_id": "none", "content": "x"}])
+    assert turn(histories, [user("hi"), assistant("a"), user("b")], "c") == name
+    assert visible(histories.hierarchy, name) == ["hi", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_client_that_compacts_by_itself_is_recognised(tmp_path: Path, restart: bool) -> None:
+    summary = "Summary: " + " ".join(f"step {n} of the work changed module {n}" for n in range(30))
+    path = str(tmp_path / "a.db")
+    options: dict[str, Any] = {"window": 100_000, "policy": "fifo", "tokenizer": "chars/4", "embedder": None}
+    with kilburn.open(path, **options) as store:
+        histories = Histories(store)
+        talk = [user("the task")]
+        for number in range(4):
+            old = turn(histories, talk, f"reply {number}")
+            talk += [assistant(f"reply {number}"), user(f"next {number}")]
+        turn(histories, talk, summary)
+        if not restart:
+            session = take(histories, [user("This session continues an earlier one.\n" + summary), user("go on")])
+            assert session.earlier == (old,)
+            histories.give(session)
+    with kilburn.open(path, **options) as store:
+        histories = Histories(store)
+        more = [assistant("ok"), user("go on")] if restart else []
+        session = take(histories, [user("This session continues an earlier one.\n" + summary), *more, user("and on")])
+        assert session.earlier == (old,)
+        kept = [user("a summary of it all"), *talk[-3:], user("go on")]
+        other = take(histories, kept)
+        assert other.earlier == (old,)
+        stranger = take(histories, [user("something else"), assistant("ok"), user("x"), assistant("y"), user("z")])
+        assert stranger.earlier == ()

@@ -1,0 +1,172 @@
+"""The official Anthropic SDK against the gateway: blocks, thinking, cache marks, page faults, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import pytest
+
+from kilburn.models.scripted import Scripted
+from kilburn.testing.upstream import Break, Refusal, Upstream, calling
+
+FILLER = "The river carries sand, and the sand carries gold. "
+READ = {"name": "read", "description": "Read a file.", "input_schema": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture
+def claude(gateway: Any) -> Any:
+    def start(*script: Any, **settings: Any) -> Any:
+        return gateway(*script, form="messages", **settings)
+
+    return start
+
+
+def talk(turns: int) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for number in range(turns):
+        messages.append({"role": "user", "content": [{"type": "text", "text": f"Question {number}. " + FILLER * 10}]})
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": f"Answer {number}. " + FILLER * 10}]})
+    return messages
+
+
+def ask(setup: Any, messages: list[dict[str, Any]], *, streamed: bool, **more: Any) -> Any:
+    if not streamed:
+        return setup.anthropic.messages.create(model="m", max_tokens=200, messages=messages, **more)
+    with setup.anthropic.messages.stream(model="m", max_tokens=200, messages=messages, **more) as stream:
+        return stream.get_final_message()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_short_conversation_goes_through_byte_for_byte(claude: Any, streamed: bool) -> None:
+    setup = claude(calling(("read", {"path": "a"}, "t1"), text="I read.", thinking="Which file?"), "Done.")
+    system = [{"type": "text", "text": "Rules.", "cache_control": {"type": "ephemeral"}}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go"}]
+    more = {"system": system, "tools": [READ], "metadata": {"user_id": "u"}, "extra_body": {"x_unknown": [1]}}
+    reply = ask(setup, messages, streamed=streamed, **more)
+    assert [block.type for block in reply.content] == ["thinking", "text", "tool_use"]
+    result = [{"type": "tool_result", "tool_use_id": "t1", "content": "text", "cache_control": {"type": "ephemeral"}}]
+    messages += [
+        {"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in reply.content]},
+        {"role": "user", "content": result},
+    ]
+    assert ask(setup, messages, streamed=streamed, **more).content[0].text == "Done."
+    assert not setup.upstream.refused
+    sent = setup.upstream.sent[1].body
+    assert sent["messages"] == messages
+    assert (sent["system"], sent["tools"], sent["x_unknown"]) == (system, [READ], [1])
+    assert setup.upstream.sent[0].headers["authorization"] == "Bearer client-key"
+    with setup.store() as store:
+        (info,) = store.processes()
+        kept = store.process(info.name).messages()
+        assert [message["role"] for message in kept] == ["user", "assistant", "user", "assistant"]
+        assert [block["type"] for block in kept[1]["content"]] == ["thinking", "text", "tool_use"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_page_faults_with_thinking(claude: Any, streamed: bool) -> None:
+    setup = claude(
+        calling(("recall", {"address": "p1"}), text="Let me look.", thinking="It left."),
+        calling(("search_memory", {"query": "Question 2"}), ("read", {"path": "x"}, "t9"), thinking="And one more."),
+        "Both.",
+        window=2000,
+    )
+    messages = [*talk(12), {"role": "user", "content": "What was first?"}]
+    reply = ask(setup, messages, streamed=streamed, tools=[READ])
+    assert [block.type for block in reply.content] == ["thinking", "text", "thinking", "tool_use"]
+    assert reply.content[-1].id == "t9"
+    assert reply.stop_reason == "tool_use"
+    assert reply.usage.output_tokens > 0
+    messages += [
+        {"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in reply.content]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t9", "content": "file"}]},
+    ]
+    assert ask(setup, messages, streamed=streamed, tools=[READ]).content[0].text == "Both."
+    assert not setup.upstream.refused
+    last = setup.upstream.sent[-1]
+    assert (
+        sum(block["type"] == "tool_result" for m in last.body["messages"] for block in m["content"] if not isinstance(block, str))
+        >= 3
+    )
+    with setup.store() as store:
+        assert len(store.processes()) == 1
+
+
+def test_a_long_session_keeps_the_cache_warm(claude: Any) -> None:
+    setup = claude(window=4000, upstream=Upstream(otherwise="Fine.", least=100))
+    system = [{"type": "text", "text": "Rules. " * 20, "cache_control": {"type": "ephemeral"}}]
+    messages: list[dict[str, Any]] = []
+    for number in range(40):
+        content = [{"type": "text", "text": f"Step {number}. " + FILLER * 8, "cache_control": {"type": "ephemeral"}}]
+        messages.append({"role": "user", "content": content})
+        ask(setup, messages, streamed=False, system=system)
+        del content[0]["cache_control"]
+        messages.append({"role": "assistant", "content": "Fine."})
+    assert not setup.upstream.refused
+    assert max(sent.tokens for sent in setup.upstream.sent) < 4300
+    late = setup.upstream.sent[20:]
+    assert sum(sent.cached for sent in late) > 0.6 * sum(sent.tokens for sent in late)
+    with setup.store() as store:
+        (info,) = store.processes()
+        assert len(store.process(info.name).messages()) == 80
+
+
+def test_a_prompt_that_is_too_long_is_made_shorter_once(claude: Any) -> None:
+    setup = claude(upstream=Upstream(otherwise="Fits.", window=2500), window=100_000)
+    assert ask(setup, [*talk(10), {"role": "user", "content": "?"}], streamed=True).content[0].text == "Fits."
+    assert [sent.status for sent in setup.upstream.sent] == [400, 200]
+
+
+def test_errors_have_anthropics_form(claude: Any) -> None:
+    setup = claude(Refusal(status=529), Break(how="error", after=3), Break(how="cut", after=3))
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        ask(setup, [{"role": "user", "content": "Hi"}], streamed=True)
+    assert caught.value.status_code == 529
+    for _ in range(2):
+        with pytest.raises(anthropic.APIError):
+            ask(setup, [{"role": "user", "content": "Hi"}], streamed=True)
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ask(setup, [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "y"}]}], streamed=False)
+    body: Any = refused.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert body["request_id"].startswith("req_")
+    with setup.store() as store:
+        (info,) = store.processes()
+        assert info.pages == 1
+
+
+def test_tokens_are_counted(claude: Any) -> None:
+    setup = claude()
+    assert (
+        setup.anthropic.messages.count_tokens(model="m", messages=[{"role": "user", "content": "Hello there"}]).input_tokens > 0
+    )
+    local = claude(model=Scripted([]))
+    assert (
+        local.anthropic.messages.count_tokens(model="m", messages=[{"role": "user", "content": "Hello there"}]).input_tokens > 0
+    )
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_local_model_of_the_other_form(claude: Any, streamed: bool) -> None:
+    model = Scripted([calling(("read", {"path": "a"}, "c1"), text="I read."), "Done."])
+    setup = claude(model=model)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go"}]
+    reply = ask(setup, messages, streamed=streamed, tools=[READ], system="Rules.")
+    assert [block.type for block in reply.content] == ["text", "tool_use"]
+    assert (reply.content[1].input, reply.stop_reason) == ({"path": "a"}, "tool_use")
+    messages += [
+        {"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in reply.content]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": reply.content[1].id, "content": "file"}]},
+    ]
+    assert ask(setup, messages, streamed=streamed, tools=[READ], system="Rules.").content[0].text == "Done."
+    assert [m["role"] for m in model.requests[1].messages] == ["system", "user", "assistant", "tool"]
+    assert model.requests[1].tools[0].name == "read"
+
+
+def test_claudes_client_on_an_openai_upstream(gateway: Any) -> None:
+    setup = gateway(calling(("read", {"path": "a"}, "c1"), text="I read."), "Done.")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go"}]
+    reply = ask(setup, messages, streamed=True, tools=[READ], system="Rules.")
+    assert [block.type for block in reply.content] == ["text", "tool_use"]
+    assert setup.upstream.sent[0].api == "chat"
+    assert setup.upstream.sent[0].body["messages"][0] == {"role": "system", "content": "Rules."}

@@ -1,0 +1,88 @@
+"""OpenAI's responses API through the gateway, by the official SDK."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kilburn.models.scripted import Scripted
+from kilburn.testing.upstream import Upstream, calling
+
+FILLER = "The river carries sand, and the sand carries gold. "
+READ = {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}, "strict": False}
+
+
+def talk(turns: int) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    for number in range(turns):
+        out.append({"role": "user", "content": f"Question {number}. " + FILLER * 10})
+        out.append({"role": "assistant", "content": f"Answer {number}. " + FILLER * 10})
+    return out
+
+
+def ask(setup: Any, given: Any, *, streamed: bool, **more: Any) -> Any:
+    if not streamed:
+        return setup.openai.responses.create(model="m", input=given, **more)
+    events = list(setup.openai.responses.create(model="m", input=given, stream=True, **more))
+    assert [event.sequence_number for event in events] == sorted(event.sequence_number for event in events)
+    assert events[-1].type == "response.completed"
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in done] == [item.id for item in events[-1].response.output]
+    assert len({event.output_index for event in events if event.type == "response.output_item.added"}) == len(done)
+    return events[-1].response
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_short_conversation_goes_through(gateway: Any, streamed: bool) -> None:
+    setup = gateway(calling(("read", {"path": "a"}, "c1"), text="I read.", thinking="Hm."), "Done.", "Kept.")
+    reply = ask(setup, "Go", streamed=streamed, tools=[READ], instructions="Rules.", extra_body={"x_unknown": 1})
+    given = [{"role": "user", "content": "Go"}, *(item.model_dump(exclude_none=True) for item in reply.output)]
+    given.append({"type": "function_call_output", "call_id": "c1", "output": "file"})
+    done = ask(setup, given, streamed=streamed, tools=[READ])
+    assert done.output_text == "Done."
+    assert not setup.upstream.refused
+    assert setup.upstream.sent[0].body["x_unknown"] == 1
+    assert setup.upstream.sent[1].body["input"] == given
+    with setup.store() as store:
+        (info,) = store.processes()
+        assert [m["role"] for m in store.process(info.name).messages()] == ["user", "assistant", "tool", "assistant"]
+    more = setup.openai.responses.create(model="m", input="And?", previous_response_id=done.id)
+    assert more.output_text == "Kept."
+    with setup.store() as store:
+        assert len(store.processes()) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_page_faults(gateway: Any, streamed: bool) -> None:
+    setup = gateway(
+        calling(("recall", {"address": "p1"}), text="Let me look."),
+        calling(("recall", {"address": "p3"}), ("read", {"path": "x"}, "c9")),
+        "Both.",
+        window=2000,
+    )
+    given = [*talk(12), {"role": "user", "content": "What was first?"}]
+    reply = ask(setup, given, streamed=streamed, tools=[READ])
+    assert [item.type for item in reply.output] == ["message", "function_call"]
+    assert reply.usage.input_tokens == sum(sent.tokens for sent in setup.upstream.sent)
+    given += [item.model_dump(exclude_none=True) for item in reply.output]
+    given.append({"type": "function_call_output", "call_id": "c9", "output": "file"})
+    assert ask(setup, given, streamed=streamed, tools=[READ]).output_text == "Both."
+    assert not setup.upstream.refused
+    assert [item["type"] for item in setup.upstream.sent[-1].body["input"]].count("function_call_output") == 3
+    with setup.store() as store:
+        assert len(store.processes()) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_local_model_answers(gateway: Any, streamed: bool) -> None:
+    setup = gateway(
+        model=Scripted([calling(("read", {"path": "a"}, "c1"), text="I read."), "Done."], piece=3), upstream=Upstream()
+    )
+    reply = ask(setup, "Go", streamed=streamed, tools=[READ], instructions="Rules.")
+    assert [item.type for item in reply.output] == ["message", "function_call"]
+    given = [{"role": "user", "content": "Go"}, *(item.model_dump(exclude_none=True) for item in reply.output)]
+    given.append({"type": "function_call_output", "call_id": "c1", "output": "file"})
+    assert ask(setup, given, streamed=streamed, tools=[READ]).output_text == "Done."
+    with setup.store() as store:
+        assert len(store.processes()) == 1
