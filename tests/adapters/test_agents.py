@@ -11,7 +11,7 @@ import pytest
 
 import kilburn
 
-pytest.importorskip("agents", reason="the OpenAI Agents SDK is not installed: pip install 'kilburn[agents]'")
+pytest.importorskip("agents.run", reason="the OpenAI Agents SDK is not installed: pip install 'kilburn[agents]'")
 
 from agents.testing import ScriptedModel
 

@@ -224,18 +224,18 @@ def test_learning_stops_with_the_gateway_and_goes_on_the_next_time(tmp_path: Pat
             process.append(user(f"Please remember that locker {turn} is green."), {"role": "assistant", "content": "Noted."})
         first = Learners()
         first.learn(store, process, "ana")
-        until(lambda: store.memory("ana").pages())
+        until(lambda: list(store.memory("ana").pages()))
         began = time.monotonic()
         first.close()
         assert time.monotonic() - began < 5
-        learned = len(store.memory("ana").pages())
+        learned = len(list(store.memory("ana").pages()))
         assert learned < 200
         time.sleep(0.1)
-        assert len(store.memory("ana").pages()) == learned
+        assert len(list(store.memory("ana").pages())) == learned
         first.learn(store, process, "ana")
         second = Learners()
         second.learn(store, process, "ana")
-        until(lambda: len(store.memory("ana").pages()) == 200, 60)
+        until(lambda: len(list(store.memory("ana").pages())) == 200, 60)
         second.close()
 
 
@@ -244,11 +244,12 @@ def test_learning_that_fails_is_logged_and_the_next_one_goes_on(tmp_path: Path, 
         process = store.process("talk", "ana")
         process.append(user(SAID), {"role": "assistant", "content": "Noted."})
         learners = Learners()
-        learners.learn(store, process, "no/name of a user\n")
-        learners.learn(store, store.process("other", "ana"), "ana")
+        with kilburn.open(str(tmp_path / "b.db"), window=1000, embedder=None, tokenizer="chars/4") as other:
+            closed = other.process("talk", "ana")
+        learners.learn(other, closed, "ana")
         until(lambda: "nothing was learned" in caplog.text)
         learners.learn(store, process, "ana")
-        until(lambda: store.memory("ana").pages())
+        until(lambda: list(store.memory("ana").pages()))
         learners.close()
     assert "Porto" not in caplog.text
 

@@ -146,8 +146,8 @@ def _block(content: Any) -> dict[str, Any]:
 
 def _made(message: dict[str, Any]) -> Any:
     """The part or response of a chat message that the process wrote, or changed."""
-    content = message.get("content")
-    text = content if isinstance(content, str) else "\n".join(block.get("text", "") for block in content or ())
+    content: Any = message.get("content")
+    text = content if isinstance(content, str) else "\n".join(block.get("text", "") for block in content or [])
     if message["role"] == "assistant":
         parts: list[Any] = [ai.TextPart(text)] if text else []
         for call in message.get("tool_calls") or ():
