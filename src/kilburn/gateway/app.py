@@ -14,6 +14,7 @@ from anyio.to_thread import run_sync
 
 import kilburn
 from kilburn.errors import KilburnError, MissingExtra, SpecError, Unavailable
+from kilburn.gateway import status
 from kilburn.gateway.access import LOOPBACK, Access, App
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.connection import uvicorn_options
@@ -22,10 +23,12 @@ from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import Limits, check_listening
 from kilburn.gateway.messages import Messages
+from kilburn.gateway.metrics import Metrics
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import Responses
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.prices import PRICES, Prices
 
 try:
     from starlette.applications import Starlette
@@ -55,6 +58,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         hosts: names under which clients may call it; by default those of this machine.
         origins: of web pages that may call it.
         limits: what clients may take.
+        prices: of the upstream's tokens, for the figures.
     """
 
     db: str = "agent.db"
@@ -70,6 +74,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     hosts: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()
     limits: Limits = Limits()
+    prices: Prices = PRICES["hosted"]
 
 
 class Gateway:
@@ -159,7 +164,7 @@ class _Endpoint:
             except KilburnError as error:
                 if began:
                     raise
-                log.info("refused: %s", error)
+                scope["state"]["exchange"].problem = type(error).__name__.lower()
                 await fail(self._shape, error, send)
             except OSError:
                 # The client's connection broke while it was written to.
@@ -182,7 +187,7 @@ class _Endpoint:
         relay = gateway.opened(key.tenant)
         if relay is None:
             relay = await run_sync(gateway.relay, key.tenant)
-        await relay.answer(self._form, body, path, headers, key.user, send)
+        await relay.answer(self._form, body, path, headers, scope["state"]["exchange"], send)
 
     async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
         upstream = self._gateway.upstream
@@ -229,6 +234,8 @@ def build(settings: Settings) -> App:
         Route("/v1/models", _Endpoint(gateway, None, chat), methods=["GET"]),
         Route("/v1/models/{name:path}", _Endpoint(gateway, None, chat), methods=["GET"]),
     ]
+    metrics = Metrics(settings.prices)
+    routes += status.routes(metrics, lambda: gateway.relay(settings.tenant), keyed=settings.keys is not None)
     return Access(
         Starlette(routes=routes, lifespan=lifespan),
         keys=None if settings.keys is None else Keys(settings.keys),
@@ -236,4 +243,5 @@ def build(settings: Settings) -> App:
         hosts=settings.hosts,
         origins=settings.origins,
         limits=settings.limits,
+        observe=metrics.observe,
     )

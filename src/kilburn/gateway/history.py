@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from kilburn.errors import StoreStale
 from kilburn.event import Act
 from kilburn.gateway.form import HIDDEN, Asked, Form, listed
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.plain import load_object
@@ -126,6 +128,11 @@ class Session:
         self._costs: dict[bytes, int] = {}
         self.busy = False
         self.prefilled = False
+        self.before: Stats | None = None
+        self.new = 0
+        """Tokens that the request that goes on now brought."""
+        self.idle: float | None = None
+        self.ended: float | None = None
         self.spoken: list[Message] = []
         """What was said in the request that goes on now."""
         self.last = ""
@@ -150,6 +157,12 @@ class Session:
                 self._costs.clear()
             known = self._costs[raw] = self.process.counter.count(raw.decode("utf-8", "replace"))
         return known
+
+    def figures(self) -> Stats:
+        """The figures of the ledger as far as they are written."""
+        process = self.process
+        with process.lock:
+            return process.kernel.ledger.report(use=process.use, window=process.capacity)
 
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""
@@ -247,9 +260,12 @@ class Histories:
             try:
                 fresh = [message for raw in raws for message in form.read(raw)]
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
+                session.before, seen = session.figures(), session.process.window.seen
                 if fresh:
                     session.process.append(*following(fresh, session.process))
                     session.extend(digests)
+                session.new = session.process.window.seen - seen
+                session.idle = None if session.ended is None else time.monotonic() - session.ended
                 self._remember(session, form, asked, name)
                 return session
             except StoreStale:
@@ -323,6 +339,7 @@ class Histories:
             return
         session.extend(canonical(spoken))
         session.last = _text_of(spoken)
+        session.ended = time.monotonic()
         session.busy = False
 
     def lose(self, session: Session) -> None:

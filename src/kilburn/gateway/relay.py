@@ -7,6 +7,7 @@ one reply. Whatever fails, the session stays valid: a message is in it whole or 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -19,12 +20,13 @@ from kilburn.budget import Budget
 from kilburn.errors import KernelError, KilburnError, ModelError, Overlong, SpecError, StoreError, Unavailable, WireError
 from kilburn.event import Act
 from kilburn.gateway.events import Events, written
+from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.faults import answered
 from kilburn.gateway.form import OFFERED, Asked, Form, Reading, hidden
 from kilburn.gateway.history import Histories, Session
 from kilburn.gateway.upstream import Answer, Upstream, status_of
 from kilburn.message import Message
-from kilburn.model import Reply
+from kilburn.model import Reply, Tokens
 from kilburn.models.provider_errors import error_of
 
 __all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
@@ -53,22 +55,29 @@ class Relay:
         self._upstream = upstream
         self._rounds = rounds
 
-    async def answer(self, form: Form, body: bytes, path: str, headers: Mapping[str, str], user: str, send: Send) -> None:
+    async def answer(
+        self, form: Form, body: bytes, path: str, headers: Mapping[str, str], exchange: Exchange, send: Send
+    ) -> None:
         """Answer one request.
+
+        Args:
+            exchange: says who asks; what becomes of the request is written into it.
 
         Raises:
             KilburnError: nothing was sent to the client yet.
         """
-        session, work = await run_sync(self._begin, form, body, headers, user)
-        turn = _Turn(self, session, work, path, headers, send)
+        session, work = await run_sync(self._begin, form, body, headers, exchange)
+        turn = _Turn(self, session, work, path, headers, exchange, send)
         try:
             await turn.run()
         finally:
             with anyio.CancelScope(shield=True):
                 await turn.give()
 
-    def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], user: str) -> tuple[Session, _Work]:
+    def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], exchange: Exchange) -> tuple[Session, _Work]:
         asked = form.open(body)
+        exchange.form, exchange.model, exchange.stream = form.name, asked.model, asked.stream
+        user = "" if exchange.key is None else exchange.key.user
         session = self._histories.take(form, asked, headers.get("x-kilburn-session"), user)
         try:
             work = _Work(form, asked, session, faults=asked.faults and headers.get("x-kilburn-faults") != "off")
@@ -76,6 +85,9 @@ class Relay:
         except BaseException:
             self._histories.give(session)
             raise
+        exchange.session = session.name
+        exchange.before, exchange.new, exchange.idle = session.before, session.new, session.idle
+        exchange.sent = session.process.window.seen
         return session, work
 
     def said(self, session: Session, messages: list[Message]) -> None:
@@ -143,9 +155,13 @@ class _Work:
 class _Turn:
     """What happens between one request and the end of its answer."""
 
-    def __init__(self, relay: Relay, session: Session, work: _Work, path: str, headers: Mapping[str, str], send: Send) -> None:
+    def __init__(
+        self, relay: Relay, session: Session, work: _Work, path: str, headers: Mapping[str, str], exchange: Exchange, send: Send
+    ) -> None:
+        self._exchange = exchange
         self._relay, self._session, self._work = relay, session, work
         self._path, self._headers, self._send = path, headers, send
+        self._asked = 0.0
         self._turn = session.process.turn
         self._started = self._given = False
         self._retried = False
@@ -166,10 +182,18 @@ class _Turn:
         if not self._given:
             self._given = True
             await run_sync(self._relay.histories.give, self._session)
+            self._exchange.after = self._session.figures()
+
+    def _waited(self) -> None:
+        """The upstream has begun to answer."""
+        if self._exchange.waited is None:
+            self._exchange.waited = time.perf_counter() - self._asked
 
     async def _round(self) -> bool:
         """One question to the upstream; returns whether there is another."""
         work = self._work
+        self._exchange.rounds += 1
+        self._asked = time.perf_counter()
         async with self._relay.upstream.ask("POST", self._path, work.body, self._headers, work.form) as answer:
             if answer.status >= 400:
                 return await self._refused(answer)
@@ -179,6 +203,7 @@ class _Turn:
                 await self._stream(answer, self._reading)
             else:
                 whole = await _gathered(answer)
+                self._waited()
                 self._reading.take(whole)
             headers = answer.headers
         reading = self._reading
@@ -198,7 +223,15 @@ class _Turn:
         work, session = self._work, self._session
         process = session.process
         ours = reading.ours(reply)
+        self._exchange.finish = str(reply.finish)
         if reply.usage is not None:
+            known = self._exchange.usage or Tokens()
+            self._exchange.usage = Tokens(
+                prompt=known.prompt + reply.usage.prompt,
+                reply=known.reply + reply.usage.reply,
+                cached=known.cached + reply.usage.cached,
+                written=known.written + reply.usage.written,
+            )
             process.observe(reply.usage, self._counted)
         if not work.keeps:
             return False
@@ -245,6 +278,7 @@ class _Turn:
     async def _stream(self, answer: Answer, reading: Reading) -> None:
         events = Events()
         async for piece in answer.pieces:
+            self._waited()
             out = b"".join([reading.feed(event) for event in events.feed(piece)])
             if not self._started:
                 await self._start(200, {"content-type": "text/event-stream", "cache-control": "no-cache", **answer.headers})
@@ -272,6 +306,7 @@ class _Turn:
         said = self._work.form.error(status, error.what, code)
         name = "error" if self._work.form.name != "chat" else ""
         log.info("session %s: %s", self._session.name, error)
+        self._exchange.problem = code or type(error).__name__.lower()
         await self.give()
         await self._send({"type": "http.response.body", "body": written(said, name)})
 
