@@ -31,7 +31,7 @@ from kilburn.wire.form import parse
 from kilburn.wire.plain import load_object
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["HIDDEN", "OFFERED", "History", "Recollections", "system_of"]
+__all__ = ["HIDDEN", "OFFERED", "History", "Recollections", "digest", "system_of"]
 
 HIDDEN = "kilburn_"
 """Ids of calls that the framework never sees begin with this."""
@@ -93,6 +93,7 @@ class History:
         self._lock = threading.RLock()
         self._digests: dict[int, tuple[bytes, ...]] = {}
         self._shown: set[bytes] = set()
+        self._recalled: dict[str, tuple[int, ...]] = {}
 
     def prompt(self, messages: Iterable[Any], form: str = "chat", beside: Any = None, *, rewinds: bool = True) -> Prompt:
         """Append what is new of a history, and render the window.
@@ -114,18 +115,18 @@ class History:
     def render(self, form: str = "chat") -> Prompt:
         """The window, as it is."""
         prompt = self.process.render(form)
-        self._shown.update(_digest(message) for message in _apart(parse(list(prompt))))
+        self._shown.update(digest(message) for message in _apart(parse(list(prompt))))
         return prompt
 
-    def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> None:
-        """Append what is new of a whole history; see `prompt`."""
+    def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> list[Message]:
+        """Append what is new of a whole history, and return it; see `prompt`."""
         given = _apart(parse(list(messages)))
         with self._lock, self.process.lock:
             self.process.refresh()
             if not self._shown and self.process.window.last:
                 self.render()
             known = self._known()
-            digests = [_digest(message) for message in given]
+            digests = [digest(message) for message in given]
             there = set(digests)
             pairs = _pairs([next(filter(there.__contains__, entry.digests), b"") for entry in known], digests)
             while (again := self._asked_again(given, known, pairs)) is not None:
@@ -147,6 +148,7 @@ class History:
             if new:
                 self.process.append(*self._with_recollections(new))
             self.retire(page for place in lost for page in range(known[place].first, ends[place]))
+            return new
 
     def _asked_again(self, given: Sequence[Message], known: Sequence[_Known], pairs: dict[int, int]) -> int | None:
         """The first message whose calls got other results at the end of the history than they have in the process: both are
@@ -189,7 +191,9 @@ class History:
 
     def answer(self, name: str, arguments: str) -> str:
         """What `recall` or `search_memory` returns, for a framework that runs the tool and appends the result itself."""
-        return memory_tools.call(self.process, name, arguments).text
+        said = memory_tools.call(self.process, name, arguments)
+        self._recalled[said.text] = said.sources
+        return said.text
 
     def answered(self, reply: Message) -> Message | None:
         """Append a reply that calls tools of ours, and their results; the framework never sees either.
@@ -217,7 +221,9 @@ class History:
                 said = "\n".join(part.text for part in message.parts if part.kind is Kind.TEXT)
                 if said and (remembered := self.recollections.about(said)) is not None:
                     yield remembered
-            yield message
+            # What a framework's tool recalled keeps its sources, so that it is not indexed as if it were new.
+            sources = self._recalled.pop(message.parts[0].text, ()) if message.role is Role.TOOL else ()
+            yield msgspec.structs.replace(message, sources=sources) if sources else message
 
     def _renamed(self, message: Message, ids: dict[str, str]) -> Message:
         """The message with call ids that the process does not have yet, and results with the ids that their calls got."""
@@ -257,10 +263,10 @@ class History:
             key = group[0].id
             if key not in self._digests:
                 parts = [self.process.part(page)[0] for page in group]
-                self._digests[key] = (_digest(Message(role=group[0].role, parts=tuple(parts))),)
+                self._digests[key] = (digest(Message(role=group[0].role, parts=tuple(parts))),)
                 if said and group[0].role is Role.ASSISTANT:
                     whole = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=said), *parts))
-                    self._digests[key] += (_digest(whole),)
+                    self._digests[key] += (digest(whole),)
             said = ""
             seen = tuple(call for call in calls if not call.startswith(HIDDEN))
             known.append(_Known(self._digests[key], key, seen))
@@ -298,7 +304,7 @@ def _apart(messages: Iterable[Message]) -> list[Message]:
     return out
 
 
-def _digest(message: Message) -> bytes:
+def digest(message: Message) -> bytes:
     """What a message says, whatever its ids, its reasoning, and the spaces of its arguments."""
     made = hashlib.blake2b(message.role.encode(), digest_size=16)
     said = "".join(part.text for part in message.parts if part.kind is Kind.TEXT).strip()

@@ -71,6 +71,12 @@ PATHS = {
     "/v1/models": "models",
 }
 
+SYNTAX = ("type", "cache_control")
+"""Keys whose values are the API's own; a model does not read them."""
+
+SCHEMAS = ("input", "input_schema", "parameters")
+"""Keys whose values a model reads as JSON."""
+
 KINDS = {
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("invalid_request_error", "authentication_error"),
@@ -553,10 +559,9 @@ def _prompt(api: str, body: Json) -> tuple[list[bytes], list[int]]:
     breakpoints: list[int] = []
 
     def add(value: Any, role: str = "") -> None:
-        if "cache_control" in (text := json.dumps(value, ensure_ascii=False, separators=(",", ":"))) and _marked(value):
+        if _marked(value):
             breakpoints.append(len(items))
-            text = json.dumps(_unmarked(value), ensure_ascii=False, separators=(",", ":"))
-        items.append((role + text).encode("utf-8", "surrogatepass"))
+        items.append(f"<{role}>{_spoken(value)}\n".encode("utf-8", "surrogatepass"))
 
     for tool in body.get("tools") or ():
         add(tool)
@@ -584,10 +589,16 @@ def _marked(value: Any) -> bool:
     return isinstance(value, list) and any(map(_marked, value))
 
 
-def _unmarked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _unmarked(inner) for key, inner in value.items() if key != "cache_control"}
-    return [_unmarked(inner) for inner in value] if isinstance(value, list) else value
+def _spoken(value: Any) -> str:
+    """What a model reads of a message, block or tool."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(map(_spoken, value))
+    if not isinstance(value, dict):
+        return "" if value is None else str(value)
+    read = [(key, inner) for key, inner in value.items() if key not in SYNTAX]
+    return " ".join(json.dumps(inner, ensure_ascii=False) if key in SCHEMAS else _spoken(inner) for key, inner in read)
 
 
 def _models(sent: Sent) -> Json:

@@ -1,0 +1,97 @@
+"""LangChain's agents on LangGraph: a middleware that puts a process between the graph's messages and the model.
+
+    agent = create_agent(model, tools, middleware=[Window(store)], checkpointer=...)
+
+The graph's own state stays as it is. What the model gets is the process's window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.adapters.history import OFFERED, History, Recollections
+from kilburn.errors import MissingExtra
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.model import ToolSpec
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+    from langchain_core.messages import AnyMessage, convert_to_messages, convert_to_openai_messages
+    from langchain_core.tools import StructuredTool
+    from langgraph.config import get_config
+except ImportError as error:
+    raise MissingExtra("langchain", "langgraph") from error
+
+__all__ = ["Window"]
+
+
+class Window(AgentMiddleware):
+    """A middleware for `create_agent`; give it last, so that it sees what the model will see.
+
+    Args:
+        where: a process; or a store, which has a process for each thread of the graph (`thread_id`).
+        recollections: long-term memory to put before the user's messages.
+        tools: whether the model is offered `recall` and `search_memory`.
+    """
+
+    def __init__(self, where: Process | Hierarchy, *, recollections: Recollections | None = None, tools: bool = True) -> None:
+        super().__init__()
+        self._where, self._recollections = where, recollections
+        self._histories: dict[str, History] = {}
+        self.tools = [self._tool(spec) for spec in OFFERED] if tools else []
+
+    def _history(self) -> History:
+        process = self._where
+        if isinstance(process, Hierarchy):
+            process = process.process(str(get_config()["configurable"]["thread_id"]))
+        known = self._histories.get(process.name)
+        if known is None or known.process is not process:
+            known = self._histories[process.name] = History(process, self._recollections)
+        return known
+
+    def _tool(self, spec: ToolSpec) -> StructuredTool:
+        def answer(**arguments: Any) -> str:
+            given = {key: value for key, value in arguments.items() if value is not None}
+            return self._history().answer(spec.name, msgspec.json.encode(given).decode())
+
+        return StructuredTool.from_function(
+            func=answer, name=spec.name, description=spec.description, args_schema=spec.parameters, infer_schema=False
+        )
+
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[Any], ModelResponse[Any]]) -> ModelResponse[Any]:
+        """Send the window, and append the reply."""
+        history = self._history()
+        response = handler(_windowed(request, history))
+        history.append(_chat(response.result))
+        return response
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[Any], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """`wrap_model_call` for async graphs."""
+        history = self._history()
+        response = await handler(await asyncio.to_thread(_windowed, request, history))
+        await asyncio.to_thread(history.append, _chat(response.result))
+        return response
+
+
+def _windowed(request: ModelRequest[Any], history: History) -> ModelRequest[Any]:
+    given = _chat(request.messages)
+    own = {_key(message): original for message, original in zip(given, request.messages, strict=True)}
+    specs = [each if isinstance(each, dict) else [each.name, each.description, each.args] for each in request.tools]
+    prompt = history.prompt(given, "chat", [request.system_prompt, *specs])
+    return request.override(messages=[own.get(_key(each)) or convert_to_messages([each])[0] for each in prompt])
+
+
+def _chat(messages: Sequence[AnyMessage]) -> list[dict[str, Any]]:
+    """One chat dict for each message."""
+    return [dict(convert_to_openai_messages(message)) for message in messages]
+
+
+def _key(message: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(message, order="sorted", enc_hook=str)

@@ -1,0 +1,167 @@
+"""pydantic-ai: a capability that sends the process's window instead of the whole history.
+
+    agent = Agent(model, capabilities=[Window(process)])
+
+The run's own messages stay as they are (`result.all_messages()`); only what the model gets is the window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.adapters.history import OFFERED, History, Recollections
+from kilburn.errors import MissingExtra
+from kilburn.kernel.process import Process
+from kilburn.model import ToolSpec
+
+try:
+    from pydantic_ai import FunctionToolset, RunContext, Tool
+    from pydantic_ai import messages as ai
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.models import ModelRequestContext
+except ImportError as error:
+    raise MissingExtra("pydantic-ai", "pydantic-ai") from error
+
+__all__ = ["Window"]
+
+
+class Window(AbstractCapability[Any]):
+    """A capability of an agent.
+
+    Args:
+        process: keeps the history; one for each conversation.
+        recollections: long-term memory to put before the user's messages.
+        tools: whether the model is offered `recall` and `search_memory`.
+    """
+
+    def __init__(self, process: Process, *, recollections: Recollections | None = None, tools: bool = True) -> None:
+        self.history, self._tools = History(process, recollections), tools
+
+    def get_toolset(self) -> FunctionToolset[Any] | None:
+        """`recall` and `search_memory`."""
+        return FunctionToolset([self._tool(spec) for spec in OFFERED]) if self._tools else None
+
+    def _tool(self, spec: ToolSpec) -> Tool[Any]:
+        def answer(**arguments: Any) -> str:
+            return self.history.answer(spec.name, msgspec.json.encode(arguments).decode())
+
+        return Tool.from_schema(answer, name=spec.name, description=spec.description, json_schema=spec.parameters)
+
+    async def before_model_request(self, ctx: RunContext[Any], request_context: ModelRequestContext) -> ModelRequestContext:
+        """Put the window in place of the messages."""
+        made = await asyncio.to_thread(self._windowed, request_context)
+        return dataclasses.replace(request_context, messages=made)
+
+    async def after_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ai.ModelResponse
+    ) -> ai.ModelResponse:
+        """Append the reply."""
+        await asyncio.to_thread(self.history.append, [_said(response)])
+        return response
+
+    def _windowed(self, context: ModelRequestContext) -> list[ai.ModelMessage]:
+        originals: dict[bytes, Any] = {}
+        system: list[Any] = []
+        given: list[dict[str, Any]] = []
+        last: ai.ModelRequest | None = None
+        for message in context.messages:
+            if isinstance(message, ai.ModelResponse):
+                given.append(_said(message))
+                originals[_key(given[-1])] = message
+                continue
+            last = message
+            for part in message.parts:
+                if isinstance(part, ai.SystemPromptPart) and not given:
+                    system.append(part)
+                elif (told := _told(part)) is not None:
+                    given.append(told)
+                    originals[_key(told)] = part
+        parameters = context.model_request_parameters
+        beside = [*(part.content for part in system), *(part.content for part in parameters.instruction_parts or ())]
+        beside += [[tool.name, tool.description, tool.parameters_json_schema] for tool in parameters.function_tools]
+        prompt = self.history.prompt(given, "chat", beside)
+        return _messages(system, [originals.get(_key(each)) or _made(each) for each in prompt], last)
+
+
+def _messages(system: Sequence[Any], pieces: Sequence[Any], last: ai.ModelRequest | None) -> list[ai.ModelMessage]:
+    """Parts and responses as messages, the parts between two responses in one request."""
+    made: list[ai.ModelMessage] = []
+    waiting = list(system)
+    for piece in pieces:
+        if isinstance(piece, ai.ModelResponse):
+            if waiting:
+                made.append(ai.ModelRequest(parts=waiting))
+            made.append(piece)
+            waiting = []
+        else:
+            waiting.append(piece)
+    made.append(ai.ModelRequest(parts=waiting) if last is None else dataclasses.replace(last, parts=waiting))
+    return made
+
+
+def _said(response: ai.ModelResponse) -> dict[str, Any]:
+    """A response as a chat message."""
+    texts = [part.content for part in response.parts if isinstance(part, ai.TextPart)]
+    thoughts = [part.content for part in response.parts if isinstance(part, ai.ThinkingPart) and part.content]
+    calls = [
+        {"id": part.tool_call_id, "type": "function", "function": {"name": part.tool_name, "arguments": part.args_as_json_str()}}
+        for part in response.parts
+        if isinstance(part, ai.ToolCallPart)
+    ]
+    said: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        said["reasoning_content"] = "\n".join(thoughts)
+    return said | ({"tool_calls": calls} if calls else {})
+
+
+def _told(part: Any) -> dict[str, Any] | None:
+    """A part of a request as a chat message; None for one that says nothing."""
+    if isinstance(part, ai.ToolReturnPart):
+        return {"role": "tool", "tool_call_id": part.tool_call_id, "content": part.model_response_str()}
+    if getattr(part, "tool_name", None) and hasattr(part, "model_response"):
+        return {"role": "tool", "tool_call_id": part.tool_call_id, "content": part.model_response()}
+    if hasattr(part, "model_response"):
+        return {"role": "user", "content": part.model_response()}
+    if isinstance(part, ai.SystemPromptPart):
+        return {"role": "system", "content": part.content}
+    if isinstance(part, ai.UserPromptPart):
+        content: Any = part.content
+        return {"role": "user", "content": content if isinstance(content, str) else [_block(each) for each in content]}
+    return None
+
+
+def _block(content: Any) -> dict[str, Any]:
+    if isinstance(content, ai.ImageUrl):
+        return {"type": "image_url", "image_url": {"url": content.url}}
+    if isinstance(content, ai.BinaryContent) and content.is_image:
+        return {"type": "image_url", "image_url": {"url": content.data_uri}}
+    text = content if isinstance(content, str) else getattr(content, "content", None)
+    return {"type": "text", "text": text if isinstance(text, str) else f"[{type(content).__name__}]"}
+
+
+def _made(message: dict[str, Any]) -> Any:
+    """The part or response of a chat message that the process wrote, or changed."""
+    content: Any = message.get("content")
+    text = content if isinstance(content, str) else "\n".join(block.get("text", "") for block in content or [])
+    if message["role"] == "assistant":
+        parts: list[Any] = [ai.TextPart(text)] if text else []
+        for call in message.get("tool_calls") or ():
+            parts.append(ai.ToolCallPart(call["function"]["name"], call["function"]["arguments"], call["id"]))
+        return ai.ModelResponse(parts=parts or [ai.TextPart("")])
+    if message["role"] == "tool":
+        return ai.ToolReturnPart(tool_name="tool", content=text, tool_call_id=message["tool_call_id"])
+    if message["role"] == "user" and not isinstance(content, str):
+        listed = [
+            ai.ImageUrl(block["image_url"]["url"]) if block["type"] == "image_url" else block.get("text", "") for block in content
+        ]
+        return ai.UserPromptPart(listed)
+    return ai.SystemPromptPart(text) if message["role"] == "system" else ai.UserPromptPart(text)
+
+
+def _key(message: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(message, order="sorted")

@@ -1,0 +1,120 @@
+"""The OpenAI Agents SDK with its own scripted model: sessions in processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kilburn
+
+pytest.importorskip("agents.run", reason="the OpenAI Agents SDK is not installed: pip install 'kilburn[agents]'")
+
+from agents.testing import ScriptedModel
+
+from agents import Agent, RunConfig, Runner, function_tool
+from kilburn.adapters.agents import ProcessSession, chat_of, items_of, tools
+
+WINDOW = 1500
+
+
+@pytest.fixture
+def store() -> Iterator[kilburn.Hierarchy]:
+    with kilburn.open(":memory:", window=WINDOW, policy="lru", embedder=None) as store:
+        yield store
+
+
+def call(name: str, number: int, **arguments: str) -> Any:
+    from openai.types.responses import ResponseFunctionToolCall
+
+    return ResponseFunctionToolCall(
+        type="function_call", name=name, call_id=f"call{number}", arguments=json.dumps(arguments), id=f"fc{number}"
+    )
+
+
+def text(words: str) -> Any:
+    from openai.types.responses import ResponseOutputMessage, ResponseOutputText
+
+    content = ResponseOutputText(type="output_text", text=words, annotations=[], logprobs=[])
+    return ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[content])
+
+
+@function_tool
+def read(path: str) -> str:
+    """Read a file."""
+    if path == "bad":
+        raise RuntimeError("no such file")
+    return f"{path}: " + "words of the file " * 40
+
+
+def config(session: ProcessSession) -> RunConfig:
+    return RunConfig(call_model_input_filter=session.window, tracing_disabled=True)
+
+
+async def test_a_long_run_stays_in_the_window(store: kilburn.Hierarchy) -> None:
+    steps = [{"output": [call("read", 2 * n, path=f"a{n}"), call("read", 2 * n + 1, path=f"b{n}")]} for n in range(8)]
+    model = ScriptedModel([*steps, {"output": [text("Done.")]}, {"output": [text("Yes.")]}])
+    process = store.process("s")
+    session = ProcessSession(process)
+    agent = Agent(name="a", instructions="Be brief.", tools=[read, *tools(session)], model=model)
+    done = await Runner.run(agent, "Read on.", session=session, run_config=config(session), max_turns=20)
+    assert done.final_output == "Done."
+    sizes = [process.counter.count(json.dumps(each.input)) for each in model.calls]
+    assert max(sizes) < 1.3 * WINDOW
+    results = [page for page, _ in process.pages() if page.kind == "result"]
+    assert len(results) == 16, "each result once"
+    for each in model.calls:
+        calls = [item["call_id"] for item in each.input if item.get("type") == "function_call"]
+        answers = [item["call_id"] for item in each.input if item.get("type") == "function_call_output"]
+        assert sorted(calls) == sorted(answers)
+    again = ProcessSession(process)
+    await Runner.run(agent, "Sure?", session=again, run_config=config(again))
+    assert [m["content"] for m in process.messages()][-3:] == ["Done.", "Sure?", "Yes."]
+
+
+async def test_streams_errors_and_two_sessions(store: kilburn.Hierarchy) -> None:
+    async def talk(name: str) -> list[Any]:
+        model = ScriptedModel(
+            [{"output": [call("read", 1, path="bad")]}, {"error": RuntimeError("upstream")}, {"output": [text(f"Hello {name}.")]}]
+        )
+        session = ProcessSession(store.process(name))
+        agent = Agent(name="a", tools=[read], model=model)
+        with pytest.raises(RuntimeError):
+            async for _ in Runner.run_streamed(
+                agent, f"I am {name}.", session=session, run_config=config(session)
+            ).stream_events():
+                pass
+        run = Runner.run_streamed(agent, "Go on.", session=session, run_config=config(session))
+        async for _ in run.stream_events():
+            pass
+        return [message["content"] for message in store.process(name).messages()]
+
+    for name, told in zip(("Ana", "Rui"), await asyncio.gather(talk("Ana"), talk("Rui")), strict=True):
+        assert told[0] == f"I am {name}."
+        assert "An error occurred" in told[2]
+        assert told[-2:] == ["Go on.", f"Hello {name}."]
+
+
+async def test_the_session_protocol(store: kilburn.Hierarchy) -> None:
+    process = store.process("s")
+    session = ProcessSession(process)
+    reasoning = {"type": "reasoning", "id": "rs1", "summary": []}
+    items = [{"role": "user", "content": "Hi."}, reasoning, {"role": "assistant", "content": "Hello."}]
+    await session.add_items(items)
+    assert await session.get_items() == items
+    assert await session.get_items(limit=1) == items[-1:]
+    assert await session.pop_item() == items[-1]
+    assert await session.get_items() == items[:1], "reasoning does not stand alone"
+    await session.clear_session()
+    assert await session.get_items() == []
+    assert await session.pop_item() is None
+    assert process.messages()[0]["content"] == "Hi.", "it stays readable"
+
+
+def test_items_come_back() -> None:
+    image = {"type": "input_image", "image_url": "https://example.org/a.png", "detail": "auto"}
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "See."}, image]}]
+    assert items_of(chat_of(items)) == items

@@ -1,0 +1,164 @@
+"""pydantic-ai and LangGraph with scripted models: a long run stays in the window, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kilburn
+
+WINDOW = 1500
+WORDS = "words of the file " * 40
+
+
+@pytest.fixture
+def store() -> Iterator[kilburn.Hierarchy]:
+    with kilburn.open(":memory:", window=WINDOW, policy="lru", embedder=None) as store:
+        yield store
+
+
+async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install 'kilburn[pydantic-ai]'")
+    from pydantic_ai import Agent
+    from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+    from kilburn.adapters.pydantic_ai import Window
+
+    process, sizes = store.process("s"), list[int]()
+
+    def reply(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        sizes.append(sum(process.counter.count(str(getattr(part, "content", ""))) for each in messages for part in each.parts))
+        calls = [part.tool_call_id for each in messages for part in each.parts if part.part_kind == "tool-call"]
+        answers = [
+            part.tool_call_id for each in messages for part in each.parts if part.part_kind in ("tool-return", "retry-prompt")
+        ]
+        assert sorted(calls) == sorted(answers)
+        assert {tool.name for tool in info.function_tools} == {"read", "recall", "search_memory"}
+        n = len(sizes)
+        if n <= 8:
+            return ModelResponse(
+                [ToolCallPart("read", {"path": f"a{n}"}, f"x{n}"), ToolCallPart("read", {"path": f"b{n}"}, f"y{n}")]
+            )
+        if n == 9:
+            return ModelResponse([ToolCallPart("search_memory", {"query": "a1"}, "s1")])
+        return ModelResponse([TextPart("Done.")])
+
+    agent = Agent(FunctionModel(reply), instructions="Be brief.", capabilities=[Window(process)])
+
+    @agent.tool_plain
+    def read(path: str) -> str:
+        """Read a file."""
+        return f"{path}: {WORDS}"
+
+    result = await agent.run("Read on.")
+    assert result.output == "Done."
+    assert max(sizes) < WINDOW
+    assert "a1" in next(process.text(page.id) for page, _ in process.pages() if page.call == "s1" and page.kind == "result")
+    assert [page.sources != () for page, _ in process.pages() if page.kind == "result"].count(True) == 1
+    assert len(result.all_messages()) == 20, "the run's own history is whole"
+    assert sum(page.kind == "result" for page, _ in process.pages()) == 17
+    whole = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
+    again = Agent(FunctionModel(reply), capabilities=[Window(process)], tools=[read])
+    await again.run("Sure?", message_history=whole)
+    assert [message["content"] for message in process.messages()][-3:] == ["Done.", "Sure?", "Done."]
+
+
+def test_langgraph(store: kilburn.Hierarchy) -> None:
+    pytest.importorskip("langchain", reason="LangChain is not installed: pip install 'kilburn[langgraph]'")
+    from langchain.agents import create_agent
+    from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+    from langchain_core.messages import AIMessage
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    from kilburn.adapters.langgraph import Window
+
+    seen: list[list[Any]] = []
+
+    class Model(FakeMessagesListChatModel):
+        def bind_tools(self, tools: Any, **options: Any) -> Any:
+            return self
+
+        def _generate(self, messages: Any, *rest: Any, **options: Any) -> Any:
+            seen.append(messages)
+            return super()._generate(messages, *rest, **options)
+
+    def read(path: str) -> str:
+        """Read a file."""
+        return f"{path}: {WORDS}"
+
+    def calls(n: int) -> AIMessage:
+        made = [{"name": "read", "args": {"path": f"{c}{n}"}, "id": f"{c}{n}"} for c in "ab"]
+        return AIMessage(content="", tool_calls=made)
+
+    search = AIMessage(content="", tool_calls=[{"name": "search_memory", "args": {"query": "a1"}, "id": "s1"}])
+    model = Model(responses=[*(calls(n) for n in range(8)), search, AIMessage(content="Done."), AIMessage(content="Yes.")])
+    agent = create_agent(model, [read], system_prompt="Be brief.", middleware=[Window(store)], checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "ana"}, "recursion_limit": 100}
+    state = agent.invoke({"messages": [{"role": "user", "content": "Read on."}]}, thread)
+    assert state["messages"][-1].content == "Done."
+    process = store.process("ana")
+    assert sum(page.kind == "result" for page, _ in process.pages()) == 17
+    assert max(process.counter.count("".join(str(m.content) for m in each)) for each in seen) < WINDOW
+    for each in seen:
+        asked = [call["id"] for message in each for call in getattr(message, "tool_calls", ())]
+        assert sorted(asked) == sorted(message.tool_call_id for message in each if message.type == "tool")
+    agent.invoke({"messages": [{"role": "user", "content": "Sure?"}]}, thread)
+    assert [message["content"] for message in process.messages()][-3:] == ["Done.", "Sure?", "Yes."]
+    assert len(json.dumps(process.messages())) > 4 * WINDOW
+
+
+async def test_llamaindex(store: kilburn.Hierarchy) -> None:
+    pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed: pip install 'kilburn[llamaindex]'")
+    from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+
+    from kilburn.adapters.llamaindex import ProcessMemory
+
+    process = store.process("s")
+    memory = ProcessMemory.of(process)
+    put = [ChatMessage(role="user", content="Read on.")]
+    for n in range(10):
+        call = ToolCallBlock(tool_call_id=f"c{n}", tool_name="read", tool_kwargs={"path": f"a{n}"})
+        put.append(ChatMessage(role="assistant", blocks=[call]))
+        put.append(ChatMessage(role="tool", content=f"a{n}: {WORDS}", additional_kwargs={"tool_call_id": f"c{n}"}))
+    await memory.aput_messages(put)
+    shown = await memory.aget()
+    assert process.counter.count("".join(each.content or "" for each in shown)) < WINDOW
+    assert shown[-1].content == put[-1].content
+    asked = [block.tool_call_id for each in shown for block in each.blocks if isinstance(block, ToolCallBlock)]
+    assert asked == [each.additional_kwargs["tool_call_id"] for each in shown if each.role == "tool"]
+    assert ProcessMemory.from_defaults(process).get_all() == put
+    memory.set(put[:1])
+    assert memory.get() == put[:1]
+    memory.reset()
+    assert memory.get() == []
+    assert memory.get_all() == put
+
+
+async def test_claude_agent_sdk(store: kilburn.Hierarchy) -> None:
+    """What Claude's program sends to hooks, by the SDK's types; the program itself is not here."""
+    pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed: pip install 'kilburn[claude-agent]'")
+    from claude_agent_sdk import ClaudeAgentOptions
+
+    from kilburn.adapters.claude_agent import keep
+
+    process = store.process("s")
+    options = ClaudeAgentOptions(**keep(process))
+    assert options.hooks is not None
+
+    async def hook(event: Any, **given: Any) -> Any:
+        return await options.hooks[event][0].hooks[0](
+            {"hook_event_name": event, **given}, given.get("tool_use_id"), {"signal": None}
+        )
+
+    assert await hook("UserPromptSubmit", prompt="Read a and b.") == {}
+    await hook("PostToolUse", tool_name="Read", tool_input={"path": "a"}, tool_response={"text": "A"}, tool_use_id="t1")
+    await hook("PostToolUseFailure", tool_name="Read", tool_input={"path": "b"}, error="no such file", tool_use_id="t2")
+    await hook("Stop", stop_hook_active=False, last_assistant_message="b is missing.")
+    said = json.dumps(process.messages())
+    assert [word in said for word in ("Read a and b.", "no such file", "b is missing.")] == [True] * 3
+    assert [page.kind for page, _ in process.pages()].count("result") == 2
+    assert options.allowed_tools == ["mcp__kilburn__recall", "mcp__kilburn__search_memory"]
