@@ -294,7 +294,7 @@ def test_lists_and_embeddings_go_through(gateway: Any) -> None:
 
 
 def test_the_figures_of_a_session(gateway: Any) -> None:
-    setup = gateway(calling(("recall", {"address": "p1"})), "It was question 0.", window=2000)
+    setup = gateway(calling(("recall", {"address": "p3"})), "It was question 0.", window=2000)
     _, headers = setup.chat([*talk(12), {"role": "user", "content": "What was first?"}])
     page = httpx2.get(f"{setup.url}/metrics").text
     assert 'kilburn_upstream_calls_total{tenant="default"} 2.0' in page
