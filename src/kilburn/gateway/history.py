@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -21,8 +20,8 @@ import msgspec
 from kilburn.errors import StoreStale
 from kilburn.event import Act
 from kilburn.gateway.form import HIDDEN, Asked, Form, listed
+from kilburn.gateway.problems import Problem
 from kilburn.kernel.hierarchy import Hierarchy
-from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.plain import load_object
@@ -128,11 +127,6 @@ class Session:
         self._costs: dict[bytes, int] = {}
         self.busy = False
         self.prefilled = False
-        self.before: Stats | None = None
-        self.new = 0
-        """Tokens that the request that goes on now brought."""
-        self.idle: float | None = None
-        self.ended: float | None = None
         self.spoken: list[Message] = []
         """What was said in the request that goes on now."""
         self.last = ""
@@ -142,6 +136,11 @@ class Session:
     def name(self) -> str:
         """The session's name."""
         return self.process.name
+
+    @property
+    def user(self) -> str:
+        """Whose it is."""
+        return self.process.kernel.info.user
 
     @property
     def whole(self) -> bool:
@@ -157,12 +156,6 @@ class Session:
                 self._costs.clear()
             known = self._costs[raw] = self.process.counter.count(raw.decode("utf-8", "replace"))
         return known
-
-    def figures(self) -> Stats:
-        """The figures of the ledger as far as they are written."""
-        process = self.process
-        with process.lock:
-            return process.kernel.ledger.report(use=process.use, window=process.capacity)
 
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""
@@ -191,16 +184,17 @@ class Histories:
     Safe to use from several threads.
     """
 
-    def __init__(self, hierarchy: Hierarchy) -> None:
+    def __init__(self, hierarchy: Hierarchy, messages: int = 100_000) -> None:
         self.hierarchy = hierarchy
+        self._messages = messages
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         self._kept = 0
         self._warm: set[str] = set()
-        self._seen: set[str] = set()
-        """Roots whose sessions in the store were read since the start."""
+        self._seen: set[tuple[str, str]] = set()
+        """Roots, each with its user, whose sessions in the store were read since the start."""
 
     # What a history says
 
@@ -258,14 +252,13 @@ class Histories:
             found = self._remembered(form, asked, name, user) if attempt == 1 else None
             session, raws, digests = found or self._found(form, asked, name, user)
             try:
+                if len(session.digests) + len(raws) > self._messages:
+                    raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
                 fresh = [message for raw in raws for message in form.read(raw)]
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
-                session.before, seen = session.figures(), session.process.window.seen
                 if fresh:
                     session.process.append(*following(fresh, session.process))
                     session.extend(digests)
-                session.new = session.process.window.seen - seen
-                session.idle = None if session.ended is None else time.monotonic() - session.ended
                 self._remember(session, form, asked, name)
                 return session
             except StoreStale:
@@ -339,7 +332,6 @@ class Histories:
             return
         session.extend(canonical(spoken))
         session.last = _text_of(spoken)
-        session.ended = time.monotonic()
         session.busy = False
 
     def lose(self, session: Session) -> None:
@@ -348,17 +340,17 @@ class Histories:
             session.busy = False
             self._sessions.pop(session.name, None)
             self._forget(session.name)
-            self._seen.discard(session.root)
+            self._seen.discard((session.root, session.user))
             self.hierarchy.release(session.name)
 
     def _claim(self, root: str, user: str, digests: Sequence[bytes], asked: Asked, form: Form) -> tuple[Session, int]:
         """A session for a history, not busy with another request, and how many of its digests it has."""
         with self._lock:
-            if root not in self._seen:
+            if (root, user) not in self._seen:
                 self._read_again(root, user)
-                self._seen.add(root)
+                self._seen.add((root, user))
             chain = list(_chained(digests))
-            family = [session for session in self._sessions.values() if session.root == root]
+            family = [session for session in self._sessions.values() if session.root == root and session.user == user]
             ends = {session.chain[-1]: session for session in family if session.chain and not session.busy}
             for at in range(len(chain), 0, -1):
                 found = ends.get(chain[at - 1])
@@ -445,13 +437,16 @@ class Histories:
         return name
 
     def _read_again(self, root: str, user: str) -> None:
-        """Read the sessions of a root from the store, the newest ones."""
-        names, number = [root], 1
+        """Read a user's sessions of a root from the store, the newest ones."""
+        names: list[str] = []
+        name, number = root, 1
         store = self.hierarchy.store
-        while store.process(names[-1], time=0.0, create=False) is not None:
+        while (info := store.process(name, time=0.0, create=False)) is not None:
+            if info.user == user:
+                names.append(name)
             number += 1
-            names.append(f"{root}~{number}")
-        for name in names[:-1][-FORKS:]:
+            name = f"{root}~{number}"
+        for name in names[-FORKS:]:
             if name not in self._sessions:
                 self._sessions[name] = self._opened(name, root, user)
         self._trim()
