@@ -154,6 +154,10 @@ def module_section(name: str) -> str:
     return "\n".join(body)
 
 
+FRAMEWORKS = {f"kilburn.adapters.{name}" for name in ("agents", "claude_agent", "langgraph", "llamaindex", "pydantic_ai")}
+"""Modules that need a framework which the checks do not install: docs/howto/adapters.md describes them."""
+
+
 def exporting(prefix: str) -> list[str]:
     """The modules under a package that export something, the package itself first."""
     package = importlib.import_module(prefix)
@@ -163,7 +167,7 @@ def exporting(prefix: str) -> list[str]:
             info.name for info in pkgutil.walk_packages(package.__path__, prefix + ".") if not info.name.endswith("__main__")
         ),
     ]
-    return [name for name in names if getattr(importlib.import_module(name), "__all__", None)]
+    return [name for name in names if name not in FRAMEWORKS and getattr(importlib.import_module(name), "__all__", None)]
 
 
 def examples() -> list[tuple[str, str]]:

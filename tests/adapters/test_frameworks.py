@@ -58,6 +58,7 @@ async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
     assert result.output == "Done."
     assert max(sizes) < WINDOW
     assert "a1" in next(process.text(page.id) for page, _ in process.pages() if page.call == "s1" and page.kind == "result")
+    assert [page.sources != () for page, _ in process.pages() if page.kind == "result"].count(True) == 1
     assert len(result.all_messages()) == 20, "the run's own history is whole"
     assert sum(page.kind == "result" for page, _ in process.pages()) == 17
     whole = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
@@ -108,3 +109,56 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
     agent.invoke({"messages": [{"role": "user", "content": "Sure?"}]}, thread)
     assert [message["content"] for message in process.messages()][-3:] == ["Done.", "Sure?", "Yes."]
     assert len(json.dumps(process.messages())) > 4 * WINDOW
+
+
+async def test_llamaindex(store: kilburn.Hierarchy) -> None:
+    pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed: pip install 'kilburn[llamaindex]'")
+    from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+
+    from kilburn.adapters.llamaindex import ProcessMemory
+
+    process = store.process("s")
+    memory = ProcessMemory.of(process)
+    put = [ChatMessage(role="user", content="Read on.")]
+    for n in range(10):
+        call = ToolCallBlock(tool_call_id=f"c{n}", tool_name="read", tool_kwargs={"path": f"a{n}"})
+        put.append(ChatMessage(role="assistant", blocks=[call]))
+        put.append(ChatMessage(role="tool", content=f"a{n}: {WORDS}", additional_kwargs={"tool_call_id": f"c{n}"}))
+    await memory.aput_messages(put)
+    shown = await memory.aget()
+    assert process.counter.count("".join(each.content or "" for each in shown)) < WINDOW
+    assert shown[-1].content == put[-1].content
+    asked = [block.tool_call_id for each in shown for block in each.blocks if isinstance(block, ToolCallBlock)]
+    assert asked == [each.additional_kwargs["tool_call_id"] for each in shown if each.role == "tool"]
+    assert ProcessMemory.from_defaults(process).get_all() == put
+    memory.set(put[:1])
+    assert memory.get() == put[:1]
+    memory.reset()
+    assert memory.get() == []
+    assert memory.get_all() == put
+
+
+async def test_claude_agent_sdk(store: kilburn.Hierarchy) -> None:
+    """What Claude's program sends to hooks, by the SDK's types; the program itself is not here."""
+    pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed: pip install 'kilburn[claude-agent]'")
+    from claude_agent_sdk import ClaudeAgentOptions
+
+    from kilburn.adapters.claude_agent import keep
+
+    process = store.process("s")
+    options = ClaudeAgentOptions(**keep(process))
+    assert options.hooks is not None
+
+    async def hook(event: Any, **given: Any) -> Any:
+        return await options.hooks[event][0].hooks[0](
+            {"hook_event_name": event, **given}, given.get("tool_use_id"), {"signal": None}
+        )
+
+    assert await hook("UserPromptSubmit", prompt="Read a and b.") == {}
+    await hook("PostToolUse", tool_name="Read", tool_input={"path": "a"}, tool_response={"text": "A"}, tool_use_id="t1")
+    await hook("PostToolUseFailure", tool_name="Read", tool_input={"path": "b"}, error="no such file", tool_use_id="t2")
+    await hook("Stop", stop_hook_active=False, last_assistant_message="b is missing.")
+    said = json.dumps(process.messages())
+    assert [word in said for word in ("Read a and b.", "no such file", "b is missing.")] == [True] * 3
+    assert [page.kind for page, _ in process.pages()].count("result") == 2
+    assert options.allowed_tools == ["mcp__kilburn__recall", "mcp__kilburn__search_memory"]

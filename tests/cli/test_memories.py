@@ -220,6 +220,11 @@ def test_documents_are_added_listed_shown_and_removed(tmp_path: Path) -> None:
     assert "passed over: log/b.bin: binary" in said.err
     assert [row["document"] for row in run("documents", "list", db=path)] == ["log/lamp.md"]
     assert kilburn("documents", "show", "log/lamp.md", "--db", path).out == "# Lamp\n\nIt burns colza oil.\n"
+    (hit,) = run("search", "colza", db=path)["hits"]
+    assert "colza oil" in run("recall", hit["session"], hit["address"], db=path)["text"]
+    assert kilburn("documents", "show", hit["session"], "--db", path).out == "# Lamp\n\nIt burns colza oil.\n"
+    assert "'log' is a folder of 1 document" in kilburn("documents", "remove", "log", "--yes", "--db", path).err
+    assert "there is no '@document/log'" in kilburn("recall", "@document/log", "p1", "--db", path).err
     receipt = run("documents", "remove", "log/lamp.md", "--yes", db=path)
     assert receipt["whole"] == ["@document/log/lamp.md"]
     assert run("documents", "list", db=path) == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -225,10 +227,13 @@ def test_a_client_that_goes_away_ends_the_work_upstream(gateway: Any) -> None:
         client.chat.completions.create(model="m", messages=messages)
     assert setup.upstream.sent[0].over.wait(5)
     assert setup.upstream.sent[0].gone is not None
+    # The gateway learns of it as the upstream does; who asks again before it has tidied up gets a session of their own.
+    time.sleep(0.5)
     stream = setup.openai.chat.completions.create(model="m", messages=messages, stream=True)
     next(iter(stream))
     stream.close()
     assert setup.upstream.sent[1].over.wait(5)
+    time.sleep(0.5)
     reply, _ = setup.chat(messages)
     assert reply.choices[0].message.content == "Back."
     with setup.store() as store:
@@ -286,3 +291,22 @@ def test_lists_and_embeddings_go_through(gateway: Any) -> None:
     assert [model.id for model in setup.openai.models.list()] == ["scripted", "scripted-mini"]
     assert setup.openai.models.retrieve("scripted").id == "scripted"
     assert len(setup.openai.embeddings.create(model="e", input=["a", "b"]).data) == 2
+
+
+def test_the_figures_of_a_session(gateway: Any) -> None:
+    setup = gateway(calling(("recall", {"address": "p3"})), "It was question 0.", window=2000)
+    _, headers = setup.chat([*talk(12), {"role": "user", "content": "What was first?"}])
+    page = httpx2.get(f"{setup.url}/metrics").text
+    assert 'kilburn_upstream_calls_total{tenant="default"} 2.0' in page
+    assert 'kilburn_faults_total{tenant="default"} 1.0' in page
+    (row,) = httpx2.get(f"{setup.url}/sessions").json()["sessions"]
+    assert row["session"] == headers["x-kilburn-session"]
+    assert httpx2.get(f"{setup.url}/health").json()["status"] == "ok"
+
+
+def test_a_lying_host_header_gets_no_further(gateway: Any) -> None:
+    setup = gateway("Never.")
+    with pytest.raises(openai.APIStatusError) as caught:
+        setup.chat([{"role": "user", "content": "Hi"}], extra_headers={"host": "evil.example"})
+    assert caught.value.status_code == 421
+    assert not setup.upstream.sent

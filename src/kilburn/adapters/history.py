@@ -93,6 +93,7 @@ class History:
         self._lock = threading.RLock()
         self._digests: dict[int, tuple[bytes, ...]] = {}
         self._shown: set[bytes] = set()
+        self._recalled: dict[str, tuple[int, ...]] = {}
 
     def prompt(self, messages: Iterable[Any], form: str = "chat", beside: Any = None, *, rewinds: bool = True) -> Prompt:
         """Append what is new of a history, and render the window.
@@ -190,7 +191,9 @@ class History:
 
     def answer(self, name: str, arguments: str) -> str:
         """What `recall` or `search_memory` returns, for a framework that runs the tool and appends the result itself."""
-        return memory_tools.call(self.process, name, arguments).text
+        said = memory_tools.call(self.process, name, arguments)
+        self._recalled[said.text] = said.sources
+        return said.text
 
     def answered(self, reply: Message) -> Message | None:
         """Append a reply that calls tools of ours, and their results; the framework never sees either.
@@ -218,7 +221,9 @@ class History:
                 said = "\n".join(part.text for part in message.parts if part.kind is Kind.TEXT)
                 if said and (remembered := self.recollections.about(said)) is not None:
                     yield remembered
-            yield message
+            # What a framework's tool recalled keeps its sources, so that it is not indexed as if it were new.
+            sources = self._recalled.pop(message.parts[0].text, ()) if message.role is Role.TOOL else ()
+            yield msgspec.structs.replace(message, sources=sources) if sources else message
 
     def _renamed(self, message: Message, ids: dict[str, str]) -> Message:
         """The message with call ids that the process does not have yet, and results with the ids that their calls got."""

@@ -14,7 +14,7 @@ from typing import Any
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.hierarchy import DOCUMENT, MEMORY, Hierarchy
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
@@ -87,6 +87,8 @@ def counting(store: Hierarchy, name: str) -> Hierarchy:
     known = [info.name for info in infos]
     if name not in known:
         names = ", ".join(map(repr, known[:5])) + (" ..." if len(known) > 5 else "")
+        if name.startswith((MEMORY, DOCUMENT)):
+            raise SpecError(f"there is no {name!r}", advice="see `kilburn memories list` and `kilburn documents list`")
         raise SpecError(f"no session {name!r}", advice=f"this tenant has {names or 'no session'}")
     return _counting(store, infos[known.index(name)].number)
 

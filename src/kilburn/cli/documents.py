@@ -13,9 +13,10 @@ from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, secrets_of
 from kilburn.cli.screen import age, count, many, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.errors import SpecError
+from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.collection import Collection
-from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.hierarchy import DOCUMENT, Hierarchy
+from kilburn.memory.choice import vectors_for
 from kilburn.memory.documents import Ingested, in_order, ingest, name_of, text_of
 from kilburn.memory.documents import documents as documents_of
 from kilburn.terminal import emit, line, say, tell
@@ -33,7 +34,12 @@ def add(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH...", help="Files, or folders with all texts in them.", show_default=False)
     ],
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call it; else its absolute path.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="What to call the file, or the folder before its files' names; else the absolute path."
+        ),
+    ] = None,
     user: Annotated[str, typer.Option("--user", metavar="NAME", help="Whose it is; else of all users.")] = "",
     secrets: Look = None,
     db: Db = None,
@@ -57,6 +63,7 @@ def add(
         for path in paths:
             with progress(f"reading {path}") as done:
                 found.append(ingest(store, path, name, user, secrets=looked, progress=done))
+        _embed(store, sum(one.added for one in found))
     if json:
         emit([{"path": str(path)} | msgspec.structs.asdict(one) for path, one in zip(paths, found, strict=True)])
         return
@@ -69,6 +76,18 @@ def add(
         tell(line(f"{path}: {many(len(one.documents), 'document')} new or changed; {figures}"))
         if one.redacted:
             say(f"{many(one.redacted, 'secret')} redacted")
+
+
+def _embed(store: Hierarchy, chunks: int) -> None:
+    """Make the vectors of so many new chunks at once: a search embeds a few at most, and no program may run in between."""
+    vectors = vectors_for(store.store) if chunks else None
+    if vectors is None:
+        return
+    try:
+        with progress("embedding", chunks) as done:
+            vectors.catch_up(chunks, done)
+    except KilburnError as error:
+        say(line(f"not all are found by meaning yet: {error}"))
 
 
 @documents.command("list")
@@ -138,12 +157,18 @@ def remove(
         kilburn documents remove handbook --yes
     """
     with writing(existing(db), tenant) as store:
-        _named(store, name)
+        name = name_of(_named(store, name))
         carry_out(lambda only: store.forget(document=name, why=why, dry=only), store, yes=yes, json=json)
 
 
 def _named(store: Hierarchy, name: str) -> Collection:
+    name = name.removeprefix(f"{DOCUMENT}/")  # as a hit of `search` has it
     known = {name_of(document): document for document in documents_of(store)}
+    inside = [one for one in known if one.startswith(f"{name.rstrip('/')}/")]
+    if name not in known and inside:
+        raise SpecError(
+            f"{name!r} is a folder of {many(len(inside), 'document')}", advice=f"name one of them, such as {inside[0]!r}"
+        )
     if name not in known:
         names = ", ".join(map(repr, list(known)[:5])) + (" ..." if len(known) > 5 else "")
         raise SpecError(f"no document {name!r}", advice=f"this tenant has {names or 'none'}")

@@ -15,10 +15,10 @@ import typer
 from kilburn.cli.access import reading, session
 from kilburn.cli.moments import moment, when
 from kilburn.cli.screen import age, count
-from kilburn.cli.session import Session
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
 from kilburn.kernel.found import Found
+from kilburn.kernel.hierarchy import DOCUMENT, MEMORY
 from kilburn.terminal import emit, line, tell
 
 __all__ = ["recall", "search"]
@@ -26,7 +26,9 @@ __all__ = ["recall", "search"]
 
 @app.command()
 def recall(
-    name: Session,
+    name: Annotated[
+        str, typer.Argument(help="A session, or @memory/USER or @document/NAME, as a hit of `search` has it.", show_default=False)
+    ],
     address: Annotated[str, typer.Argument(help="p17, a range p17-p42, or f3.", show_default=False)],
     raw: Annotated[bool, typer.Option("--raw", help="The exact bytes on a terminal too, escapes included.")] = False,
     db: Db = None,
@@ -40,9 +42,12 @@ def recall(
     Example:
 
         kilburn recall session-1 p17 > page.txt
+
+        kilburn recall @document/manual/pump.md p1
     """
     with reading(db, tenant) as store:
-        found = session(store, name).recall(address)
+        kept = {held.name: held for held in store.collections()} if name.startswith((MEMORY, DOCUMENT)) else {}
+        found = (kept[name] if name in kept else session(store, name)).recall(address)
     if json:
         pages = [
             {"address": page.address, "kind": str(page.kind), "role": str(page.role), "digest": page.digest, "text": text}
@@ -76,7 +81,8 @@ def search(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Find passages in sessions, facts and documents, best first, within a token budget.
+    """Find passages in sessions, facts and documents, best first, within a token budget. The best are shown however weak
+    they are: see their scores.
 
     Examples:
 
@@ -109,7 +115,9 @@ def search(
 
 def _facts(hit: Found) -> str:
     """What is known of a hit, in one line."""
-    said = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", _ago(hit.age), str(hit.where)]
+    said = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", _ago(hit.age)]
+    if not hit.session.startswith((MEMORY, DOCUMENT)):  # facts and documents are in no window, so "out" would say nothing
+        said.append(str(hit.where))
     if hit.until is not None:
         said.append(f"until {when(hit.until)}")
     return ", ".join([*said, f"{count(hit.tokens)} tokens", f"score {hit.score:.2f}"])

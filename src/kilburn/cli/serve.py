@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
 from kilburn.cli.access import model_of
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import MissingExtra, SpecError
+from kilburn.prices import prices_of
 from kilburn.terminal import say
 
 __all__ = ["serve"]
@@ -36,6 +39,16 @@ def serve(
         list[str] | None,
         typer.Option("--allow-host", metavar="NAME", help="A name by which clients may call it; may be repeated."),
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", metavar="ORIGIN", help="A web page's origin that may call it; may be repeated."),
+    ] = None,
+    rate: Annotated[int, typer.Option(min=0, metavar="N", help="Requests per minute of one key; 0 for no limit.")] = 0,
+    prices: Annotated[str, typer.Option(metavar="NAME", help="The price table, for what is saved.")] = "hosted",
+    log: Annotated[
+        str, typer.Option(metavar="FILE", help='A line of JSON for each request goes there; "-" is standard error.')
+    ] = "-",
+    contents: Annotated[bool, typer.Option("--log-contents", help="The log has what was asked, too.")] = False,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
@@ -52,6 +65,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise MissingExtra("uvicorn", "serve") from error
     gateway = import_module("kilburn.gateway.app")
+    gateway.check_listening(host, keys)
     if upstream is not None and model is not None:
         raise SpecError("an upstream and a model", advice="give one of --upstream and --model")
     speaker = None if upstream is not None else model_of(model or "smollm2")
@@ -68,9 +82,20 @@ def serve(
         policy=policy,
         keys=keys,
         hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
+        origins=tuple(allow_origin or ()),
+        limits=gateway.Limits(rate=rate),
+        prices=prices_of(prices),
+        log=gateway.Log(opened_log(log)),
+        contents=contents,
         tokenizer="auto" if speaker is None else speaker.tokenizer,
     )
-    gateway.check_listening(host, keys)
     say(f"http://{host}:{port}/v1 speaks OpenAI's API, http://{host}:{port} Anthropic's; the store is {settings.db}")
     options = gateway.uvicorn_options(settings.limits)
     uvicorn.run(gateway.build(settings), host=host, port=port, log_level="warning", **options)
+
+
+def opened_log(path: str) -> IO[str]:
+    """Where lines go: standard error, or the end of a file that only its owner may read."""
+    if path == "-":
+        return sys.stderr
+    return open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a", encoding="utf-8")

@@ -148,7 +148,7 @@ def draw(path: Path, report: GatewayReport, *, force: bool = False) -> None:
             bars = added.barh(places, [max(each.added_p50, 0.01) for each in own], 0.36, label=f"{size:,} messages, p50")
             added.plot([max(each.added_p95, 0.01) for each in own], places, "|", color=bars[0].get_facecolor(), markersize=12)
         added.set_yticks([at + 0.2 * (len(sizes) - 1) for at in range(len(rows))], [row.system for row in rows])
-        added.invert_yaxis()
+        added.set_ylim(len(rows) - 0.3, -0.85)
         added.set(xscale="log", xlabel="milliseconds added; the mark is p95")
         added.set_xlim(left=0.1)
         added.tick_params(axis="x", which="minor", labelbottom=False)

@@ -121,6 +121,8 @@ class Access:
         return None
 
     def _problem_of(self, error: Exception, exchange: Exchange) -> Problem:
+        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
         problem = error if isinstance(error, Problem) else Problem(500, "internal_error", "the gateway failed; see its log")
         exchange.problem = problem.code
         if problem is not error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,23 +17,29 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError, Unavailable
 from kilburn.gateway.access import LOOPBACK, Access, App
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.connection import uvicorn_options
+from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import Limits, check_listening
+from kilburn.gateway.logs import Log
 from kilburn.gateway.messages import Messages
+from kilburn.gateway.metrics import Metrics
+from kilburn.gateway.problems import Problem
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import Responses
+from kilburn.gateway.spans import spans
+from kilburn.gateway.status import routes
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.prices import PRICES, Prices
 
 try:
-    from starlette.applications import Starlette
-    from starlette.routing import Route
+    from starlette.routing import Route, Router
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = ["LOOPBACK", "Gateway", "Settings", "build", "check_listening", "uvicorn_options"]
+__all__ = ["LOOPBACK", "Gateway", "Limits", "Log", "Settings", "build", "check_listening", "uvicorn_options"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -55,6 +61,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         hosts: names under which clients may call it; by default those of this machine.
         origins: of web pages that may call it.
         limits: what clients may take.
+        prices: of the upstream's tokens, for what is saved.
+        log: writes a line for each request; None for none. contents: whether it says what was asked.
     """
 
     db: str = "agent.db"
@@ -70,6 +78,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     hosts: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()
     limits: Limits = Limits()
+    prices: Prices = PRICES["hosted"]
+    log: Log | None = None
+    contents: bool = False
 
 
 class Gateway:
@@ -112,8 +123,14 @@ class Gateway:
                     foreign=False,
                 )
                 self._stores.append(store)
-                known = self._open[tenant] = Relay(Histories(store), self.upstream, rounds=settings.rounds)
+                known = self._open[tenant] = Relay(
+                    Histories(store, settings.limits.messages), self.upstream, rounds=settings.rounds
+                )
             return known
+
+    def check(self) -> None:
+        """Raise a StoreError if the store of the gateway's own tenant cannot be read."""
+        self.relay(self.settings.tenant).histories.hierarchy.store.process("@health", time=0.0, create=False)
 
     async def close(self) -> None:
         """Write what waits, and close everything."""
@@ -129,11 +146,13 @@ class _Endpoint:
         form: of what is asked there; None where everything goes through unread.
     """
 
-    def __init__(self, gateway: Gateway, form: Form | None, shape: Form) -> None:
-        self._gateway, self._form, self._shape = gateway, form, shape
+    def __init__(self, gateway: Gateway, form: Form | None, shape: Form, *methods: str) -> None:
+        self._gateway, self._form, self._shape, self._methods = gateway, form, shape, methods or ("POST",)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that goes away ends the work."""
+        if scope["method"] not in self._methods:
+            raise Problem(405, "method_not_allowed", f"this path takes {', '.join(self._methods)}")
         done = anyio.Event()
 
         async def watch() -> None:
@@ -182,7 +201,7 @@ class _Endpoint:
         relay = gateway.opened(key.tenant)
         if relay is None:
             relay = await run_sync(gateway.relay, key.tenant)
-        await relay.answer(self._form, body, path, headers, key.user, send)
+        await relay.answer(self._form, body, path, headers, key.user, scope["state"]["exchange"], send)
 
     async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
         upstream = self._gateway.upstream
@@ -213,27 +232,41 @@ def build(settings: Settings) -> App:
     chat, messages = Chat(), Messages()
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: object) -> AsyncIterator[None]:
         try:
             yield
         finally:
             await gateway.close()
 
-    routes = [
-        Route("/v1/chat/completions", _Endpoint(gateway, chat, chat), methods=["POST"]),
-        Route("/v1/responses", _Endpoint(gateway, Responses(), chat), methods=["POST"]),
-        Route("/v1/responses/{rest:path}", _Endpoint(gateway, None, chat), methods=["GET", "POST", "DELETE"]),
-        Route("/v1/messages", _Endpoint(gateway, messages, messages), methods=["POST"]),
-        Route("/v1/messages/count_tokens", _Endpoint(gateway, None, messages), methods=["POST"]),
-        Route("/v1/embeddings", _Endpoint(gateway, None, chat), methods=["POST"]),
-        Route("/v1/models", _Endpoint(gateway, None, chat), methods=["GET"]),
-        Route("/v1/models/{name:path}", _Endpoint(gateway, None, chat), methods=["GET"]),
+    metrics = Metrics(settings.prices)
+    readers = [metrics.observe, spans(), *([] if settings.log is None else [settings.log.observe])]
+
+    def observe(exchange: Exchange) -> None:
+        for reader in readers:
+            reader(exchange)
+
+    paths = [
+        Route("/v1/chat/completions", _Endpoint(gateway, chat, chat)),
+        Route("/v1/responses", _Endpoint(gateway, Responses(), chat)),
+        Route("/v1/responses/{rest:path}", _Endpoint(gateway, None, chat, "GET", "POST", "DELETE")),
+        Route("/v1/messages", _Endpoint(gateway, messages, messages)),
+        Route("/v1/messages/count_tokens", _Endpoint(gateway, None, messages)),
+        Route("/v1/embeddings", _Endpoint(gateway, None, chat)),
+        Route("/v1/models", _Endpoint(gateway, None, chat, "GET")),
+        Route("/v1/models/{name:path}", _Endpoint(gateway, None, chat, "GET")),
+        *routes(metrics, gateway.check, keyed=settings.keys is not None),
     ]
     return Access(
-        Starlette(routes=routes, lifespan=lifespan),
+        Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False),
         keys=None if settings.keys is None else Keys(settings.keys),
         anonymous=Key(tenant=settings.tenant),
         hosts=settings.hosts,
         origins=settings.origins,
         limits=settings.limits,
+        observe=observe,
+        contents=settings.contents,
     )
+
+
+async def _nothing(scope: MutableMapping[str, Any], receive: object, send: object) -> None:
+    raise Problem(404, "unknown_url", "there is nothing at this path; see the list of paths in the documentation")

@@ -247,7 +247,8 @@ class ChatReading(Reading):
                 calls = delta.get("tool_calls")
                 if calls:
                     delta["tool_calls"] = [{**call, "index": index} for index, call in enumerate(calls)]
-                list(self._assembly.feed({"choices": [{**choice, "index": 0, "delta": delta}]}))
+                whole = {"choices": [{**choice, "index": 0, "delta": delta}], "usage": self._body.get("usage")}
+                list(self._assembly.feed(whole))
         except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise unreadable(error) from error
 

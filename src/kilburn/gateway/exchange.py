@@ -14,7 +14,7 @@ from kilburn.gateway.keys import Key
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
 
-__all__ = ["Exchange", "Row", "Rows"]
+__all__ = ["Exchange", "Row", "Rows", "together"]
 
 
 class Exchange(msgspec.Struct, kw_only=True):
@@ -112,3 +112,12 @@ class Rows(msgspec.Struct, kw_only=True):
 
     time: float
     sessions: list[Row]
+
+
+def together(one: Tokens | None, other: Tokens) -> Tokens:
+    """The usage of two calls."""
+    if one is None:
+        return other
+    beside = other.beside if one.beside is None else together(other.beside, one.beside)
+    names = ("prompt", "reply", "cached", "written")
+    return Tokens(**{name: getattr(one, name) + getattr(other, name) for name in names}, beside=beside)

@@ -20,6 +20,7 @@ import msgspec
 from kilburn.errors import SpecError, StoreStale
 from kilburn.event import Act
 from kilburn.gateway.form import HIDDEN, Asked, Form, listed
+from kilburn.gateway.problems import Problem
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
@@ -137,6 +138,11 @@ class Session:
         return self.process.name
 
     @property
+    def user(self) -> str:
+        """Whose it is."""
+        return self.process.kernel.info.user
+
+    @property
     def whole(self) -> bool:
         """Whether the client's own messages are exactly what is in the window: nothing has left, and nothing is hidden."""
         window = self.process.window
@@ -178,16 +184,17 @@ class Histories:
     Safe to use from several threads.
     """
 
-    def __init__(self, hierarchy: Hierarchy) -> None:
+    def __init__(self, hierarchy: Hierarchy, messages: int = 100_000) -> None:
         self.hierarchy = hierarchy
+        self._messages = messages
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._known: OrderedDict[bytes, tuple[Said, ...]] = OrderedDict()
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         self._kept = 0
         self._warm: set[str] = set()
-        self._seen: set[str] = set()
-        """Roots whose sessions in the store were read since the start."""
+        self._seen: set[tuple[str, str]] = set()
+        """Roots, each with its user, whose sessions in the store were read since the start."""
 
     # What a history says
 
@@ -245,6 +252,8 @@ class Histories:
             found = self._remembered(form, asked, name, user) if attempt == 1 else None
             session, raws, digests = found or self._found(form, asked, name, user)
             try:
+                if len(session.digests) + len(raws) > self._messages:
+                    raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
                 fresh = [message for raw in raws for message in form.read(raw)]
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
@@ -333,17 +342,17 @@ class Histories:
             session.busy = False
             self._sessions.pop(session.name, None)
             self._forget(session.name)
-            self._seen.discard(session.root)
+            self._seen.discard((session.root, session.user))
             self.hierarchy.release(session.name)
 
     def _claim(self, root: str, user: str, digests: Sequence[bytes], asked: Asked, form: Form) -> tuple[Session, int]:
         """A session for a history, not busy with another request, and how many of its digests it has."""
         with self._lock:
-            if root not in self._seen:
+            if (root, user) not in self._seen:
                 self._read_again(root, user)
-                self._seen.add(root)
+                self._seen.add((root, user))
             chain = list(_chained(digests))
-            family = [session for session in self._sessions.values() if session.root == root]
+            family = [session for session in self._sessions.values() if session.root == root and session.user == user]
             ends = {session.chain[-1]: session for session in family if session.chain and not session.busy}
             for at in range(len(chain), 0, -1):
                 found = ends.get(chain[at - 1])
@@ -438,10 +447,11 @@ class Histories:
         return self.hierarchy.store.process(name, time=0.0, create=False) is not None
 
     def _read_again(self, root: str, user: str) -> None:
-        """Read the sessions of a root from the store, the newest ones."""
+        """Read a user's sessions of a root from the store, the newest ones."""
         last = self._forks(root)
         for name in [_numbered(root, number) for number in range(max(1, last - FORKS + 1), last + 1)]:
-            if name not in self._sessions and self._stored(name):
+            info = self.hierarchy.store.process(name, time=0.0, create=False)
+            if info is not None and info.user == user and name not in self._sessions:
                 self._sessions[name] = self._opened(name, root, user)
         self._trim()
 

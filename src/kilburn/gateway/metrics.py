@@ -51,10 +51,11 @@ def saved(prices: Prices, exchange: Exchange) -> float:
 
     Without Kilburn the client's whole history goes to the provider once, and all of it that is not new is read from the
     provider's cache, unless that has expired. So it is compared with the best that a client could have had, and also where
-    the history would not have fitted the model's window at all.
+    the history would not have fitted the model's window at all. The first request of a session saves nothing: it may be a
+    fork, of which the provider's cache has more than is known here.
     """
     usage, before, after = exchange.usage, exchange.before, exchange.after
-    if usage is None or not usage.sound or before is None or after is None or not exchange.sent:
+    if usage is None or not usage.sound or before is None or after is None or not before.prompts:
         return 0.0
     rounds = max(1, exchange.rounds)
     shipped = (after.tokens_shipped - before.tokens_shipped) / rounds

@@ -7,7 +7,9 @@ one reply. Whatever fails, the session stays valid: a message is in it whole or 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
@@ -29,7 +31,9 @@ from kilburn.errors import (
 )
 from kilburn.event import Act
 from kilburn.gateway.events import Events, written
+from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
+from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import OFFERED, Asked, Form, Reading, hidden
 from kilburn.gateway.history import Histories, Session
 from kilburn.gateway.upstream import Answer, Upstream, status_of
@@ -48,6 +52,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 LONGEST_ERROR = 1 << 20
 """Bytes of an upstream's error that are read."""
 
+LONGEST_MODEL = 200
+"""Characters of a model's name in a log."""
+
 
 class Relay:
     """Answers the requests of one tenant.
@@ -60,28 +67,34 @@ class Relay:
 
     def __init__(self, histories: Histories, upstream: Upstream, *, rounds: int = 5) -> None:
         self._histories = histories
+        self.figures = Figures()
         self._upstream = upstream
         self._rounds = rounds
 
-    async def answer(self, form: Form, body: bytes, path: str, headers: Mapping[str, str], user: str, send: Send) -> None:
-        """Answer one request.
+    async def answer(
+        self, form: Form, body: bytes, path: str, headers: Mapping[str, str], user: str, exchange: Exchange, send: Send
+    ) -> None:
+        """Answer one request, and say in `exchange` what it took.
 
         Raises:
             KilburnError: nothing was sent to the client yet.
         """
-        session, work = await run_sync(self._begin, form, body, headers, user)
-        turn = _Turn(self, session, work, path, headers, send)
+        session, work = await run_sync(self._begin, form, body, headers, user, exchange)
+        turn = _Turn(self, session, work, path, headers, exchange, send)
         try:
             await turn.run()
         finally:
             with anyio.CancelScope(shield=True):
                 await turn.give()
 
-    def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], user: str) -> tuple[Session, _Work]:
+    def _begin(self, form: Form, body: bytes, headers: Mapping[str, str], user: str, exchange: Exchange) -> tuple[Session, _Work]:
+        exchange.form = form.name
         asked = form.open(body)
+        exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
         for attempt in (1, 2):
             session = self._histories.take(form, asked, headers.get("x-kilburn-session"), user)
             try:
+                self.figures.begin(exchange, session)
                 work = _Work(form, asked, session, faults=asked.faults and headers.get("x-kilburn-faults") != "off")
                 work.render()
                 return session, work
@@ -160,9 +173,18 @@ class _Work:
 class _Turn:
     """What happens between one request and the end of its answer."""
 
-    def __init__(self, relay: Relay, session: Session, work: _Work, path: str, headers: Mapping[str, str], send: Send) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        session: Session,
+        work: _Work,
+        path: str,
+        headers: Mapping[str, str],
+        exchange: Exchange,
+        send: Send,
+    ) -> None:
         self._relay, self._session, self._work = relay, session, work
-        self._path, self._headers, self._send = path, headers, send
+        self._path, self._headers, self._exchange, self._send = path, headers, exchange, send
         self._turn = session.process.turn
         self._started = self._given = False
         self._retried = False
@@ -182,12 +204,18 @@ class _Turn:
         """Let others have the session, once: before the client hears the end, because it may go on at once."""
         if not self._given:
             self._given = True
-            await run_sync(self._relay.histories.give, self._session)
+            await run_sync(self._give)
+
+    def _give(self) -> None:
+        self._relay.figures.end(self._exchange, self._session)
+        self._relay.histories.give(self._session)
 
     async def _round(self) -> bool:
         """One question to the upstream; returns whether there is another."""
-        work = self._work
-        async with self._relay.upstream.ask("POST", self._path, work.body, self._headers, work.form) as answer:
+        work, exchange = self._work, self._exchange
+        exchange.rounds += 1
+        asking = self._relay.upstream.ask("POST", self._path, work.body, self._headers, work.form)
+        async with _waited(asking, exchange) as answer:
             if answer.status >= 400:
                 return await self._refused(answer)
             if self._reading is None:
@@ -218,16 +246,19 @@ class _Turn:
         work, session = self._work, self._session
         process = session.process
         ours = reading.ours(reply)
+        self._exchange.finish = str(reply.finish)
         if reply.usage is not None:
             process.observe(reply.usage, self._counted)
+            self._exchange.usage = together(self._exchange.usage, reply.usage)
         if not work.keeps:
             return False
         if not ours:
             self._relay.said(session, [reply.message])
             return False
         over = reading.rounds >= self._relay.rounds
-        said = hidden(reply.message)
+        said, seen = hidden(reply.message), process.kernel.ledger.stats.tokens_seen
         self._relay.said(session, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
+        self._relay.figures.hide(session, seen)
         if len(ours) < len(reply.calls) or reading.rounds > self._relay.rounds:
             return False
         work.render()
@@ -294,6 +325,33 @@ class _Turn:
         log.info("session %s: %s", self._session.name, error)
         await self.give()
         await self._send({"type": "http.response.body", "body": written(said, name)})
+
+
+@asynccontextmanager
+async def _waited(asking: AbstractAsyncContextManager[Answer], exchange: Exchange) -> AsyncIterator[Answer]:
+    """An answer; how long it is waited for is counted, until the client has its first byte."""
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if exchange.first is None:
+                exchange.waited = (exchange.waited or 0.0) + time.perf_counter() - began
+
+    async def pieces(answer: Answer) -> AsyncIterator[bytes]:
+        while True:
+            with waiting():
+                piece = await anext(answer.pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    async with AsyncExitStack() as stack:
+        with waiting():
+            answer = await stack.enter_async_context(asking)
+        yield answer._replace(pieces=pieces(answer))
 
 
 async def _gathered(answer: Answer, most: int = 1 << 28) -> bytes:

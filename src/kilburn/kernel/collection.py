@@ -461,9 +461,9 @@ class Collection:
             self._refresh()
             originals, derived = self._last
         if not derived <= first <= originals or last > originals:
-            known = f"it has p1-p{originals}" if originals else "it has none"
-            known = f"{known} and f1-f{-derived}" if derived else known
-            raise UnknownAddress(f"{address} does not exist in {self.name!r}", advice=known)
+            kinds = [(kind, count) for kind, count in (("p", originals), ("f", -derived)) if count]
+            known = " and ".join(f"{kind}1" if count == 1 else f"{kind}1-{kind}{count}" for kind, count in kinds)
+            raise UnknownAddress(f"{address} does not exist in {self.name!r}", advice=f"it has {known or 'no pages yet'}")
         if last - first >= MOST:
             raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
         rows = self.store.read((self.number, page) for page in range(first, last + 1))

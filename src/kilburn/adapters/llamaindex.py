@@ -1,0 +1,133 @@
+"""LlamaIndex: a memory that is a process.
+
+agent = FunctionAgent(tools=tools, llm=llm)
+await agent.run("Hello.", memory=ProcessMemory.of(store.process("ana-1")))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kilburn.adapters.history import History, Recollections
+from kilburn.errors import MissingExtra, SpecError
+from kilburn.kernel.process import Process
+from kilburn.wire.plain import load_object
+
+try:
+    from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock, ToolCallBlock
+    from llama_index.core.bridge.pydantic import PrivateAttr
+    from llama_index.core.memory import BaseMemory
+except ImportError as error:
+    raise MissingExtra("llama-index-core", "llamaindex") from error
+
+__all__ = ["ProcessMemory"]
+
+
+class ProcessMemory(BaseMemory):
+    """A memory of LlamaIndex in a process; make it with `of`. `get` gives the window, `get_all` everything."""
+
+    _history: History = PrivateAttr()
+
+    @classmethod
+    def of(cls, process: Process, *, recollections: Recollections | None = None) -> ProcessMemory:
+        """The memory in a process.
+
+        Args:
+            recollections: long-term memory to put before the user's messages.
+        """
+        made = cls()
+        made._history = History(process, recollections)
+        return made
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Its name in LlamaIndex."""
+        return "ProcessMemory"
+
+    @classmethod
+    def from_defaults(cls, process: Process | None = None, **options: Any) -> ProcessMemory:
+        """See `of`."""
+        if process is None:
+            raise SpecError("a memory without a process", advice="give process=store.process(NAME)")
+        return cls.of(process, **options)
+
+    def get(self, input: str | None = None, **options: Any) -> list[ChatMessage]:
+        """The window."""
+        return [_message_of(each) for each in self._history.render()]
+
+    def get_all(self) -> list[ChatMessage]:
+        """Everything, as it was put in."""
+        return [_message_of(each) for each in self._history.process.messages()]
+
+    def put(self, message: ChatMessage) -> None:
+        """Append a message."""
+        self._history.append([_chat(message)])
+
+    def put_messages(self, messages: list[ChatMessage]) -> None:
+        """Append messages, all or none."""
+        self._history.append([_chat(message) for message in messages])
+
+    def set(self, messages: list[ChatMessage]) -> None:
+        """Make this the history: what is new is appended; what is missing at the end is taken back, and stays readable."""
+        self._history.take([_chat(message) for message in messages])
+
+    def reset(self) -> None:
+        """Take everything back."""
+        self._history.retire(range(1, self._history.process.window.last + 1))
+
+
+def _chat(message: ChatMessage) -> dict[str, Any]:
+    role = message.role.value
+    if role == "tool":
+        return {"role": "tool", "tool_call_id": message.additional_kwargs["tool_call_id"], "content": message.content or ""}
+    blocks: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for block in message.blocks:
+        if isinstance(block, TextBlock):
+            blocks.append({"type": "text", "text": block.text})
+        elif isinstance(block, ToolCallBlock):
+            given = block.tool_kwargs
+            text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+            calls.append({"id": block.tool_call_id, "type": "function", "function": {"name": block.tool_name, "arguments": text}})
+        else:
+            blocks.append(_image(block) if block.block_type == "image" else _other(block))
+    if all(block["type"] == "text" for block in blocks):
+        said: Any = "".join(block["text"] for block in blocks)
+    else:
+        said = blocks
+    if role == "assistant":
+        return {"role": role, "content": said} | ({"tool_calls": calls} if calls else {})
+    return {"role": role if role in ("system", "developer") else "user", "content": said}
+
+
+def _image(block: Any) -> dict[str, Any]:
+    url = str(block.url) if block.url else block.inline_url()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _other(block: Any) -> dict[str, Any]:
+    return {"type": "text", "text": block.model_dump_json()}
+
+
+def _message_of(message: dict[str, Any]) -> ChatMessage:
+    content = message.get("content")
+    if message["role"] == "tool":
+        return ChatMessage(role="tool", content=content, additional_kwargs={"tool_call_id": message["tool_call_id"]})
+    blocks: list[Any] = []
+    listed: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) and content else list(content or ())
+    for block in listed:
+        image = block["type"] == "image_url"
+        blocks.append(ImageBlock(url=block["image_url"]["url"]) if image else TextBlock(text=block.get("text", "")))
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        blocks.append(
+            ToolCallBlock(tool_call_id=call["id"], tool_name=function["name"], tool_kwargs=_arguments(function["arguments"]))
+        )
+    return ChatMessage(role=message["role"], blocks=blocks)
+
+
+def _arguments(text: str) -> Any:
+    given = load_object(text) if text.strip() else {}
+    return text if given is None else given

@@ -1,0 +1,69 @@
+"""What a request changed in its session's figures: the session as it was after the last reply, and as it is now."""
+
+from __future__ import annotations
+
+import time
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from kilburn.gateway.exchange import Exchange
+from kilburn.gateway.form import HIDDEN
+from kilburn.gateway.history import Session
+from kilburn.kernel.ledger import Stats
+from kilburn.kernel.process import Process
+
+__all__ = ["Figures"]
+
+
+class _Known(msgspec.Struct):
+    """A session after its last reply: its figures, tokens of our own calls and their results, and when that was."""
+
+    stats: Stats
+    hidden: int
+    used: float | None = None
+
+
+class Figures:
+    """The figures of the sessions of one tenant, as long as they are in memory.
+
+    A session is used by one request at a time, so what is known of it needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Session, _Known] = WeakKeyDictionary()
+
+    def begin(self, exchange: Exchange, session: Session) -> None:
+        """The request's new messages are in the session."""
+        now = _stats(session.process)
+        known = self._known.get(session)
+        if known is None:
+            # A session that is new has no prompt yet; of one that was read again only what comes is known.
+            known = self._known[session] = _Known(now if now.prompts else Stats(), _hidden(session.process))
+        exchange.session = session.name
+        exchange.before = known.stats
+        exchange.new = now.tokens_seen - known.stats.tokens_seen
+        exchange.sent = max(0, now.tokens_seen - known.hidden)
+        exchange.idle = None if known.used is None else exchange.began - known.used
+
+    def hide(self, session: Session, before: int) -> None:
+        """What was appended since the session had seen so many tokens is none of the client's."""
+        self._known[session].hidden += session.process.kernel.ledger.stats.tokens_seen - before
+
+    def end(self, exchange: Exchange, session: Session) -> None:
+        """The request is over; its session is still its own."""
+        known = self._known[session]
+        exchange.after = known.stats = _stats(session.process)
+        known.used = time.time()
+
+
+def _stats(process: Process) -> Stats:
+    """The figures without what waits to be written: nothing is written for their sake."""
+    return process.kernel.ledger.report(use=process.use, window=process.capacity)
+
+
+def _hidden(process: Process) -> int:
+    """Tokens of our own calls and their results."""
+    window = process.window
+    calls = {page.id for page in window.pages.values() if (page.call or "").startswith(HIDDEN)}
+    return sum(window.cost(page.id) for page in window.pages.values() if page.id in calls or page.answers in calls)
