@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import StoreStale
+from kilburn.errors import SpecError, StoreStale
 from kilburn.event import Act
 from kilburn.gateway.form import HIDDEN, Asked, Form, listed
 from kilburn.gateway.problems import Problem
@@ -278,6 +278,8 @@ class Histories:
     def _found(self, form: Form, asked: Asked, name: str | None, user: str) -> tuple[Session, list[bytes], list[bytes]]:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
+        if name and not name.isprintable():
+            raise SpecError("a session name with control characters", advice="leave them out")
         digests, ends = self.digests(form, asked.messages)
         session, common = self._claim(name or _root(user, digests), user, digests, asked, form)
         return session, asked.messages[ends[common - 1] if common else 0 :], digests[common:]
@@ -429,25 +431,27 @@ class Histories:
                 self._sessions[info.name] = self._opened(info.name, info.name.partition("~")[0], user)
 
     def _free_name(self, root: str) -> str:
-        number, name = 1, root
-        store = self.hierarchy.store
-        while store.process(name, time=0.0, create=False) is not None:
-            number += 1
-            name = f"{root}~{number}"
-        return name
+        return _numbered(root, self._forks(root) + 1)
+
+    def _forks(self, root: str) -> int:
+        """How many sessions of a root the store has; they are counted from 1, so that few questions find the last."""
+        low, high = 0, 1
+        while self._stored(_numbered(root, high)):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._stored(_numbered(root, middle)) else (low, middle)
+        return low
+
+    def _stored(self, name: str) -> bool:
+        return self.hierarchy.store.process(name, time=0.0, create=False) is not None
 
     def _read_again(self, root: str, user: str) -> None:
         """Read a user's sessions of a root from the store, the newest ones."""
-        names: list[str] = []
-        name, number = root, 1
-        store = self.hierarchy.store
-        while (info := store.process(name, time=0.0, create=False)) is not None:
-            if info.user == user:
-                names.append(name)
-            number += 1
-            name = f"{root}~{number}"
-        for name in names[-FORKS:]:
-            if name not in self._sessions:
+        last = self._forks(root)
+        for name in [_numbered(root, number) for number in range(max(1, last - FORKS + 1), last + 1)]:
+            info = self.hierarchy.store.process(name, time=0.0, create=False)
+            if info is not None and info.user == user and name not in self._sessions:
                 self._sessions[name] = self._opened(name, root, user)
         self._trim()
 
@@ -470,7 +474,16 @@ class Histories:
 
     def said(self, session: Session, messages: Sequence[Message]) -> None:
         """Append what the model said and what it was answered here."""
-        session.process.append(*following(messages, session.process))
+        try:
+            session.process.append(*following(messages, session.process))
+        except StoreStale:
+            # Another writer went on with it. If it says the same still, only its window is another.
+            self.lose(session)
+            process = self.hierarchy.process(session.name)
+            if canonical(process.originals()) != session.digests + canonical(session.spoken):
+                raise
+            process.append(*following(messages, process))
+            session.process = process
         session.spoken += messages
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
@@ -514,6 +527,10 @@ def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _numbered(root: str, number: int) -> str:
+    return root if number == 1 else f"{root}~{number}"
 
 
 def _root(user: str, digests: Sequence[bytes]) -> str:

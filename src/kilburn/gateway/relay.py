@@ -18,7 +18,17 @@ from anyio.to_thread import run_sync
 
 from kilburn.agents.loop import shrink
 from kilburn.budget import Budget
-from kilburn.errors import KernelError, KilburnError, ModelError, Overlong, SpecError, StoreError, Unavailable, WireError
+from kilburn.errors import (
+    KernelError,
+    KilburnError,
+    ModelError,
+    Overlong,
+    SpecError,
+    StoreError,
+    StoreStale,
+    Unavailable,
+    WireError,
+)
 from kilburn.event import Act
 from kilburn.gateway.events import Events, written
 from kilburn.gateway.exchange import Exchange, together
@@ -85,18 +95,25 @@ class Relay:
         exchange.form = form.name
         asked = form.open(body)
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
-        session = self._histories.take(form, asked, headers.get("x-kilburn-session"), key.user)
-        try:
-            self.figures.begin(exchange, session)
-            room = min(key.memory, session.process.budget.window // 4)
-            known = remembered(self._histories.hierarchy, form, asked, key.user, room)
-            faults = asked.faults and headers.get("x-kilburn-faults") != "off"
-            work = _Work(form, asked, session, key, room, known, faults=faults)
-            work.render()
-        except BaseException:
-            self._histories.give(session)
-            raise
-        return session, work
+        for attempt in (1, 2):
+            session = self._histories.take(form, asked, headers.get("x-kilburn-session"), key.user)
+            try:
+                self.figures.begin(exchange, session)
+                room = min(key.memory, session.process.budget.window // 4)
+                known = remembered(self._histories.hierarchy, form, asked, key.user, room)
+                faults = asked.faults and headers.get("x-kilburn-faults") != "off"
+                work = _Work(form, asked, session, key, room, known, faults=faults)
+                work.render()
+                return session, work
+            except StoreStale:
+                # Another writer went on with it, and nothing new was appended: it is read again, once.
+                self._histories.lose(session)
+                if attempt == 2:
+                    raise
+            except BaseException:
+                self._histories.give(session)
+                raise
+        raise AssertionError("a prompt is made or an error is raised")
 
     def said(self, session: Session, messages: list[Message]) -> None:
         """Append what was said in a session."""
@@ -230,6 +247,9 @@ class _Turn:
             if self._reading is None:
                 self._reading = work.form.reading(work.faults, held=work.keeps)
             if work.asked.stream:
+                kind = answer.headers.get("content-type", "text/event-stream")
+                if not kind.lower().startswith("text/event-stream"):
+                    raise Unavailable(f"the upstream answered a streamed request with {kind}", advice="check the upstream")
                 await self._stream(answer, self._reading)
             else:
                 whole = await _gathered(answer)

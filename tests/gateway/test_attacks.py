@@ -1,0 +1,159 @@
+"""Clients and providers that do what they should not: what is promised must hold."""
+
+from __future__ import annotations
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from kilburn.gateway.app import Settings, build
+from kilburn.testing.upstream import Refusal, Upstream, calling, serving
+
+FILLER = "The river carries sand, and the sand carries gold. "
+
+
+def post(url: str, messages: list[Any], headers: dict[str, str] | None = None, **more: Any) -> httpx2.Response:
+    body = {"model": "m", "messages": messages, **more}
+    return httpx2.post(f"{url}/v1/chat/completions", json=body, headers=headers or {}, timeout=20)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def sessions(setup: Any) -> dict[str, list[Any]]:
+    with setup.store() as store:
+        return {info.name: [m.get("content") for m in store.process(info.name).messages()] for info in store.processes()}
+
+
+def test_a_session_that_another_writer_went_on_with_is_read_again(gateway: Any) -> None:
+    setup = gateway(Refusal(status=500), "fine", "more")
+    assert post(setup.url, [user("Hi")]).status_code == 500
+    sessions(setup)  # another window resizes the session, and that is written
+    again = post(setup.url, [user("Hi")])
+    assert again.status_code == 200, again.text
+    assert sessions(setup) == {again.headers["x-kilburn-session"]: ["Hi", "fine"]}
+
+
+def test_a_reply_is_kept_though_another_writer_went_on_meanwhile(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(lambda sent: sessions(setup) and "kept"))
+    first = post(setup.url, [user("Hi")])
+    assert first.status_code == 200, first.text
+    assert sessions(setup) == {first.headers["x-kilburn-session"]: ["Hi", "kept"]}
+
+
+def test_histories_of_one_beginning_stay_apart(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="R", delay=0.1))
+
+    def talk(number: int) -> str:
+        post(setup.url, [user("Hi")])
+        return post(setup.url, [user("Hi"), said("R"), user(f"secret {number}")]).headers["x-kilburn-session"]
+
+    with ThreadPoolExecutor(6) as pool:
+        names = list(pool.map(talk, range(6)))
+    assert len(set(names)) == 6
+    found = sessions(setup)
+    assert sorted(found[name][2] for name in names) == [f"secret {number}" for number in range(6)]
+    assert all(len(sent.body["messages"]) in (1, 3) for sent in setup.upstream.sent)
+
+
+def test_the_forks_of_a_beginning_are_found_without_asking_for_each(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="R"))
+    names = [post(setup.url, [user("Hi")]).headers["x-kilburn-session"] for _ in range(9)]
+    assert names == [names[0], *(f"{names[0]}~{number}" for number in range(2, 10))]
+
+
+def test_what_a_client_edits_cuts_and_repeats_is_what_the_model_sees(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="R"))
+    base = [user("a"), said("R"), user("b"), said("R"), user("c")]
+    for end in (1, 3, 5):
+        post(setup.url, base[:end])
+    for history in (
+        [user("a"), said("EDITED"), user("b"), said("R"), user("d")],
+        base[:3],
+        [user("b"), said("R"), user("a"), said("R"), user("c")],
+        [user("a"), user("a"), user("a")],
+        [*base, said("R"), *base],
+        [*base, said("R"), said("R"), user("d")],
+        base,
+    ):
+        assert post(setup.url, history).status_code == 200
+        assert setup.upstream.sent[-1].body["messages"] == history
+    assert any(history[:6] == ["a", "R", "b", "R", "c", "R"] for history in sessions(setup).values())
+
+
+def test_the_time_in_the_system_prompt_forks_nothing(gateway: Any) -> None:
+    setup = gateway(window=2000, upstream=Upstream(otherwise="R"))
+    history: list[Any] = []
+    names = set()
+    for minute in range(16):
+        history.append(user(f"q{minute} " + FILLER * 10))
+        system = {"role": "system", "content": f"Be brief. It is 12:{minute:02}."}
+        names.add(post(setup.url, [system, *history]).headers["x-kilburn-session"])
+        assert setup.upstream.sent[-1].body["messages"][0] == system
+        history.append(said("R"))
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize("name", ["a\tb", "x" * 10_000, "@memory/ana"])
+def test_a_session_name_that_is_none(gateway: Any, name: str) -> None:
+    setup = gateway(upstream=Upstream(otherwise="R"))
+    reply = post(setup.url, [user("Hi")], headers={"x-kilburn-session": name})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert not setup.upstream.sent
+    assert not sessions(setup)
+
+
+def test_a_session_name_with_an_escape_never_reaches_a_terminal(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="R"))
+    body = json.dumps({"model": "m", "messages": [user("Hi")]}).encode()
+    with socket.create_connection(("127.0.0.1", int(setup.url.rsplit(":", 1)[1])), timeout=5) as connection:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+        head += f"x-kilburn-session: a\x1b[2Jb\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        assert b" 400 " in connection.recv(65536)[:20]
+    assert not sessions(setup)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/html"])
+def test_a_streamed_request_that_is_answered_with_no_stream_is_an_error(gateway: Any, kind: str) -> None:
+    async def far(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode())]})
+            await send({"type": "http.response.body", "body": b'{"error": {"message": "no"}}'})
+
+    with serving(far) as url:
+        setup = gateway(upstream=Upstream())
+        with serving(build(Settings(db=str(setup.db), upstream=f"{url}/v1", tokenizer="chars/4"))) as near:
+            reply = post(near, [user("Hi")], stream=True)
+            assert reply.status_code in (502, 503), reply.text
+            assert kind in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_endless_and_nonsensical_recalls_end(gateway: Any, streamed: bool) -> None:
+    setup = gateway(window=2000, upstream=Upstream(otherwise="R"))
+    history: list[Any] = []
+    for turn in range(20):
+        history.append(user(f"q{turn} " + FILLER * 10))
+        assert post(setup.url, history).status_code == 200
+        history.append(said("R"))
+    before = len(setup.upstream.sent)
+    nonsense = [{}, {"address": None}, {"address": "p" * 200}, {"address": "../../etc/passwd"}, {"address": "p1\x00"}, {"x": 1}]
+    setup.upstream.otherwise = calling(*[("recall", each) for each in nonsense * 4], ("search_memory", {"query": None}))
+    reply = post(setup.url, [*history, user("go")], stream=streamed)
+    assert reply.status_code == 200
+    assert '"recall"' not in reply.text
+    assert len(setup.upstream.sent) - before < 10
+    setup.upstream.otherwise = "fine"
+    assert post(setup.url, [*history, user("go"), said("x"), user("next")]).status_code == 200
+    assert not setup.upstream.refused
