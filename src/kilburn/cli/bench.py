@@ -11,9 +11,7 @@ from kilburn.cli.evaluate import shown
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
-from kilburn.evals.gateway import PEERS, evaluate
 from kilburn.evals.gateway_report import draw
-from kilburn.evals.gateway_session import evaluate as replayed
 from kilburn.evals.picture import check_picture
 from kilburn.terminal import show
 
@@ -36,7 +34,7 @@ def gateway(
     window: Annotated[int, typer.Option(min=1, help="Tokens of Kilburn's window.")] = 32_000,
     peer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=PYTHON", help=f"Also another system ({', '.join(PEERS)}), by a Python that has it."),
+        typer.Option(metavar="NAME=PYTHON", help="Also another system (litellm, headroom), by a Python that has it."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw latency and memory; .svg, .png or .pdf.")] = None,
     force: Force = False,
@@ -58,6 +56,8 @@ def gateway(
     named = [one.partition("=") for one in peer or ()]
     if wrong := [name for name, _, python in named if not python]:
         raise SpecError(f"--peer {wrong[0]}", advice="say which Python has it: NAME=PYTHON")
+    from kilburn.evals.gateway import evaluate  # asyncio and more, which no other verb needs
+
     with progress("asking") as done:
         report = evaluate(
             rounds=rounds,
@@ -89,6 +89,8 @@ def session(
 
         kilburn bench session --runs 5
     """
+    from kilburn.evals.gateway_session import evaluate  # the gateway, which is an extra
+
     with progress("replaying") as done:
-        report = replayed(data, runs=runs, window=window, policy=policy, seed=seed, progress=done)
+        report = evaluate(data, runs=runs, window=window, policy=policy, seed=seed, progress=done)
     show(report, json)
