@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kilburn.budget import Budget
-from kilburn.errors import SpecError
+from kilburn.cli.screen import progress
+from kilburn.errors import KilburnError, SpecError
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import DOCUMENT, MEMORY, Hierarchy
 from kilburn.kernel.ledger import counter_of
@@ -21,11 +22,15 @@ from kilburn.kernel.resolve import resolve
 from kilburn.memory.choice import vectors_for
 from kilburn.models.weights import Progress, catalogue, pull
 from kilburn.stores.sqlite import Sqlite
+from kilburn.terminal import line, say
 
-__all__ = ["WIDE", "counting", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
+__all__ = ["WIDE", "counting", "embed", "existing", "model_of", "opened", "reading", "session", "window_of", "writing"]
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough."""
+
+MOST = 2000
+"""Passages that a verb embeds on its own account: about ten seconds."""
 
 
 def existing(db: str | None) -> str:
@@ -66,6 +71,19 @@ def writing(
     except BaseException:
         store.close()
         raise
+
+
+def embed(store: Hierarchy, most: int = MOST) -> None:
+    """Make the vectors of what waits for one, so many passages at most, if there is an embedder on this machine: a search
+    makes a few, and no program may run in between that makes the others."""
+    vectors = vectors_for(store.store) if most else None
+    if vectors is None:
+        return
+    try:
+        with progress("embedding") as done:
+            vectors.catch_up(most, done)
+    except KilburnError as error:
+        say(line(f"not all are found by meaning yet: {error}"))
 
 
 def session(store: Hierarchy, name: str) -> Process:

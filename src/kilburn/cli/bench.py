@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,10 +58,8 @@ def gateway(
     named = [one.partition("=") for one in peer or ()]
     if wrong := [name for name, _, python in named if not python]:
         raise SpecError(f"--peer {wrong[0]}", advice="say which Python has it: NAME=PYTHON")
-    from kilburn.evals.gateway import evaluate  # asyncio and more, which no other verb needs
-
     with progress("asking") as done:
-        report = evaluate(
+        report = _evaluate("gateway")(
             rounds=rounds,
             requests=requests,
             streams=streams,
@@ -89,8 +89,12 @@ def session(
 
         kilburn bench session --runs 5
     """
-    from kilburn.evals.gateway_session import evaluate  # the gateway, which is an extra
-
     with progress("replaying") as done:
-        report = evaluate(data, runs=runs, window=window, policy=policy, seed=seed, progress=done)
+        report = _evaluate("gateway_session")(data, runs=runs, window=window, policy=policy, seed=seed, progress=done)
     show(report, json)
+
+
+def _evaluate(name: str) -> Callable[..., Any]:
+    # By name, because the gateway is an extra, and other verbs start without what these import.
+    evaluate: Callable[..., Any] = import_module(f"kilburn.evals.{name}").evaluate
+    return evaluate

@@ -8,15 +8,14 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kilburn.cli.access import existing, reading, writing
+from kilburn.cli.access import embed, existing, reading, writing
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, secrets_of
 from kilburn.cli.screen import age, count, many, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.errors import KilburnError, SpecError
+from kilburn.errors import SpecError
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.hierarchy import DOCUMENT, Hierarchy
-from kilburn.memory.choice import vectors_for
 from kilburn.memory.documents import Ingested, in_order, ingest, name_of, text_of
 from kilburn.memory.documents import documents as documents_of
 from kilburn.terminal import emit, line, say, tell
@@ -63,7 +62,7 @@ def add(
         for path in paths:
             with progress(f"reading {path}") as done:
                 found.append(ingest(store, path, name, user, secrets=looked, progress=done))
-        _embed(store, sum(one.added for one in found))
+        embed(store, sum(one.added for one in found))
     if json:
         emit([{"path": str(path)} | msgspec.structs.asdict(one) for path, one in zip(paths, found, strict=True)])
         return
@@ -76,18 +75,6 @@ def add(
         tell(line(f"{path}: {many(len(one.documents), 'document')} new or changed; {figures}"))
         if one.redacted:
             say(f"{many(one.redacted, 'secret')} redacted")
-
-
-def _embed(store: Hierarchy, chunks: int) -> None:
-    """Make the vectors of so many new chunks at once: a search embeds a few at most, and no program may run in between."""
-    vectors = vectors_for(store.store) if chunks else None
-    if vectors is None:
-        return
-    try:
-        with progress("embedding", chunks) as done:
-            vectors.catch_up(chunks, done)
-    except KilburnError as error:
-        say(line(f"not all are found by meaning yet: {error}"))
 
 
 @documents.command("list")

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kilburn.cli.access import counting, existing, model_of, writing
+from kilburn.cli.access import counting, embed, existing, model_of, writing
 from kilburn.cli.memories import secrets_of
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import Session
@@ -59,6 +59,7 @@ def learn(
                 learned = learn_from(store, name, policy, speaker, user, secrets=looked, quota=quota)
             memory = next(one for one in store.collections() if one.name == learned.memory)
             new = [describe(memory, *memory.read(memory.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
+            embed(opened)
     finally:
         if hasattr(speaker, "close"):
             speaker.close()

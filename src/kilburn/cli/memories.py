@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kilburn.cli.access import existing, reading, writing
+from kilburn.cli.access import embed, existing, reading, writing
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, table
@@ -93,6 +93,7 @@ def remember(
         memory = store.memory(user)
         page, state = memory.read(memory.resolve(address)[0])
         row = describe(memory, page, state)
+        embed(store)
     if json:
         emit(row)
         return

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, existing, reading, session, writing
+from kilburn.cli.access import WIDE, embed, existing, reading, session, writing
 from kilburn.cli.archive import ArchivedSession, Clock, gather, rebuild, write
 from kilburn.cli.screen import Sink, many, progress, sink
 from kilburn.cli.shell import Db, Force, Json, Tenant, app
@@ -146,6 +146,7 @@ def bring(
                 rows.append((item.name, stats.pages, stats.tokens_seen))
                 lines += len(item.entries)
                 done(lines)
+        embed(store)
     if json:
         emit(
             {
