@@ -558,6 +558,7 @@ def listen(port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
+        listener.listen()  # who reads the address may connect at once
     except (OSError, OverflowError) as error:
         listener.close()
         raise SpecError(f"port {port}: {getattr(error, 'strerror', None) or error}", advice="give another --port") from None

@@ -98,9 +98,13 @@ def serve(
         contents=contents,
         tokenizer="auto" if speaker is None else speaker.tokenizer,
     )
-    say(f"http://{host}:{port}/v1 speaks OpenAI's API, http://{host}:{port} Anthropic's; the store is {settings.db}")
     options = gateway.uvicorn_options(settings.limits)
-    uvicorn.run(gateway.build(settings), host=host, port=port, log_level="warning", **options)
+    config = uvicorn.Config(gateway.build(settings), host=host, port=port, log_level="warning", **options)
+    with config.bind_socket() as listener:
+        listener.listen()  # who reads the address may connect at once
+        port = listener.getsockname()[1]
+        say(f"http://{host}:{port}/v1 speaks OpenAI's API, http://{host}:{port} Anthropic's; the store is {settings.db}")
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def opened_log(path: str) -> IO[str]:
