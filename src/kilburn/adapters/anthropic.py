@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from kilburn.adapters.client import OURS, add_usage, calls_through, given
-from kilburn.adapters.history import OFFERED, History, Recollections
+from kilburn.adapters.client import add_usage, calls_through, given
+from kilburn.adapters.history import History, Recollections
 from kilburn.errors import MissingExtra
+from kilburn.kernel.memory_tools import OFFERED, OURS
 from kilburn.kernel.process import Process
 from kilburn.message import Message
 from kilburn.models.messages import Blocks

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from kilburn.adapters.client import OURS, add_usage, calls_through, given
-from kilburn.adapters.history import OFFERED, History, Recollections, system_of
+from kilburn.adapters.client import add_usage, calls_through, given
+from kilburn.adapters.history import History, Recollections, system_of
+from kilburn.kernel.memory_tools import OFFERED, OURS
 from kilburn.kernel.process import Process
 from kilburn.message import Message
 from kilburn.models.assembly import Assembly

@@ -34,11 +34,12 @@ from kilburn.gateway.events import Events, written
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
 from kilburn.gateway.figures import Figures
-from kilburn.gateway.form import OFFERED, Asked, Form, Reading, hidden
+from kilburn.gateway.form import Asked, Form, Reading, hidden
 from kilburn.gateway.history import Histories, Session
 from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.upstream import Answer, Upstream, status_of
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.message import Message, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of

@@ -65,7 +65,7 @@ def _block(block: Any, where: str) -> dict[str, Any]:
     if block.get("type") == "input_image" and isinstance(block.get("image_url"), str):
         image = {"url": block["image_url"], **({"detail": block["detail"]} if "detail" in block else {})}
         return {"type": "image_url", "image_url": image}
-    return block
+    return dict(block)
 
 
 def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
