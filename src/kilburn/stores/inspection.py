@@ -134,8 +134,7 @@ def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
 
 def _pages(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session) -> Iterator[Finding]:
     def wrong(page: int, what: str, kind: str = "page", derived: bool = False) -> Finding:
-        known = page if isinstance(page, int) else 0
-        return Finding(kind=kind, what=f"{shown(page)}: {what}", derived=derived, process=session.number, page=known)
+        return Finding(kind=kind, what=f"{shown(page)}: {what}", derived=derived, process=session.number, page=_id(page))
 
     select = (
         "SELECT page.id, CAST(text.digest AS BLOB), CAST(extra.digest AS BLOB) FROM page"
@@ -164,6 +163,11 @@ def _pages(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session) -
         what = f"{there + len(strays)} pages are here where {session.pages} were written"
         yield Finding(kind="page", what=what, process=session.number)
     yield from strays
+
+
+def _id(page: object) -> int:
+    """The number of a page as a finding gives it: 0 where a damaged record gives none."""
+    return page if isinstance(page, int) else 0
 
 
 def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[Finding]:
@@ -251,7 +255,7 @@ def _citations(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[
     there = {one for number in names for one in rows(db, f"{citations.SELECT} WHERE by_process = ?", number)}
     for process, page, by, citer in sorted(wanted ^ there, key=repr):
         what = f"the index of citations and {shown(citer)} disagree about {shown(page)} of process {process}"
-        yield Finding(kind="index", what=what, derived=True, process=by, page=citer)
+        yield Finding(kind="index", what=what, derived=True, process=by, page=_id(citer))
     known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED WHERE tenant = ?", tenant)}
     damaged = known - names
     for process, page, by, citer in sorted(wanted):
