@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
-from kilburn.adapters.history import History
+from kilburn.adapters.history import KeptHistory
 from kilburn.kernel.memory_tools import OURS
 from kilburn.message import Kind, Message
 
@@ -26,7 +26,7 @@ class Call(Protocol):
     `arguments` are what is sent: the process's window instead of the client's messages, and our tools beside the client's.
     """
 
-    history: History
+    history: KeptHistory
     arguments: dict[str, Any]
 
     def again(self, last: bool) -> None:
