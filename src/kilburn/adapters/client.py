@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
-from kilburn.adapters.history import OFFERED, History
+from kilburn.adapters.history import OFFERED, KeptHistory
 from kilburn.message import Kind, Message
 
 __all__ = ["OURS", "ROUNDS", "Call", "calls_through"]
@@ -27,7 +27,7 @@ class Call(Protocol):
     `arguments` are what is sent: the process's window instead of the client's messages, and our tools beside the client's.
     """
 
-    history: History
+    history: KeptHistory
     arguments: dict[str, Any]
 
     def again(self, last: bool) -> None:

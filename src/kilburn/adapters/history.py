@@ -23,14 +23,13 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import ToolSpec
-from kilburn.move import Retire
 from kilburn.page import Page, Place, parse_address
 from kilburn.wire import chat
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["OFFERED", "History", "Recollections", "system_of"]
+__all__ = ["OFFERED", "KeptHistory", "Recollections", "system_of"]
 
 OFFERED: tuple[ToolSpec, ...] = tuple(spec for spec in memory_tools.SPECS if spec.name in ("recall", "search_memory"))
 """The tools that a framework's model is offered."""
@@ -76,7 +75,7 @@ class _Known(NamedTuple):
     calls: tuple[str, ...]
 
 
-class History:
+class KeptHistory:
     """What a framework says to its model, in a process. Safe to use from several threads.
 
     Args:
@@ -141,9 +140,11 @@ class History:
                 new.append(given[-1])
                 lost.append(pairs[len(given) - 1])
             ends = [*(entry.first for entry in known[1:]), self.process.window.last + 1]
+            gone = [page for place in lost for page in range(known[place].first, ends[place])]
             if new:
-                self.process.append(*self._with_recollections(new))
-            self.retire(page for place in lost for page in range(known[place].first, ends[place]))
+                self.process.append(*self._with_recollections(new), instead_of=gone)
+            elif gone:
+                self.process.take_back(gone)
             return new
 
     def _asked_again(self, given: Sequence[Message], known: Sequence[_Known], pairs: dict[int, int]) -> int | None:
@@ -174,16 +175,6 @@ class History:
             new = [self._renamed(message, ids) for message in apart(parse(list(messages)))]
             if new:
                 self.process.append(*self._with_recollections(new))
-
-    def retire(self, pages: Iterable[int]) -> None:
-        """Take pages back: no prompt shows them and no search finds them; they stay readable by their address."""
-        window = self.process.window
-        left = [page for page in pages if page in window.pages and window.at(page) not in GONE]
-        for page in left:
-            if page in window.pins:
-                self.process.unpin(window.pages[page].address)
-        if left:
-            self.process.apply(Retire(pages=tuple(left), why="the history was taken back"))
 
     def answer(self, name: str, arguments: str) -> str:
         """What `recall` or `search_memory` returns, for a framework that runs the tool and appends the result itself."""
