@@ -228,14 +228,18 @@ class _Turn:
             await self._break_off(error)
 
     async def give(self) -> None:
-        """Let others have the session, once: before the client hears the end, because it may go on at once."""
+        """Let others have the session, once, when what was said is durable: before the client hears the end, because it may
+        go on at once."""
         if not self._given:
-            self._given = True
             await run_sync(self._give)
 
     def _give(self) -> None:
-        self._relay.figures.end(self._exchange, self._session)
-        self._relay.histories.give(self._session)
+        self._given = True
+        try:
+            self._relay.histories.hierarchy.store.sync()
+            self._relay.figures.end(self._exchange, self._session)
+        finally:
+            self._relay.histories.give(self._session)
 
     async def _round(self) -> bool:
         """One question to the upstream; returns whether there is another."""
@@ -262,10 +266,17 @@ class _Turn:
             await self._finish(b"", headers)
             return False
         reply = reading.reply()
-        if await run_sync(self._answered, reply, reading):
+        if await run_sync(self._goes_on, reply, reading):
             reading.again()
             return True
         await self._finish(reading.end(), headers)
+        return False
+
+    def _goes_on(self, reply: Reply, reading: Reading) -> bool:
+        """Keep a reply; returns whether there is another round, and otherwise gives the session back."""
+        if self._answered(reply, reading):
+            return True
+        self._give()
         return False
 
     def _answered(self, reply: Reply, reading: Reading) -> bool:
