@@ -205,6 +205,7 @@ class MessagesReading(Reading):
 
     def again(self) -> None:
         self.rounds += 1
+        self.spoke = False
         self._blocks = Blocks("the upstream")
         self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] = {}
@@ -218,6 +219,7 @@ class MessagesReading(Reading):
             if kind == "error":
                 self.failed = said
                 return event.raw
+            self.spoke = True
             list(self._blocks.feed(said))
             if kind == "message_start":
                 summed(self.usage, said["message"].get("usage") or {})
