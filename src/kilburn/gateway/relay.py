@@ -255,15 +255,15 @@ class _Turn:
                 kind = answer.headers.get("content-type", "text/event-stream")
                 if not kind.lower().startswith("text/event-stream"):
                     raise Unavailable(f"the upstream answered a streamed request with {kind}", advice="check the upstream")
-                await self._stream(answer, self._reading)
+                failed = await self._stream(answer, self._reading)
             else:
-                whole = await _gathered(answer)
-                self._reading.take(whole)
+                failed = b""
+                self._reading.take(await _gathered(answer))
             headers = answer.headers
         reading = self._reading
         if reading.failed is not None:
-            # The upstream said so inside its stream, and the client has heard it.
-            await self._finish(b"", headers)
+            # The upstream said so inside its stream.
+            await self._finish(failed, headers)
             return False
         reply = reading.reply()
         if await run_sync(self._goes_on, reply, reading):
@@ -329,17 +329,21 @@ class _Turn:
         await self._send({"type": "http.response.body", "body": body})
         return False
 
-    async def _stream(self, answer: Answer, reading: Reading) -> None:
+    async def _stream(self, answer: Answer, reading: Reading) -> bytes:
+        """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again."""
         events = Events()
         async for piece in answer.pieces:
             out = b"".join([reading.feed(event) for event in events.feed(piece)])
             if not self._started:
                 await self._start(200, {"content-type": "text/event-stream", "cache-control": "no-cache", **answer.headers})
+            if reading.failed is not None:
+                return out
             if out:
                 await self._send({"type": "http.response.body", "body": out, "more_body": True})
         if events.open:
             for event in events.feed(b"\n\n"):
                 await self._send({"type": "http.response.body", "body": reading.feed(event), "more_body": True})
+        return b""
 
     async def _finish(self, last: bytes, headers: dict[str, str]) -> None:
         if not self._started:
