@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import GONE, OFFERED, KeptHistory, Recollections
+from kilburn.adapters.history import GONE, KeptHistory, Recollections
 from kilburn.errors import MissingExtra
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.model import ToolSpec
 from kilburn.wire.digests import digest

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import OFFERED, KeptHistory, Recollections
+from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.message import Kind
 from kilburn.model import ToolSpec

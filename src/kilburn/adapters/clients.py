@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kilburn.adapters.history import OFFERED, KeptHistory, Recollections
+from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import Events
 from kilburn.gateway.form import Form, Reading
 from kilburn.gateway.messages import Messages
 from kilburn.gateway.responses import Responses
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Message, Role
@@ -217,6 +218,7 @@ class _Streamed(httpx2.SyncByteStream):
             events = Events()
             for piece in self._answer.iter_bytes():
                 yield b"".join(map(turn.reading.feed, events.feed(piece)))
+            yield b"".join(map(turn.reading.feed, events.feed(b"\n\n")))
             self._answer.close()
             if turn.reading.failed is not None:
                 return
@@ -270,6 +272,7 @@ class _AsyncStreamed(httpx2.AsyncByteStream):
             events = Events()
             async for piece in self._answer.aiter_bytes():
                 yield b"".join(map(turn.reading.feed, events.feed(piece)))
+            yield b"".join(map(turn.reading.feed, events.feed(b"\n\n")))
             await self._answer.aclose()
             if turn.reading.failed is not None:
                 return

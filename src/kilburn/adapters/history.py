@@ -22,16 +22,12 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.model import ToolSpec
 from kilburn.page import Page, Place, parse_address
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["OFFERED", "KeptHistory", "Recollections"]
-
-OFFERED: tuple[ToolSpec, ...] = tuple(spec for spec in memory_tools.SPECS if spec.name in ("recall", "search_memory"))
-"""The tools that a framework's model is offered."""
+__all__ = ["KeptHistory", "Recollections"]
 
 GONE = (Place.RETIRED, Place.DROPPED)
 
@@ -187,8 +183,7 @@ class KeptHistory:
         Returns:
             The reply without these calls, or None if nothing of it is for the framework.
         """
-        names = {spec.name for spec in OFFERED}
-        ours = [part for part in reply.parts if part.kind is Kind.CALL and part.name in names]
+        ours = [part for part in reply.parts if part.kind is Kind.CALL and part.name in memory_tools.OURS]
         parts = [_hide(part) if part in ours else part for part in reply.parts]
         with self._lock:
             self.append([msgspec.structs.replace(reply, parts=tuple(parts))])
