@@ -126,6 +126,7 @@ class Gateway:
                     tokenizer=settings.tokenizer,
                     embedder=None,
                     foreign=False,
+                    durable=False,  # a request waits for the disk once, before its client hears the end
                 )
                 self._stores.append(store)
                 known = self._open[tenant] = Relay(
