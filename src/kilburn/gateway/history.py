@@ -324,12 +324,8 @@ class Histories:
             self.lose(session)
             return
         session.extend(canonical(spoken))
-<<<<<<< HEAD
-        session.last = _text_of(spoken)
-        self._remember(session)
-=======
         session.last = _text_of(spoken) or session.last
->>>>>>> main
+        self._remember(session)
         session.busy = False
 
     def lose(self, session: Session) -> None:
