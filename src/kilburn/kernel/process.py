@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -34,7 +35,7 @@ from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
 from kilburn.kernel.window import Window
-from kilburn.message import Message, Part
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
@@ -203,7 +204,7 @@ class Process:
 
     def take_back(self, pages: Iterable[int]) -> None:
         """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
-        Those that are gone already are passed over."""
+        Those that are gone already are passed over. A call that waits for its result gets one that says so, and both go."""
         with self.kernel.batch():
             self._take_back(pages)
             self._planner.enforce()
@@ -211,6 +212,10 @@ class Process:
     def _take_back(self, pages: Iterable[int]) -> None:
         window = self.window
         left = [page for page in pages if page in window.pages and window.at(page) not in (Place.RETIRED, Place.DROPPED)]
+        if waiting := [window.pages[page].call for page in left if page in window.open]:
+            results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
+            first, last = self.kernel.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
+            left += range(first, last + 1)
         if pinned := [page for page in left if page in window.pins]:
             self.kernel.unpin(pinned)
         if left:
@@ -584,6 +589,17 @@ class Process:
             written = kernel.store.events(kernel.info.number, after)
         return (event for events in (written, waiting) for event in events)
 
+    def origin(self) -> dict[str, Any]:
+        """Where a session is from, if it was made of another one: what its ledger says of it before its first page.
+
+        `forked` is the number of that session's process, `known` the last page here that the other one has too.
+        """
+        written = self.kernel.store.events(self.kernel.info.number, 0)
+        for event in takewhile(lambda event: event.act is not Act.ADMIT, written):
+            if event.act is Act.NOTE and "forked" in event.data:
+                return dict(event.data)
+        return {}
+
     def receipts(self) -> list[Receipt]:
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
         return list(receipts(self.events()))
@@ -595,16 +611,26 @@ class Process:
         """
         return dump(self.originals())
 
-    def originals(self) -> list[Message]:
-        """The whole transcript as messages with their sources, as `append` takes them; see `messages`."""
+    def originals(self, gone: str | None = None) -> list[Message]:
+        """The whole transcript as messages with their sources, as `append` takes them; see `messages`.
+
+        Args:
+            gone: stands in the place of each page that is forgotten; None leaves these out.
+        """
         made: dict[int, Message] = {}
         with self._current() as kernel:
             window = kernel.window
-            kept = [page for page in window.pages.values() if page.id > 0 and window.at(page.id) != Place.DROPPED]
+            kept = [page for page in window.pages.values() if page.id > 0]
+            if gone is None:
+                kept = [page for page in kept if window.at(page.id) != Place.DROPPED]
             for at, page in enumerate(kept):
                 if at % READ == 0:
                     self.fetch(kept[at : at + READ])
-                part, leftovers = self.part(page)
+                if gone is not None and window.at(page.id) == Place.DROPPED:
+                    call = window.pages[page.answers].call if page.answers else None
+                    part, leftovers = Part(kind=page.kind, text=gone, call=call), None
+                else:
+                    part, leftovers = self.part(page)
                 known = made.get(page.message)
                 if known is None:
                     made[page.message] = Message(
