@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import kilburn
 from kilburn.errors import OrphanResult
 from kilburn.gateway.chat import Chat
-from kilburn.gateway.form import HIDDEN
 from kilburn.gateway.history import Histories, Session
 from kilburn.gateway.messages import Messages
 from kilburn.message import Kind, Message, Part, Role
+from kilburn.wire.digests import HIDDEN
 from kilburn.wire.form import parse
 
 CHAT, MESSAGES = Chat(), Messages()

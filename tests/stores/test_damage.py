@@ -54,6 +54,13 @@ def test_damage_of_every_kind(tmp_path: Path) -> None:
     assert seen["unreadable"] + seen["found"] > 4
 
 
+@pytest.mark.parametrize("seed", [1102, 1534, 1541, 2195, 11637])
+def test_damage_that_once_broke_a_promise(tmp_path: Path, seed: int) -> None:
+    """A passage whose place is no number; an event whose act was swapped with an observation's; a citation by no page."""
+    told: list[str] = []
+    assert run(1, seed, tmp_path, told.append)[0] == 0, "\n".join(told)
+
+
 @pytest.mark.parametrize("field", ["trust", "tokens"])
 def test_no_figure_of_a_page_changes_silently(talk: Path, field: str) -> None:
     change(

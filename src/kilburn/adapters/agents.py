@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import GONE, OFFERED, History, Recollections, digest
+from kilburn.adapters.history import GONE, OFFERED, History, Recollections
 from kilburn.errors import MissingExtra
 from kilburn.kernel.process import Process
 from kilburn.model import ToolSpec
+from kilburn.wire.digests import digest
 from kilburn.wire.form import parse
 from kilburn.wire.plain import plain
 

@@ -9,7 +9,6 @@ for again), these pages are retired: the model no longer sees them, and they sta
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
@@ -27,14 +26,11 @@ from kilburn.model import ToolSpec
 from kilburn.move import Retire
 from kilburn.page import Page, Place, parse_address
 from kilburn.wire import chat
+from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
-from kilburn.wire.plain import load_object
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["HIDDEN", "OFFERED", "History", "Recollections", "digest", "system_of"]
-
-HIDDEN = "kilburn_"
-"""Ids of calls that the framework never sees begin with this."""
+__all__ = ["OFFERED", "History", "Recollections", "system_of"]
 
 OFFERED: tuple[ToolSpec, ...] = tuple(spec for spec in memory_tools.SPECS if spec.name in ("recall", "search_memory"))
 """The tools that a framework's model is offered."""
@@ -115,12 +111,12 @@ class History:
     def render(self, form: str = "chat") -> Prompt:
         """The window, as it is."""
         prompt = self.process.render(form)
-        self._shown.update(digest(message) for message in _apart(parse(list(prompt))))
+        self._shown.update(digest(message) for message in apart(parse(list(prompt))))
         return prompt
 
     def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> list[Message]:
         """Append what is new of a whole history, and return it; see `prompt`."""
-        given = _apart(parse(list(messages)))
+        given = apart(parse(list(messages)))
         with self._lock, self.process.lock:
             self.process.refresh()
             if not self._shown and self.process.window.last:
@@ -175,7 +171,7 @@ class History:
         with self._lock, self.process.lock:
             self.process.refresh()
             ids: dict[str, str] = {}
-            new = [self._renamed(message, ids) for message in _apart(parse(list(messages)))]
+            new = [self._renamed(message, ids) for message in apart(parse(list(messages)))]
             if new:
                 self.process.append(*self._with_recollections(new))
 
@@ -289,36 +285,6 @@ def _hide(part: Part) -> Part:
 
 def _calls(message: Message) -> list[str]:
     return [part.call or "" for part in message.parts if part.kind is Kind.CALL]
-
-
-def _apart(messages: Iterable[Message]) -> list[Message]:
-    """Each result as a message of its own, with what is attached to it."""
-    out: list[Message] = []
-    for message in messages:
-        results = [at for at, part in enumerate(message.parts) if part.kind is Kind.RESULT]
-        if len(results) < 2 or message.role is not Role.TOOL:
-            out.append(message)
-            continue
-        for start, end in zip([0, *results[1:]], [*results[1:], len(message.parts)], strict=True):
-            out.append(msgspec.structs.replace(message, parts=message.parts[start:end], extra=None))
-    return out
-
-
-def digest(message: Message) -> bytes:
-    """What a message says, whatever its ids, its reasoning, and the spaces of its arguments."""
-    made = hashlib.blake2b(message.role.encode(), digest_size=16)
-    said = "".join(part.text for part in message.parts if part.kind is Kind.TEXT).strip()
-    told = [said]
-    for part in message.parts:
-        if part.kind is Kind.CALL and not (part.call or "").startswith(HIDDEN):
-            given = load_object(part.text) if part.text.strip() else {}
-            told += [part.name or "", part.text if given is None else msgspec.json.encode(given, order="sorted").decode()]
-        elif part.kind in (Kind.RESULT, Kind.IMAGE, Kind.OPAQUE):
-            told.append(part.text)
-    for text in told:
-        data = text.encode("utf-8", "surrogatepass")
-        made.update(len(data).to_bytes(8, "big") + data)
-    return made.digest()
 
 
 def _pairs(known: Sequence[bytes], given: Sequence[bytes]) -> dict[int, int]:

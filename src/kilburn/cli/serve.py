@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from importlib import import_module
 from typing import IO, Annotated
@@ -101,6 +102,7 @@ def serve(
     options = gateway.uvicorn_options(settings.limits)
     config = uvicorn.Config(gateway.build(settings), host=host, port=port, log_level="warning", **options)
     with config.bind_socket() as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does so only for what it bound itself
         listener.listen()  # who reads the address may connect at once
         port = listener.getsockname()[1]
         say(f"http://{host}:{port}/v1 speaks OpenAI's API, http://{host}:{port} Anthropic's; the store is {settings.db}")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kilburn.gateway.form import HIDDEN
 from kilburn.gateway.history import Session
 from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.memory_tools import MemoryReply
 from kilburn.kernel.process import Process
 from kilburn.message import Message, Part
+from kilburn.wire.digests import HIDDEN
 
 __all__ = ["answered"]
 

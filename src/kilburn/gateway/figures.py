@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from kilburn.gateway.exchange import Exchange
-from kilburn.gateway.form import HIDDEN
 from kilburn.gateway.history import Session
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
+from kilburn.wire.digests import HIDDEN
 
 __all__ = ["Figures"]
 

@@ -17,12 +17,10 @@ from kilburn.gateway.events import Event
 from kilburn.kernel import memory_tools
 from kilburn.message import Kind, Message, Part
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
+from kilburn.wire.digests import HIDDEN
 from kilburn.wire.plain import plain
 
-__all__ = ["HIDDEN", "OFFERED", "Asked", "Form", "Reading", "decoded", "hidden", "listed"]
-
-HIDDEN = "kilburn_"
-"""Ids of calls that the client never sees begin with this."""
+__all__ = ["OFFERED", "Asked", "Form", "Reading", "decoded", "hidden", "listed"]
 
 OFFERED = tuple(spec for spec in memory_tools.SPECS if spec.name in ("recall", "search_memory"))
 """The tools that a model is offered once something has left its window."""

@@ -19,14 +19,14 @@ import msgspec
 
 from kilburn.errors import SpecError, StoreStale
 from kilburn.event import Act
-from kilburn.gateway.form import HIDDEN, Asked, Form, listed
+from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.problems import Problem
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
-from kilburn.message import Kind, Message, Part, Role
-from kilburn.wire.plain import load_object
+from kilburn.message import Kind, Message, Role
+from kilburn.wire.digests import HIDDEN, canonical
 
-__all__ = ["Histories", "Session", "canonical"]
+__all__ = ["Histories", "Session"]
 
 SESSIONS = 256
 """Sessions that are kept in memory, for each tenant."""
@@ -51,53 +51,6 @@ QUOTE = 80
 
 Said = tuple[bool, bytes]
 """Whether the assistant says it, and its digest."""
-
-
-def canonical(messages: Iterable[Message]) -> list[bytes]:
-    """Digests of what messages say, one for each message and each result. What the assistant says in a row is one message,
-    as clients have it; our own calls and their results are left out."""
-    out: list[bytes] = []
-    waiting: list[Part] = []
-    for message in messages:
-        if message.role is Role.ASSISTANT:
-            waiting += message.parts
-            continue
-        seen = [part for part in message.parts if not (part.call or "").startswith(HIDDEN)]
-        if not seen:
-            continue
-        out += _assistant(waiting)
-        waiting = []
-        if message.role is Role.TOOL:
-            out += [_digest("tool", part.kind, part.text) for part in seen]
-        else:
-            out.append(_digest(message.role, *(text for part in seen for text in (part.kind, part.text))))
-    return out + _assistant(waiting)
-
-
-def _assistant(parts: Sequence[Part]) -> list[bytes]:
-    if not parts:
-        return []
-    said = "".join(part.text for part in parts if part.kind is Kind.TEXT).strip()
-    others = [part.text for part in parts if part.kind in (Kind.OPAQUE, Kind.IMAGE)]
-    calls = [part for part in parts if part.kind is Kind.CALL and not (part.call or "").startswith(HIDDEN)]
-    if not (said or others or calls):
-        return []
-    return [_digest("assistant", said, *others, *(text for part in calls for text in (part.name or "", _sorted(part.text))))]
-
-
-def _sorted(arguments: str) -> str:
-    """A call's arguments whatever their spaces and the order of their keys."""
-    given = load_object(arguments) if arguments.strip() else {}
-    return arguments if given is None else msgspec.json.encode(given, order="sorted").decode()
-
-
-def _digest(*texts: str) -> bytes:
-    made = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        made.update(len(data).to_bytes(8, "big"))
-        made.update(data)
-    return made.digest()
 
 
 def _chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:

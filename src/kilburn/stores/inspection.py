@@ -13,14 +13,14 @@ import msgspec
 
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import STATE, Act, Event
-from kilburn.page import Page, Place, address_of
+from kilburn.page import Page, Place
 from kilburn.store import ProcessKind, State
 from kilburn.stores import citations
 from kilburn.stores.codec import digest_of_stored, unpack
 from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.passages import passages
-from kilburn.stores.records import UNREADABLE, seal_of
-from kilburn.stores.sealed import TALLY, Sealed, Session, seal_of_process
+from kilburn.stores.records import UNREADABLE, event_of, seal_of
+from kilburn.stores.sealed import TALLY, Sealed, Session, seal_of_process, shown
 from kilburn.stores.textindex import TextIndex, entry_of, length_class, number_of
 from kilburn.stores.transaction import content_of, sealed_event, set_stand, set_tally
 from kilburn.stores.vectortable import VectorTable
@@ -134,9 +134,7 @@ def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
 
 def _pages(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session) -> Iterator[Finding]:
     def wrong(page: int, what: str, kind: str = "page", derived: bool = False) -> Finding:
-        where = address_of(page) if isinstance(page, int) else f"page {page!r}"
-        known = page if isinstance(page, int) else 0
-        return Finding(kind=kind, what=f"{where}: {what}", derived=derived, process=session.number, page=known)
+        return Finding(kind=kind, what=f"{shown(page)}: {what}", derived=derived, process=session.number, page=_id(page))
 
     select = (
         "SELECT page.id, CAST(text.digest AS BLOB), CAST(extra.digest AS BLOB) FROM page"
@@ -167,6 +165,11 @@ def _pages(db: apsw.Connection, sealed: Sealed, tenant: int, session: Session) -
     yield from strays
 
 
+def _id(page: object) -> int:
+    """The number of a page as a finding gives it: 0 where a damaged record gives none."""
+    return page if isinstance(page, int) else 0
+
+
 def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[Finding]:
     def wrong(what: str, derived: bool = False) -> Finding:
         return Finding(kind="ledger", what=what, derived=derived, process=session.number)
@@ -183,7 +186,7 @@ def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[F
         expected = number + 1
         event = sealed.event(session.number, number, act, body, seal)
         if isinstance(event, str):
-            yield wrong(f"event {number} ({_act_name(act)}): {event}", derived=act in OBSERVATIONS)
+            yield wrong(f"event {number} ({_act_name(act)}): {event}", derived=_is_observation(act, body))
     if not session.damaged and expected <= session.head:
         yield wrong(f"events {expected}-{session.head} are missing")
 
@@ -191,6 +194,14 @@ def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[F
 def _events(db: apsw.Connection, session: Session) -> list[tuple[int, bytes, bytes, object]]:
     select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? ORDER BY number"
     return [(number, act, body, seal) for number, act, body, seal in rows(db, select, session.number)]
+
+
+def _is_observation(act: bytes, body: bytes) -> bool:
+    """Whether a damaged event changed no state. Its column and its record say so; a record that cannot be read says nothing."""
+    try:
+        return act in OBSERVATIONS and event_of(body).act not in STATE
+    except UNREADABLE:
+        return act in OBSERVATIONS
 
 
 def _act_name(act: object) -> str:
@@ -210,7 +221,7 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, sessions: list[
             wanted.update({entry: -1 for entry, *_ in entries})
             continue
         if [(page, (start, stop)) for _, page, start, stop in entries] != [(number, span) for span in passages(text)]:
-            what = f"{address_of(number)} has not its passages"
+            what = f"{shown(number)} has not its passages"
             yield Finding(kind="index", what=what, derived=True, process=process, page=number)
             wanted.update({entry: -1 for entry, *_ in entries})
             continue
@@ -242,9 +253,9 @@ def _citations(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[
     wanted = _cited(sealed, sessions)
     names = {one.number for one in sessions}
     there = {one for number in names for one in rows(db, f"{citations.SELECT} WHERE by_process = ?", number)}
-    for process, page, by, citer in sorted(wanted ^ there):
-        what = f"the index of citations and {address_of(citer)} disagree about {address_of(page)} of process {process}"
-        yield Finding(kind="index", what=what, derived=True, process=by, page=citer)
+    for process, page, by, citer in sorted(wanted ^ there, key=repr):
+        what = f"the index of citations and {shown(citer)} disagree about {shown(page)} of process {process}"
+        yield Finding(kind="index", what=what, derived=True, process=by, page=_id(citer))
     known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED WHERE tenant = ?", tenant)}
     damaged = known - names
     for process, page, by, citer in sorted(wanted):
@@ -252,7 +263,7 @@ def _citations(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[
             continue
         found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", process, page) if process in known else None
         if found is None or found[0] is None:
-            what = f"it cites {address_of(page)} of process {process}, which is {'forgotten' if found else 'not there'}"
+            what = f"it cites {shown(page)} of process {process}, which is {'forgotten' if found else 'not there'}"
             yield Finding(kind="citation", what=what, process=by, page=citer)
 
 
@@ -375,7 +386,7 @@ def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Sessi
         event = sealed.event(session.number, number, act, body, seal)
         if isinstance(event, Event):
             time = event.time
-        elif act in OBSERVATIONS:
+        elif _is_observation(act, body):
             _quarantine(db, session.number, "event", number, body)
             note = Event(
                 number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": _act_name(act)}
@@ -462,7 +473,7 @@ def erase_session(db: apsw.Connection, process: int) -> None:
     select = "SELECT by_process, by_page FROM citation WHERE process = ?1 AND by_process <> ?1 LIMIT 1"
     citer = row(db, select, process)
     if citer is not None:
-        what = f"process {process} is cited by {address_of(citer[1])} of process {citer[0]}"
+        what = f"process {process} is cited by {shown(citer[1])} of process {citer[0]}"
         raise StoreStale(what, advice="forget what cites it first, then do it again")
     texts = "SELECT content FROM page WHERE process = ?1 UNION SELECT extra FROM page WHERE process = ?1"
     contents = [number for (number,) in rows(db, texts, process) if number is not None]

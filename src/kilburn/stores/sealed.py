@@ -92,6 +92,11 @@ class Session(ProcessInfo, frozen=True, kw_only=True):
         return self
 
 
+def shown(page: object) -> str:
+    """The address of a page as a damaged record may give it: a value of any type."""
+    return address_of(page) if isinstance(page, int) else f"page {page!r}"
+
+
 class Sealed:
     """The rows of one file.
 
@@ -193,8 +198,7 @@ class Sealed:
             if isinstance(page, Page) and isinstance(state, State):
                 found.append((page, state))
             else:
-                where = address_of(number) if isinstance(number, int) else "a page"
-                wrong.append(f"{where} of session {session.name!r}: {page if isinstance(page, str) else state}")
+                wrong.append(f"{shown(number)} of session {session.name!r}: {page if isinstance(page, str) else state}")
         # A row of another session is skipped.
         if len(found) != session.pages:
             what = f"session {session.name!r} has {len(found)} pages where {session.pages} were written"
@@ -219,7 +223,7 @@ class Sealed:
             page, state = self._page(process, number, meta, seal), self._state(process, number, *values)
             if isinstance(page, str) or isinstance(state, str):
                 wrong = page if isinstance(page, str) else state
-                raise StoreCorrupt(f"{address_of(number)} of session {process}: {wrong}", advice=ADVICE)
+                raise StoreCorrupt(f"{shown(number)} of session {process}: {wrong}", advice=ADVICE)
             yield (process, number), (page, state)
 
     def page(self, process: int, number: int, meta: bytes, seal: object) -> Page:
@@ -230,7 +234,7 @@ class Sealed:
         """
         page = self._page(process, number, meta, seal)
         if isinstance(page, str):
-            raise StoreCorrupt(f"{address_of(number)} of session {process}: {page}", advice=ADVICE)
+            raise StoreCorrupt(f"{shown(number)} of session {process}: {page}", advice=ADVICE)
         return page
 
     # The next two are called for each page that a search finds, so they call little themselves.

@@ -313,11 +313,10 @@ class TextIndex:
         spans = rows_of_each(
             self._db, "SELECT id, page, start, stop FROM passage WHERE id = ?", [(number,) for number in numbers]
         )
-        # A nonsensical entry is damage, which `fsck` reports; it is not a hit.
         return {
             number: (page, (start, stop))
             for number, page, start, stop in spans
-            if isinstance(page, int) and isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop
+            if isinstance(page, int) and _is_span(start, stop)
         }
 
     def of_pages(self, keys: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int, Span]]:
@@ -327,8 +326,13 @@ class TextIndex:
             " WHERE process = ? AND page.id = ? AND passage.page = page.id ORDER BY passage.id DESC"
         )
         for process, page, number, start, stop in rows_of_each(self._db, select, keys):
-            if 0 <= start < stop:
+            if _is_span(start, stop):
                 yield (process, page), number, (start, stop)
+
+
+def _is_span(start: object, stop: object) -> bool:
+    """A nonsensical entry is damage, which `fsck` reports; it is not a hit."""
+    return isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop
 
 
 def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:

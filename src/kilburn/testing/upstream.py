@@ -695,6 +695,7 @@ def serving(app: Any) -> Iterator[str]:
 
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         thread = threading.Thread(target=run, args=(listening,), name=f"serving {port}", daemon=True)

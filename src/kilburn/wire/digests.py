@@ -1,0 +1,81 @@
+"""What messages say, as digests: by these a history is recognised that a client, a framework or a provider hands over again.
+
+They rewrite ids, marks for a cache, reasoning, blanks at the ends of texts, and the spaces and the order of a call's arguments.
+None of that is in a digest, and neither are calls of our own, which none of them ever sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import msgspec
+
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.wire.plain import load_object
+
+__all__ = ["HIDDEN", "apart", "canonical", "digest"]
+
+HIDDEN = "kilburn_"
+"""Ids of calls of our own, which a client or a framework never sees, begin with this."""
+
+
+def digest(message: Message) -> bytes:
+    """What a message says, in 16 bytes."""
+    told = [message.role, "".join(part.text for part in message.parts if part.kind is Kind.TEXT).strip()]
+    for part in message.parts:
+        if part.kind is Kind.CALL and not _is_hidden(part):
+            told += [part.kind, part.name or "", _sorted(part.text)]
+        elif part.kind in (Kind.RESULT, Kind.IMAGE, Kind.OPAQUE):
+            told += [part.kind, part.text]
+    made = hashlib.blake2b(digest_size=16)
+    for text in told:
+        data = text.encode("utf-8", "surrogatepass")
+        made.update(len(data).to_bytes(8, "big"))
+        made.update(data)
+    return made.digest()
+
+
+def canonical(messages: Iterable[Message]) -> list[bytes]:
+    """Digests of messages, one for each and one for each result. What the assistant says in a row is one message, as clients
+    have it; our own calls and their results are left out, and so is what says nothing."""
+    out: list[bytes] = []
+    waiting: list[Part] = []
+
+    def speak() -> None:
+        if any(part.kind is Kind.CALL or part.text.strip() for part in waiting):
+            out.append(digest(Message(role=Role.ASSISTANT, parts=tuple(waiting))))
+        waiting.clear()
+
+    for message in messages:
+        seen = [part for part in message.parts if not _is_hidden(part) and part.kind is not Kind.REASONING]
+        if message.role is Role.ASSISTANT:
+            waiting += seen
+        elif seen:
+            speak()
+            out += [digest(each) for each in apart([msgspec.structs.replace(message, parts=tuple(seen))])]
+    speak()
+    return out
+
+
+def apart(messages: Iterable[Message]) -> list[Message]:
+    """Each result as a message of its own, with what is attached to it."""
+    out: list[Message] = []
+    for message in messages:
+        results = [at for at, part in enumerate(message.parts) if part.kind is Kind.RESULT]
+        if len(results) < 2 or message.role is not Role.TOOL:
+            out.append(message)
+            continue
+        for start, end in zip([0, *results[1:]], [*results[1:], len(message.parts)], strict=True):
+            out.append(msgspec.structs.replace(message, parts=message.parts[start:end], extra=None))
+    return out
+
+
+def _is_hidden(part: Part) -> bool:
+    return (part.call or "").startswith(HIDDEN)
+
+
+def _sorted(arguments: str) -> str:
+    """A call's arguments whatever their spaces and the order of their keys."""
+    given = load_object(arguments) if arguments.strip() else {}
+    return arguments if given is None else msgspec.json.encode(given, order="sorted").decode()
