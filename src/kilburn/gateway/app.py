@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 import anyio
@@ -48,7 +49,7 @@ __all__ = ["LOOPBACK", "Gateway", "Limits", "Log", "Settings", "build", "check_l
 
 log = logging.getLogger("kilburn.gateway")
 
-QUIET = 0.3
+QUIET = 1.0
 """Seconds without a new request, after which the gateway does what can wait."""
 
 
@@ -127,7 +128,8 @@ class Gateway:
         """Load what finds by meaning, so that no request waits for it."""
         try:
             if self._embedder is not None:
-                self._embedder.embed(["a"])
+                # By name, because it imports NumPy.
+                import_module("kilburn.memory.vectors").checked(self._embedder, ["a"])
         except KilburnError as error:
             log.warning("what was said is found by words alone: %s", error)
             self._embedder = None

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -37,7 +39,7 @@ log = logging.getLogger("kilburn")
 
 SHORT, LETTERS = 32, 10_000
 """So many passages, with so many characters at most, are embedded within a search: half a second."""
-BATCH, ASIDE, MEANWHILE = 64, 16, 4
+BATCH, ASIDE, MEANWHILE = 64, 16, 2
 """Passages that are embedded at once: by `catch_up`, in the background, where the next search or the end may wait, and
 beside others, who may want the processor."""
 READ = 4096
@@ -207,6 +209,9 @@ class Vectors:
             atexit.unregister(self.close)
 
     def _work(self, first: float) -> None:
+        if self._busy is not None:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         pause = first
         while not self._stop.wait(pause):
             try:
