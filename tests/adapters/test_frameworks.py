@@ -26,7 +26,7 @@ async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
     from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse, TextPart, ToolCallPart
     from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-    from kilburn.adapters.pydantic_ai import Window
+    from kilburn.adapters.pydantic_ai import WindowCapability
 
     process, sizes = store.process("s"), list[int]()
 
@@ -47,7 +47,7 @@ async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
             return ModelResponse([ToolCallPart("search_memory", {"query": "a1"}, "s1")])
         return ModelResponse([TextPart("Done.")])
 
-    agent = Agent(FunctionModel(reply), instructions="Be brief.", capabilities=[Window(process)])
+    agent = Agent(FunctionModel(reply), instructions="Be brief.", capabilities=[WindowCapability(process)])
 
     @agent.tool_plain
     def read(path: str) -> str:
@@ -62,7 +62,7 @@ async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
     assert len(result.all_messages()) == 20, "the run's own history is whole"
     assert sum(page.kind == "result" for page, _ in process.pages()) == 17
     whole = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
-    again = Agent(FunctionModel(reply), capabilities=[Window(process)], tools=[read])
+    again = Agent(FunctionModel(reply), capabilities=[WindowCapability(process)], tools=[read])
     await again.run("Sure?", message_history=whole)
     assert [message["content"] for message in process.messages()][-3:] == ["Done.", "Sure?", "Done."]
 
@@ -74,7 +74,7 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
     from langchain_core.messages import AIMessage
     from langgraph.checkpoint.memory import InMemorySaver
 
-    from kilburn.adapters.langgraph import Window
+    from kilburn.adapters.langgraph import WindowMiddleware
 
     seen: list[list[Any]] = []
 
@@ -96,7 +96,9 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
 
     search = AIMessage(content="", tool_calls=[{"name": "search_memory", "args": {"query": "a1"}, "id": "s1"}])
     model = Model(responses=[*(calls(n) for n in range(8)), search, AIMessage(content="Done."), AIMessage(content="Yes.")])
-    agent = create_agent(model, [read], system_prompt="Be brief.", middleware=[Window(store)], checkpointer=InMemorySaver())
+    agent = create_agent(
+        model, [read], system_prompt="Be brief.", middleware=[WindowMiddleware(store)], checkpointer=InMemorySaver()
+    )
     thread: Any = {"configurable": {"thread_id": "ana"}, "recursion_limit": 100}
     state = agent.invoke({"messages": [{"role": "user", "content": "Read on."}]}, thread)
     assert state["messages"][-1].content == "Done."

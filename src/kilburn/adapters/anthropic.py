@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from kilburn.adapters.client import OURS, add_usage, calls_through, given
-from kilburn.adapters.history import OFFERED, History, Recollections
+from kilburn.adapters.client import add_usage, calls_through, given
+from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
+from kilburn.kernel.memory_tools import OFFERED, OURS
 from kilburn.kernel.process import Process
 from kilburn.message import Message
 from kilburn.models.messages import Blocks
@@ -41,7 +42,7 @@ def wrap(client: Client, process: Process, *, recollections: Recollections | Non
     """
     source: Any = client
     made = source.copy()
-    history, messages, is_async = History(process, recollections), made.messages, "Async" in type(made).__name__
+    history, messages, is_async = KeptHistory(process, recollections), made.messages, "Async" in type(made).__name__
 
     def call(arguments: dict[str, Any]) -> _Call:
         return _Call(arguments, history, tools)
@@ -66,7 +67,7 @@ def wrap(client: Client, process: Process, *, recollections: Recollections | Non
 
 
 class _Call:
-    def __init__(self, arguments: dict[str, Any], history: History, tools: bool) -> None:
+    def __init__(self, arguments: dict[str, Any], history: KeptHistory, tools: bool) -> None:
         self.history, self.arguments = history, given(arguments)
         theirs = list(self.arguments.get("tools") or ())
         choice = self.arguments.get("tool_choice") or {}

@@ -10,15 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
-from kilburn.adapters.history import OFFERED, History
+from kilburn.adapters.history import KeptHistory
+from kilburn.kernel.memory_tools import OURS
 from kilburn.message import Kind, Message
 
-__all__ = ["OURS", "ROUNDS", "Call", "calls_through"]
+__all__ = ["ROUNDS", "Call", "calls_through"]
 
 ROUNDS = 5
 """Times that a model may use its memory before it has to reply."""
-
-OURS = frozenset(spec.name for spec in OFFERED)
 
 
 class Call(Protocol):
@@ -27,7 +26,7 @@ class Call(Protocol):
     `arguments` are what is sent: the process's window instead of the client's messages, and our tools beside the client's.
     """
 
-    history: History
+    history: KeptHistory
     arguments: dict[str, Any]
 
     def again(self, last: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import History, Recollections
+from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.kernel.process import Process
 from kilburn.wire.plain import load_object
@@ -28,7 +28,7 @@ __all__ = ["ProcessMemory"]
 class ProcessMemory(BaseMemory):
     """A memory of LlamaIndex in a process; make it with `of`. `get` gives the window, `get_all` everything."""
 
-    _history: History = PrivateAttr()
+    _history: KeptHistory = PrivateAttr()
 
     @classmethod
     def of(cls, process: Process, *, recollections: Recollections | None = None) -> ProcessMemory:
@@ -38,7 +38,7 @@ class ProcessMemory(BaseMemory):
             recollections: long-term memory to put before the user's messages.
         """
         made = cls()
-        made._history = History(process, recollections)
+        made._history = KeptHistory(process, recollections)
         return made
 
     @classmethod
@@ -75,7 +75,7 @@ class ProcessMemory(BaseMemory):
 
     def reset(self) -> None:
         """Take everything back."""
-        self._history.retire(range(1, self._history.process.window.last + 1))
+        self._history.process.take_back(range(1, self._history.process.window.last + 1))
 
 
 def _chat(message: ChatMessage) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from kilburn.adapters.client import OURS, add_usage, calls_through, given
-from kilburn.adapters.history import OFFERED, History, Recollections, system_of
+from kilburn.adapters.client import add_usage, calls_through, given
+from kilburn.adapters.history import KeptHistory, Recollections, system_of
+from kilburn.kernel.memory_tools import OFFERED, OURS
 from kilburn.kernel.process import Process
 from kilburn.message import Message
 from kilburn.models.assembly import Assembly
@@ -34,7 +35,7 @@ def wrap(client: Client, process: Process, *, recollections: Recollections | Non
     """
     source: Any = client
     made = source.copy()
-    history, completions = History(process, recollections), made.chat.completions
+    history, completions = KeptHistory(process, recollections), made.chat.completions
 
     def call(arguments: dict[str, Any]) -> _Call:
         return _Call(arguments, history, tools)
@@ -51,7 +52,7 @@ def wrap(client: Client, process: Process, *, recollections: Recollections | Non
 
 
 class _Call:
-    def __init__(self, arguments: dict[str, Any], history: History, tools: bool) -> None:
+    def __init__(self, arguments: dict[str, Any], history: KeptHistory, tools: bool) -> None:
         self.history, self.arguments = history, given(arguments)
         self._system, messages = system_of([plain(message, "messages") for message in self.arguments["messages"]])
         theirs = list(self.arguments.get("tools") or ())

@@ -1,6 +1,6 @@
 """pydantic-ai: a capability that sends the process's window instead of the whole history.
 
-    agent = Agent(model, capabilities=[Window(process)])
+    agent = Agent(model, capabilities=[WindowCapability(process)])
 
 The run's own messages stay as they are (`result.all_messages()`); only what the model gets is the window.
 """
@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import OFFERED, History, Recollections
+from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.model import ToolSpec
 
@@ -27,10 +28,10 @@ try:
 except ImportError as error:
     raise MissingExtra("pydantic-ai", "pydantic-ai") from error
 
-__all__ = ["Window"]
+__all__ = ["WindowCapability"]
 
 
-class Window(AbstractCapability[Any]):
+class WindowCapability(AbstractCapability[Any]):
     """A capability of an agent.
 
     Args:
@@ -40,7 +41,7 @@ class Window(AbstractCapability[Any]):
     """
 
     def __init__(self, process: Process, *, recollections: Recollections | None = None, tools: bool = True) -> None:
-        self.history, self._tools = History(process, recollections), tools
+        self.history, self._tools = KeptHistory(process, recollections), tools
 
     def get_toolset(self) -> FunctionToolset[Any] | None:
         """`recall` and `search_memory`."""

@@ -167,6 +167,7 @@ class Gateway:
                     tokenizer=settings.tokenizer,
                     embedder=None,
                     foreign=False,
+                    durable=False,  # a request waits for the disk once, before its client hears the end
                 )
                 self._stores.append(store)
                 if self._embedder is not None:

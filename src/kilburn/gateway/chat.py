@@ -11,7 +11,8 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import OURS, Asked, Form, Reading, listed, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Form, Reading, listed, summed, unreadable, usage_of
+from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec

@@ -14,18 +14,13 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Unavailable
 from kilburn.gateway.events import Event
-from kilburn.kernel import memory_tools
+from kilburn.kernel.memory_tools import OURS
 from kilburn.message import Kind, Message, Part
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.plain import plain
 
-__all__ = ["OFFERED", "Asked", "Form", "Reading", "decoded", "hidden", "listed"]
-
-OFFERED = tuple(spec for spec in memory_tools.SPECS if spec.name in ("recall", "search_memory"))
-"""The tools that a model is offered once something has left its window."""
-
-OURS = frozenset(spec.name for spec in OFFERED)
+__all__ = ["Asked", "Form", "Reading", "decoded", "hidden", "listed"]
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode

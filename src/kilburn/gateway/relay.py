@@ -34,11 +34,12 @@ from kilburn.gateway.events import Events, written
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
 from kilburn.gateway.figures import Figures
-from kilburn.gateway.form import OFFERED, Asked, Form, Reading, hidden
+from kilburn.gateway.form import Asked, Form, Reading, hidden
 from kilburn.gateway.history import Histories, Session
 from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.upstream import Answer, Upstream, status_of
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.message import Message, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
@@ -227,14 +228,18 @@ class _Turn:
             await self._break_off(error)
 
     async def give(self) -> None:
-        """Let others have the session, once: before the client hears the end, because it may go on at once."""
+        """Let others have the session, once, when what was said is durable: before the client hears the end, because it may
+        go on at once."""
         if not self._given:
-            self._given = True
             await run_sync(self._give)
 
     def _give(self) -> None:
-        self._relay.figures.end(self._exchange, self._session)
-        self._relay.histories.give(self._session)
+        self._given = True
+        try:
+            self._relay.histories.hierarchy.store.sync()
+            self._relay.figures.end(self._exchange, self._session)
+        finally:
+            self._relay.histories.give(self._session)
 
     async def _round(self) -> bool:
         """One question to the upstream; returns whether there is another."""
@@ -250,21 +255,28 @@ class _Turn:
                 kind = answer.headers.get("content-type", "text/event-stream")
                 if not kind.lower().startswith("text/event-stream"):
                     raise Unavailable(f"the upstream answered a streamed request with {kind}", advice="check the upstream")
-                await self._stream(answer, self._reading)
+                failed = await self._stream(answer, self._reading)
             else:
-                whole = await _gathered(answer)
-                self._reading.take(whole)
+                failed = b""
+                self._reading.take(await _gathered(answer))
             headers = answer.headers
         reading = self._reading
         if reading.failed is not None:
-            # The upstream said so inside its stream, and the client has heard it.
-            await self._finish(b"", headers)
+            # The upstream said so inside its stream.
+            await self._finish(failed, headers)
             return False
         reply = reading.reply()
-        if await run_sync(self._answered, reply, reading):
+        if await run_sync(self._goes_on, reply, reading):
             reading.again()
             return True
         await self._finish(reading.end(), headers)
+        return False
+
+    def _goes_on(self, reply: Reply, reading: Reading) -> bool:
+        """Keep a reply; returns whether there is another round, and otherwise gives the session back."""
+        if self._answered(reply, reading):
+            return True
+        self._give()
         return False
 
     def _answered(self, reply: Reply, reading: Reading) -> bool:
@@ -317,17 +329,21 @@ class _Turn:
         await self._send({"type": "http.response.body", "body": body})
         return False
 
-    async def _stream(self, answer: Answer, reading: Reading) -> None:
+    async def _stream(self, answer: Answer, reading: Reading) -> bytes:
+        """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again."""
         events = Events()
         async for piece in answer.pieces:
             out = b"".join([reading.feed(event) for event in events.feed(piece)])
             if not self._started:
                 await self._start(200, {"content-type": "text/event-stream", "cache-control": "no-cache", **answer.headers})
+            if reading.failed is not None:
+                return out
             if out:
                 await self._send({"type": "http.response.body", "body": out, "more_body": True})
         if events.open:
             for event in events.feed(b"\n\n"):
                 await self._send({"type": "http.response.body", "body": reading.feed(event), "more_body": True})
+        return b""
 
     async def _finish(self, last: bytes, headers: dict[str, str]) -> None:
         if not self._started:

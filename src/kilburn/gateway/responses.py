@@ -15,7 +15,8 @@ import msgspec
 
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import OURS, Asked, Reading, listed, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Reading, listed, summed, unreadable, usage_of
+from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec

@@ -6,6 +6,7 @@ also before the first piece.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -25,9 +26,10 @@ from kilburn.models.retry import Retry
 from kilburn.tokens.choice import counter_for
 
 try:
-    import httpx2
+    import aiohttp
+    from yarl import URL
 except ModuleNotFoundError as error:
-    raise MissingExtra("httpx2", "serve") from error
+    raise MissingExtra("aiohttp", "serve") from error
 
 __all__ = ["KEY_FROM", "Answer", "Endpoint", "InProcess", "Upstream", "status_of"]
 
@@ -36,6 +38,12 @@ HOP = frozenset({
     "upgrade", "host", "content-length", "accept-encoding", "content-encoding", "date", "server", "expect",
 })  # fmt: skip
 """Headers that are of one connection, or that are made anew."""
+
+AUTOMATIC = ("user-agent", "accept", "content-type")
+"""Headers that are not sent unless the client has them."""
+
+LONGEST = 1 << 16
+"""Bytes of one header of an answer."""
 
 KEY_FROM = "x-kilburn-key-from"
 """A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
@@ -98,12 +106,20 @@ class Endpoint:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._models: dict[tuple[str, str | None], InProcess] = {}
         self._timeout = timeout
-        self._client = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(timeout, connect=min(timeout, 15.0)),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=200),
-            follow_redirects=False,
-            trust_env=False,
-        )
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:  # it belongs to the event loop of the first request
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(self._timeout, 15.0), sock_read=self._timeout),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=AUTOMATIC,
+                max_line_size=LONGEST,
+                max_field_size=LONGEST,
+            )
+        return self._session
 
     @asynccontextmanager
     async def ask(
@@ -114,21 +130,25 @@ class Endpoint:
             async with self._translated(body, headers).ask(method, path, body, headers, form) as answer:
                 yield answer
             return
-        request = self._client.build_request(
-            method, f"{self.url}/v1{path}", content=body or None, headers=self._headers(headers, path)
-        )
+        sent = self._headers(headers, path)
+        if body:
+            sent["content-length"] = str(len(body))
+        url = URL(f"{self.url}/v1{path}", encoded=True)
         try:
-            response = await self._client.send(request, stream=True)
-        except httpx2.TimeoutException as error:
+            async with asyncio.timeout(self._timeout):
+                response = await self._client.request(
+                    method, url, data=_one(body) if body else None, headers=sent, allow_redirects=False
+                )
+        except TimeoutError as error:
             raise Unavailable(f"the upstream did not answer within {self._timeout:g} seconds", advice="try again") from error
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (aiohttp.ClientError, ValueError) as error:
             raise Unavailable(f"the upstream cannot be reached: {type(error).__name__}", advice="is it running?") from error
         try:
-            kept = {name: value for name, value in response.headers.items() if name not in HOP}
-            yield Answer(response.status_code, kept, self._pieces(response))
+            kept = {name.lower(): value for name, value in response.headers.items() if name.lower() not in HOP}
+            yield Answer(response.status, kept, self._pieces(response))
         finally:
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
+            # Closes the connection, unless the answer was read to its end.
+            response.close()
 
     def _translated(self, body: bytes, headers: Mapping[str, str]) -> InProcess:
         """The endpoint as a model, for a client that speaks the other form."""
@@ -147,13 +167,13 @@ class Endpoint:
             known = self._models[name, key] = InProcess(made, cap=REPLY)
         return known
 
-    async def _pieces(self, response: Any) -> AsyncIterator[bytes]:
+    async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
-            async for piece in response.aiter_bytes():
+            async for piece in response.content.iter_any():
                 yield piece
-        except httpx2.TimeoutException as error:
+        except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
-        except httpx2.HTTPError as error:
+        except aiohttp.ClientError as error:
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
     def _headers(self, given: Mapping[str, str], path: str) -> dict[str, str]:
@@ -173,7 +193,8 @@ class Endpoint:
 
     async def close(self) -> None:
         """See `Upstream`."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
 
 class InProcess:

@@ -36,7 +36,7 @@ from kilburn.kernel.render import Item, Prompt, items, part_of
 from kilburn.kernel.window import Window
 from kilburn.message import Message, Part
 from kilburn.model import Model, Tokens, is_count
-from kilburn.move import Drop, Move
+from kilburn.move import Drop, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
 from kilburn.store import State
@@ -157,7 +157,7 @@ class Process:
                 # Reading works even if nothing can be written; a prompt is made to fit when it is rendered.
                 log.info("session %s: %s", self.name, error)
 
-    def append(self, *messages: Any, time: float | None = None) -> str:
+    def append(self, *messages: Any, time: float | None = None, instead_of: Iterable[int] = ()) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
 
         When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
@@ -167,6 +167,7 @@ class Process:
 
         Args:
             time: when they were said, in seconds since the epoch, for conversations of the past; None for now.
+            instead_of: pages that are taken back with this, in the same transaction; see `take_back`.
 
         Returns:
             The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.
@@ -174,7 +175,7 @@ class Process:
         Raises:
             WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreError.
         """
-        return run(self._append(messages, time), self._answer)
+        return run(self._append(messages, time, tuple(instead_of)), self._answer)
 
     async def aappend(self, *messages: Any, time: float | None = None) -> str:
         """`append` for async callers: a model that a policy asks runs in a worker thread.
@@ -183,7 +184,9 @@ class Process:
         """
         return await arun(self._append(messages, time), self._answer)
 
-    def _append(self, messages: tuple[Any, ...], time: float | None) -> Generator[Ask, Answer, str]:
+    def _append(
+        self, messages: tuple[Any, ...], time: float | None, instead_of: tuple[int, ...] = ()
+    ) -> Generator[Ask, Answer, str]:
         if time is not None and not (isinstance(time, int | float) and math.isfinite(time)):
             raise KernelError(f"the time {time!r} is none", advice="give seconds since the epoch, or None for now")
         parsed = [message for value in messages for message in parse(value)]
@@ -191,11 +194,27 @@ class Process:
             raise KernelError("append without a message", advice="give at least one message")
 
         def admit() -> tuple[int, ...]:
+            self._take_back(instead_of)
             first, last = self.kernel.take_in(parsed, time)
             return tuple(range(first, last + 1))
 
         admitted = yield from self._settling(admit, Cause.ADMIT)
         return span_of(admitted[0], admitted[-1])
+
+    def take_back(self, pages: Iterable[int]) -> None:
+        """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
+        Those that are gone already are passed over."""
+        with self.kernel.batch():
+            self._take_back(pages)
+            self._planner.enforce()
+
+    def _take_back(self, pages: Iterable[int]) -> None:
+        window = self.window
+        left = [page for page in pages if page in window.pages and window.at(page) not in (Place.RETIRED, Place.DROPPED)]
+        if pinned := [page for page in left if page in window.pins]:
+            self.kernel.unpin(pinned)
+        if left:
+            self.kernel.carry(Retire(pages=tuple(left), why="taken back"))
 
     def idle(self) -> None:
         """Tell the policy that the caller has time: a good moment for work that may wait."""

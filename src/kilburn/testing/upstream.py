@@ -286,7 +286,7 @@ class Upstream:
         """A request to the responses API with the items that it continues."""
         if sent.api != "responses":
             return sent.body
-        before = self._responses.get(sent.body.get("previous_response_id") or "", [])
+        before = self._responses.get(str(sent.body.get("previous_response_id")), [])
         return {**sent.body, "input": [*before, *_input_items(sent.body)]}
 
     def _count(self, sent: Sent, items: Sequence[bytes], breakpoints: Sequence[int]) -> None:

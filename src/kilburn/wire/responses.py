@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kilburn.errors import InvalidMessage
+from kilburn.wire.parts import kind_at
 from kilburn.wire.plain import string_at, type_of
 
 __all__ = ["LOST", "read", "write"]
@@ -29,6 +30,8 @@ def read(item: dict[str, Any], where: str = "input") -> dict[str, Any] | None:
         InvalidMessage: not an item.
     """
     kind = item.get("type", "message")
+    if not isinstance(kind, str):
+        raise InvalidMessage(f"{where}.type: {type_of(kind)} where a string belongs")
     if kind in LOST:
         return None
     if kind in CALLS:
@@ -57,14 +60,12 @@ def _output(output: Any, where: str) -> Any:
 
 
 def _block(block: Any, where: str) -> dict[str, Any]:
-    if not isinstance(block, dict):
-        raise InvalidMessage(f"{where}.content: {type_of(block)} where an object belongs")
-    if block.get("type") in TEXTS:
+    if kind_at(block, where) in TEXTS:
         return {"type": "text", "text": string_at(block, "text", where, empty=True)}
     if block.get("type") == "input_image" and isinstance(block.get("image_url"), str):
         image = {"url": block["image_url"], **({"detail": block["detail"]} if "detail" in block else {})}
         return {"type": "image_url", "image_url": image}
-    return block
+    return dict(block)
 
 
 def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
