@@ -278,9 +278,10 @@ def build(settings: Settings) -> App:
     """The gateway as an ASGI application, behind its door.
 
     Raises:
-        SpecError: settings that do not fit.
+        SpecError: settings that do not fit. StoreError: the store cannot be opened.
     """
     gateway = Gateway(settings)
+    gateway.check()
     chat, messages = Chat(), Messages()
 
     @asynccontextmanager

@@ -237,7 +237,7 @@ class Vectors:
             with self._lock:
                 if not self._looked:
                     self._old, self._looked = self._predecessor(), True
-                more = any([kept.read(self.store) for kept in (self._kept, self._old) if kept is not None])
+                more = any(kept.read(self.store) for kept in (self._kept, self._old) if kept is not None)
 
     def _current(self) -> _Kept:
         """The vectors that serve now; unless the thread sees to it, with what other writers have added, and with what waits
