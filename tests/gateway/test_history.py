@@ -232,31 +232,3 @@ def test_an_error_leaves_the_session_as_it_was(histories: Histories) -> None:
         take(histories, [user("hi"), assistant("a"), {"role": "tool", "tool_call_id": "none", "content": "x"}])
     assert turn(histories, [user("hi"), assistant("a"), user("b")], "c") == name
     assert visible(histories.hierarchy, name) == ["hi", "a", "b", "c"]
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_client_that_compacts_by_itself_is_recognised(tmp_path: Path, restart: bool) -> None:
-    summary = "Summary: " + " ".join(f"step {n} of the work changed module {n}" for n in range(30))
-    path = str(tmp_path / "a.db")
-    options: dict[str, Any] = {"window": 100_000, "policy": "fifo", "tokenizer": "chars/4", "embedder": None}
-    with kilburn.open(path, **options) as store:
-        histories = Histories(store)
-        talk = [user("the task")]
-        for number in range(4):
-            old = turn(histories, talk, f"reply {number}")
-            talk += [assistant(f"reply {number}"), user(f"next {number}")]
-        turn(histories, talk, summary)
-        if not restart:
-            session = take(histories, [user("This session continues an earlier one.\n" + summary), user("go on")])
-            assert session.earlier == (old,)
-            histories.give(session)
-    with kilburn.open(path, **options) as store:
-        histories = Histories(store)
-        more = [assistant("ok"), user("go on")] if restart else []
-        session = take(histories, [user("This session continues an earlier one.\n" + summary), *more, user("and on")])
-        assert session.earlier == (old,)
-        kept = [user("a summary of it all"), *talk[-3:], user("go on")]
-        other = take(histories, kept)
-        assert other.earlier == (old,)
-        stranger = take(histories, [user("something else"), assistant("ok"), user("x"), assistant("y"), user("z")])
-        assert stranger.earlier == ()

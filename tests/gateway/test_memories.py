@@ -20,7 +20,8 @@ from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.memories import Learners
 from kilburn.memory.documents import ingest
 from kilburn.memory.retention import remember
-from kilburn.message import Trust
+from kilburn.message import Kind, Trust
+from kilburn.page import Place
 from kilburn.testing.upstream import Refusal, Upstream, calling
 
 SAID = "I live in Porto. Please remember that my locker is number 12."
@@ -320,3 +321,75 @@ def test_the_model_recalls_by_meaning(gateway: Any) -> None:
     setup.upstream.enqueue(found)
     setup.chat([*talk, user("And now?"), {"role": "assistant", "content": "Fine."}, user("Where is it?")])
     assert "lighthouse" in setup.upstream.sent[-1].body["messages"][-1]["content"]
+
+
+def in_force(setup: Any) -> list[str]:
+    with setup.store() as store:
+        memory = store.memory("")
+        rows = [page for page, state in memory.pages() if state.at is Place.OUT and state.until is None]
+        return sorted(memory.text(page.id) for page in rows if page.kind is Kind.FACT)
+
+
+def learned(setup: Any, session: str) -> bool:
+    """Whether all of a session was learned from."""
+    with kilburn.open(str(setup.db), readonly=True, embedder=None, tokenizer="chars/4") as store:
+        process, memory = store.process(session), store.memory("")
+        notes = [event.data for event in memory.events() if event.data.get("learned") == process.kernel.info.number]
+        return bool(notes) and notes[-1]["upto"] == process.window.last
+
+
+BRAGA, REX = "The user lives in Braga.", "The name of the user's cat is Rex."
+NOTED = {"role": "assistant", "content": "Noted."}
+MOVED = [user("I live in Porto."), NOTED, user("I live in Braga now."), NOTED, user("Thank you."), NOTED]
+
+
+def moved(setup: Any) -> str:
+    """A client that has moved house, and whose memory knows it."""
+    for end in (1, 3, 5):
+        _, headers = setup.chat(MOVED[:end])
+    until(lambda: learned(setup, headers["x-kilburn-session"]))
+    assert in_force(setup) == [BRAGA]
+    return str(headers["x-kilburn-session"])
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_fork_teaches_only_what_is_new_in_it(gateway: Any, restart: bool) -> None:
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    name = moved(setup)
+    if restart:
+        setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    _, headers = setup.chat([*MOVED[:2], user("My cat is called Rex.")])
+    assert headers["x-kilburn-session"] == f"{name}~2"
+    until(lambda: learned(setup, f"{name}~2"))
+    assert in_force(setup) == [REX, BRAGA]
+
+
+def test_a_fork_does_not_bring_back_what_was_forgotten(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    name = moved(setup)
+    with setup.store() as store:
+        memory = store.memory("")
+        for page, state in list(memory.pages()):
+            if state.at is not Place.DROPPED:
+                store.forget(session=memory.name, address=page.address)
+    assert facts(setup) == []
+    setup.chat([*MOVED[:4], user("Good night.")])
+    setup.chat([*MOVED[:4], user("Good night."), NOTED, user("My cat is called Rex.")])
+    until(lambda: learned(setup, f"{name}~2"))
+    assert in_force(setup) == [REX]
+
+
+def test_what_a_client_compacted_is_not_learned_again(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    long = {"role": "assistant", "content": "That is good to know. " + "Braga has many bridges and a funicular. " * 8}
+    talk = [user("I live in Porto."), long, user("I live in Braga now."), long]
+    for number in range(4):
+        talk += [user(f"What of bridge {number}?"), long]
+    setup.upstream.otherwise = long["content"]
+    for end in range(1, len(talk), 2):
+        _, headers = setup.chat(talk[:end])
+    until(lambda: learned(setup, headers["x-kilburn-session"]))
+    _, second = setup.chat([talk[0], user("(left out)"), *talk[-4:], user("My cat is called Rex.")])
+    assert second["x-kilburn-session"] != headers["x-kilburn-session"]
+    until(lambda: learned(setup, second["x-kilburn-session"]))
+    assert in_force(setup) == [REX, BRAGA]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -35,7 +35,7 @@ from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
 from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import Asked, Form, Reading, hidden
-from kilburn.gateway.history import Histories, Session
+from kilburn.gateway.history import TRIES, Histories, Session, named
 from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.upstream import Answer, Upstream, status_of
@@ -96,8 +96,8 @@ class Relay:
         exchange.form = form.name
         asked = form.open(body)
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
-        for attempt in (1, 2):
-            session = self._histories.take(form, asked, headers.get("x-kilburn-session"), key.user)
+        for left in reversed(range(TRIES)):
+            session = self._histories.take(form, asked, named(headers.get("x-kilburn-session", "")), key.user)
             try:
                 self.figures.begin(exchange, session)
                 room = min(key.memory, session.process.budget.window // 4)
@@ -107,18 +107,14 @@ class Relay:
                 work.render()
                 return session, work
             except StoreStale:
-                # Another writer went on with it, and nothing new was appended: it is read again, once.
+                # Another gateway went on with it: it is read again.
                 self._histories.lose(session)
-                if attempt == 2:
+                if not left:
                     raise
             except BaseException:
                 self._histories.give(session)
                 raise
         raise AssertionError("a prompt is made or an error is raised")
-
-    def said(self, session: Session, messages: list[Message]) -> None:
-        """Append what was said in a session."""
-        self._histories.said(session, messages)
 
     @property
     def upstream(self) -> Upstream:
@@ -150,10 +146,8 @@ class _Work:
         self.keeps = asked.choices == 1
         self.body = b""
         self.tokens = 0
-        process = session.process
         # Room for memory is kept also where nothing is known, so that the window does not change from turn to turn.
         self._beside = sum(map(session.cost, asked.beside)) + room
-        self._fit(process.budget)
 
     def _fit(self, budget: Budget) -> None:
         """Leave room for what is sent beside the conversation, and for the reply, but keep half of the window for it."""
@@ -164,9 +158,14 @@ class _Work:
             self.session.process.resize(Budget(budget.window, reserve, overhead))
 
     def render(self) -> None:
-        """Make the body that goes upstream: the client's own, as long as nothing has left the window."""
+        """Make the body that goes upstream: the client's own, as long as nothing has left the window.
+
+        Raises:
+            StoreStale: another gateway went on with the session.
+        """
         session = self.session
         process = session.process
+        self._fit(process.budget)
         self.faults = self.wanted and (not session.whole or bool(session.earlier))
         self.tokens = process.use
         if session.whole and not self.faults and process.use <= process.capacity:
@@ -174,6 +173,8 @@ class _Work:
             self.body = self._with_memory(self.asked.raw)
             return
         prompt = process.render(self.form.rendered)
+        if process.turn != session.turn:
+            raise StoreStale("another gateway went on with the session", advice="read it again")
         self.tokens = prompt.tokens
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
 
@@ -282,27 +283,37 @@ class _Turn:
     def _answered(self, reply: Reply, reading: Reading) -> bool:
         """Keep a reply; answer what it asks us, and return whether the model goes on."""
         work, session = self._work, self._session
-        process = session.process
         ours = reading.ours(reply)
         self._exchange.finish = str(reply.finish)
         if reply.usage is not None:
-            process.observe(reply.usage, work.counted)
             self._exchange.usage = together(self._exchange.usage, reply.usage)
         if not work.keeps:
             return False
         if not ours:
-            self._relay.said(session, [work.heard(reply.message)])
+            self._keep(reply, [work.heard(reply.message)])
             if work.key.learn and not reply.calls:
-                self._relay.learners.learn(self._relay.histories.hierarchy, process, work.key.user)
+                self._relay.learners.learn(self._relay.histories.hierarchy, session.process, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds
-        said, seen = work.heard(hidden(reply.message)), process.kernel.ledger.stats.tokens_seen
-        self._relay.said(session, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
+        said, seen = work.heard(hidden(reply.message)), session.process.kernel.ledger.stats.tokens_seen
+        self._keep(reply, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
         self._relay.figures.hide(session, seen)
         if len(ours) < len(reply.calls) or reading.rounds > self._relay.rounds:
             return False
-        work.render()
+        for left in reversed(range(TRIES)):
+            with suppress(StoreStale) if left else nullcontext():
+                self._relay.histories.own(session)
+                work.render()
+                break
         return True
+
+    def _keep(self, reply: Reply, messages: list[Message]) -> None:
+        """Append what was said, and learn from its usage how long the prompt was."""
+        self._relay.histories.said(self._session, messages)
+        if reply.usage is not None:
+            # A session that another gateway went on with is made to fit when it is rendered.
+            with suppress(StoreStale):
+                self._session.process.observe(reply.usage, self._work.counted)
 
     async def _refused(self, answer: Answer) -> bool:
         """The upstream gave an error: a prompt that was too long is made shorter, once."""
@@ -354,7 +365,7 @@ class _Turn:
 
     async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._started = True
-        own = {"x-kilburn-session": self._session.name, "x-kilburn-turn": str(self._turn)}
+        own = {"x-kilburn-session": self._session.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
         await start(self._send, status, {**headers, **own}, length)
 
     async def _break_off(self, error: KilburnError) -> None:

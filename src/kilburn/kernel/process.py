@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -584,6 +585,17 @@ class Process:
             written = kernel.store.events(kernel.info.number, after)
         return (event for events in (written, waiting) for event in events)
 
+    def origin(self) -> dict[str, Any]:
+        """Where a session is from, if it was made of another one: what its ledger says of it before its first page.
+
+        `forked` is the number of that session's process, `known` the last page here that the other one has too.
+        """
+        written = self.kernel.store.events(self.kernel.info.number, 0)
+        for event in takewhile(lambda event: event.act is not Act.ADMIT, written):
+            if event.act is Act.NOTE and "forked" in event.data:
+                return dict(event.data)
+        return {}
+
     def receipts(self) -> list[Receipt]:
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
         return list(receipts(self.events()))
@@ -595,16 +607,26 @@ class Process:
         """
         return dump(self.originals())
 
-    def originals(self) -> list[Message]:
-        """The whole transcript as messages with their sources, as `append` takes them; see `messages`."""
+    def originals(self, gone: str | None = None) -> list[Message]:
+        """The whole transcript as messages with their sources, as `append` takes them; see `messages`.
+
+        Args:
+            gone: stands in the place of each page that is forgotten; None leaves these out.
+        """
         made: dict[int, Message] = {}
         with self._current() as kernel:
             window = kernel.window
-            kept = [page for page in window.pages.values() if page.id > 0 and window.at(page.id) != Place.DROPPED]
+            kept = [page for page in window.pages.values() if page.id > 0]
+            if gone is None:
+                kept = [page for page in kept if window.at(page.id) != Place.DROPPED]
             for at, page in enumerate(kept):
                 if at % READ == 0:
                     self.fetch(kept[at : at + READ])
-                part, leftovers = self.part(page)
+                if gone is not None and window.at(page.id) == Place.DROPPED:
+                    call = window.pages[page.answers].call if page.answers else None
+                    part, leftovers = Part(kind=page.kind, text=gone, call=call), None
+                else:
+                    part, leftovers = self.part(page)
                 known = made.get(page.message)
                 if known is None:
                     made[page.message] = Message(
