@@ -15,7 +15,7 @@ import msgspec
 from anyio.to_thread import run_sync
 
 import kilburn
-from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError
+from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, Unavailable
 from kilburn.gateway.access import LOOPBACK, Access, App
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.connection import uvicorn_options
