@@ -79,7 +79,7 @@ def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
         return is_signed(part) or (into == "chat" and "at" in unpack(part.extra))
     if part.kind is Kind.OPAQUE:
         # Only their own provider understands its blocks; a chat's tool message has texts only.
-        return form == into and role is not Role.SYSTEM and not (into == "chat" and part.call is not None)
+        return form == into and not (into == "chat" and (part.call is not None or role is Role.SYSTEM))
     if part.kind is Kind.IMAGE and role in (Role.ASSISTANT, Role.SYSTEM):
         return into == "messages" and role is Role.ASSISTANT
     return True
