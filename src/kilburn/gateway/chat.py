@@ -166,7 +166,7 @@ class ChatReading(Reading):
 
     def again(self) -> None:
         self.rounds += 1
-        self._assembly = Assembly("the upstream")
+        self._assembly = Assembly("the upstream", whole=True)
         self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] | None = None
         self.spoke = self._told = False

@@ -69,18 +69,18 @@ class Responses(Chat):
         return [wire.read(items.read(source))]
 
     def together(self, messages: list[Message]) -> list[Message]:
-        """See `Form`. A provider takes reasoning back only with what came of it."""
+        """See `Form`. What the assistant says in a row is one message, as far as its order can be kept: a provider takes
+        reasoning back only with what came of it, and results behind all calls."""
         out: list[Message] = []
-        thoughts: tuple[Part, ...] = ()
         for message in messages:
-            if all(part.kind is Kind.REASONING for part in message.parts):
-                thoughts += message.parts
+            last = out[-1] if out and message.role is out[-1].role is Role.ASSISTANT else None
+            kinds, before = {part.kind for part in message.parts}, {part.kind for part in last.parts} if last else set()
+            told, called = Kind.TEXT in before, Kind.CALL in before
+            if last is None or (Kind.TEXT in kinds and (told or called)) or (Kind.REASONING in kinds and called):
+                out.append(message)
                 continue
-            if thoughts and message.role is Role.ASSISTANT:
-                extra = pack({**unpack(message.extra), "shape": "list"})
-                message = msgspec.structs.replace(message, parts=thoughts + message.parts, extra=extra)
-            thoughts = ()
-            out.append(message)
+            extra = pack({**unpack(last.extra if told else message.extra), "shape": "list"})
+            out[-1] = msgspec.structs.replace(last, parts=last.parts + message.parts, extra=extra)
         return out
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
