@@ -331,3 +331,13 @@ def test_what_is_taken_back_goes_with_what_comes_in_its_place(tmp_path: Path) ->
         check_laws(process)
     with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         assert [message["content"] for message in store.process("s").render()] == ["Fix the parser."]
+
+
+def test_a_call_that_waits_can_be_taken_back() -> None:
+    with kilburn.open(":memory:", window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        process = store.process("s")
+        process.append(user("Read both."), assistant("Yes.", call_of("a"), call_of("b")), tool("a", "text of a"))
+        process.append(user("No, stop."), instead_of=[2, 3, 4, 5])
+        assert [message["content"] for message in process.render()] == ["Read both.", "No, stop."]
+        assert process.search("text of a") == []
+        check_laws(process)

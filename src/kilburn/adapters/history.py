@@ -23,12 +23,11 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, parse_address
-from kilburn.wire import chat
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["KeptHistory", "Recollections", "system_of"]
+__all__ = ["KeptHistory", "Recollections"]
 
 GONE = (Place.RETIRED, Place.DROPPED)
 
@@ -282,10 +281,3 @@ def _pairs(known: Sequence[bytes], given: Sequence[bytes]) -> dict[int, int]:
     for block in match.get_matching_blocks():
         pairs.update({same + block.b + at: same + block.a + at for at in range(block.size)})
     return pairs
-
-
-def system_of(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The instructions at the beginning of a chat history, and the rest. They are no turn: they are sent as they are."""
-    roles = [chat.ROLES.get(message.get("role", "")) for message in messages]
-    at = next((at for at, role in enumerate(roles) if role is not Role.SYSTEM), len(roles))
-    return list(messages[:at]), list(messages[at:])

@@ -35,7 +35,7 @@ from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
 from kilburn.kernel.window import Window
-from kilburn.message import Message, Part
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
@@ -204,7 +204,7 @@ class Process:
 
     def take_back(self, pages: Iterable[int]) -> None:
         """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
-        Those that are gone already are passed over."""
+        Those that are gone already are passed over. A call that waits for its result gets one that says so, and both go."""
         with self.kernel.batch():
             self._take_back(pages)
             self._planner.enforce()
@@ -212,6 +212,10 @@ class Process:
     def _take_back(self, pages: Iterable[int]) -> None:
         window = self.window
         left = [page for page in pages if page in window.pages and window.at(page) not in (Place.RETIRED, Place.DROPPED)]
+        if waiting := [window.pages[page].call for page in left if page in window.open]:
+            results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
+            first, last = self.kernel.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
+            left += range(first, last + 1)
         if pinned := [page for page in left if page in window.pins]:
             self.kernel.unpin(pinned)
         if left:
