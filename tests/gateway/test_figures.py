@@ -81,7 +81,9 @@ class Works:
             if self.trouble is not None:
                 raise self.trouble
 
-        app = Starlette(routes=[Route("/v1/messages", answer, methods=["POST"]), *routes(self.metrics, check, keyed=keyed)])
+        app = Starlette(
+            routes=[Route("/v1/messages", answer, methods=["POST"]), *routes(self.metrics, check, lambda: "words", keyed=keyed)]
+        )
 
         def observe(exchange: Exchange) -> None:
             for reader in (self.metrics.observe, self.log.observe, record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -59,8 +60,9 @@ class Chat(Form):
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
-        thinks = b'"reasoning' in asked.raw
-        kept = messages if thinks else [_without_thoughts(message) for message in messages]
+        kept = [_without_thoughts(message) for message in messages]
+        if any(map(operator.is_not, kept, messages)) and b'"reasoning' in asked.raw:
+            kept = [*messages]
         fields: dict[str, Any] = {**asked.fields, "messages": [*map(msgspec.Raw, asked.lead), *kept]}
         if specs:
             own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []

@@ -91,6 +91,8 @@ class Session:
         self._costs: dict[bytes, int] = {}
         self.busy = False
         self.prefilled = False
+        self.memo: Memo | None = None
+        """Of the request that goes on now."""
         self.spoken: list[Message] = []
         """What was said in the request that goes on now."""
         self.last = ""
@@ -144,13 +146,12 @@ class Memo:
     Args:
         of: the form, the client's name of the session, and the user.
         asked: the request.
-        digests: how many digests the session had then.
     """
 
-    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked, digests: int) -> None:
-        self.session, self.of, self.digests = session, of, digests
-        self.prefix = asked.history.removesuffix(b"]").rstrip()
-        self.lead = asked.lead
+    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked) -> None:
+        self.session, self.of, self.digests = session, of, len(session.digests)
+        self.history, self.lead = asked.history, asked.lead
+        self.prefix = b""
 
 
 class Histories:
@@ -240,7 +241,7 @@ class Histories:
                     session.process.append(*following(fresh, session.process))
                     session.extend(digests)
                 session.turn = session.process.turn
-                self._remember(session, form, asked, name)
+                session.memo = Memo(session, (form.name, name, user), asked)
                 return session
             except StoreStale:
                 # Another gateway went on with it: it is read again.
@@ -295,13 +296,16 @@ class Histories:
             asked.lead = best.lead
             return session, raws[ends[len(since) - 1] if since else 0 :], digests[len(since) :]
 
-    def _remember(self, session: Session, form: Form, asked: Asked, name: str | None) -> None:
-        """Keep the bytes of a history, by which the next one is recognised."""
+    def _remember(self, session: Session) -> None:
+        """Keep the bytes of a history, by which the next one is recognised: when its request is over, so that nobody waits."""
+        memo, session.memo = session.memo, None
+        if memo is None:
+            return
+        memo.prefix, memo.history = memo.history.removesuffix(b"]").rstrip(), b""
         with self._lock:
             self._forget(session.name)
-            if session.prefilled or len(asked.history) > MEMOS:
+            if session.prefilled or len(memo.prefix) > MEMOS or self._sessions.get(session.name) is not session:
                 return
-            memo = Memo(session, (form.name, name, session.process.kernel.info.user), asked, len(session.digests))
             self._memos[session.name] = memo
             self._kept += len(memo.prefix)
             while self._kept > MEMOS:
@@ -321,6 +325,7 @@ class Histories:
             return
         session.extend(canonical(spoken))
         session.last = _text_of(spoken) or session.last
+        self._remember(session)
         session.busy = False
 
     def lose(self, session: Session) -> None:

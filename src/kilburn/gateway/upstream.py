@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, RateLimited, Refused, Unavailable
+from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, RateLimited, Refused, SpecError, Unavailable
 from kilburn.gateway.form import Form
 from kilburn.model import Delta, Model, Reply
 from kilburn.models.chat import Chat
@@ -99,9 +100,14 @@ class Endpoint:
     Args:
         url: as its SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
         timeout: seconds of silence before a request is given up.
+
+    Raises:
+        SpecError: it is no address of a server.
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+        if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", url):
+            raise SpecError("the upstream's URL is none", advice="give one such as https://api.openai.com/v1")
         self.form = "chat" if url.rstrip("/").endswith("/v1") else "messages"
         self.url = url.rstrip("/").removesuffix("/v1")
         self._models: dict[tuple[str, str | None], InProcess] = {}
