@@ -179,7 +179,7 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
 
 async def test_llamaindex(store: kilburn.Hierarchy) -> None:
     pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed: pip install 'kilburn[llamaindex]'")
-    from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+    from llama_index.core.base.llms.types import AudioBlock, ChatMessage, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
 
     from kilburn.adapters.llamaindex import ProcessMemory
 
@@ -202,6 +202,12 @@ async def test_llamaindex(store: kilburn.Hierarchy) -> None:
     memory.reset()
     assert memory.get() == []
     assert memory.get_all() == put
+    with kilburn.open(":memory:", window=20_000, policy="lru", embedder=None) as wide:
+        kept = ProcessMemory.of(wide.process("s"))
+        shown = [AudioBlock(audio=b"bGFsYQ==", format="wav"), ImageBlock(url="https://e.org/a.png"), TextBlock(text="See.")]
+        told = [ThinkingBlock(content="A tune."), TextBlock(text="I hear it.")]
+        kept.put_messages([ChatMessage(role="user", blocks=shown), ChatMessage(role="assistant", blocks=told)])
+        assert [message.blocks for message in kept.get()] == [shown, told]
 
 
 async def test_claude_agent_sdk(store: kilburn.Hierarchy) -> None:
