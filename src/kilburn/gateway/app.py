@@ -15,7 +15,7 @@ import msgspec
 from anyio.to_thread import run_sync
 
 import kilburn
-from kilburn.errors import KilburnError, MissingExtra, SpecError, Unavailable
+from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, Unavailable
 from kilburn.gateway.access import LOOPBACK, Access, App
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.connection import uvicorn_options
@@ -33,7 +33,7 @@ from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import Responses
 from kilburn.gateway.spans import spans
 from kilburn.gateway.status import routes
-from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream
+from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream, joined
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import resolve
 from kilburn.memory.choice import usual_embedder, vectors_for
@@ -240,14 +240,20 @@ class _Endpoint:
             group.cancel_scope.cancel()
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = joined((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
         path = scope["path"].removeprefix("/v1")
         query = scope.get("query_string", b"").decode("latin-1")
         path = f"{path}?{query}" if query else path
         gateway = self._gateway
-        if self._form is None or headers.get("x-kilburn") == "off" or self._form.unread(body):
+        if self._form is None or headers.get("x-kilburn") == "off":
+            await self._pass(scope, path, body, headers, send)
+            return
+        if self._form.unread(body):
+            if not gateway.upstream.speaks(self._form):
+                what = "the request goes on from what a provider keeps, and this upstream keeps nothing"
+                raise Refused(what, advice="send the whole conversation as input")
             await self._pass(scope, path, body, headers, send)
             return
         relay = gateway.opened(key.tenant)
@@ -258,7 +264,7 @@ class _Endpoint:
     async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
         upstream = self._gateway.upstream
         if self._form is not None and isinstance(upstream, InProcess):
-            raise Unavailable("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
+            raise Refused("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
         await forward(upstream, scope["method"], path, body, headers, send)
 
 
