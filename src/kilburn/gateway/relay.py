@@ -30,7 +30,6 @@ from kilburn.errors import (
     Unavailable,
     WireError,
 )
-from kilburn.event import Act
 from kilburn.gateway.events import Events
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
@@ -173,7 +172,7 @@ class _Work:
         self.faults = self.wanted and (not session.whole or bool(session.earlier))
         self.tokens = process.use
         if session.whole and not self.faults and process.use <= process.capacity:
-            process.record(Act.SHIP, policy="kernel", cause="idle", again=0, window=process.capacity)
+            process.sent_whole()
             self.body = self._with_memory(self.asked.raw)
             return
         prompt = process.render(self.form.rendered)
