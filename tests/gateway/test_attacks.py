@@ -133,7 +133,7 @@ def test_a_streamed_request_that_is_answered_with_no_stream_is_an_error(gateway:
 
     with serving(far) as url:
         setup = gateway(upstream=Upstream())
-        with serving(build(Settings(db=str(setup.db), upstream=f"{url}/v1", tokenizer="chars/4"))) as near:
+        with serving(build(Settings(db=str(setup.db), upstream=f"{url}/v1", tokenizer="chars/4", embedder=None))) as near:
             reply = post(near, [user("Hi")], stream=True)
             assert reply.status_code in (502, 503), reply.text
             assert kind in reply.json()["error"]["message"]

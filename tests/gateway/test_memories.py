@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import openai
 import pytest
 
 import kilburn
+from kilburn.errors import ModelError
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.memories import Learners
 from kilburn.memory.documents import ingest
@@ -261,6 +264,63 @@ def test_a_failing_upstream_teaches_nothing(gateway: Any) -> None:
         setup.anthropic.messages.create(model="m", max_tokens=9, messages=[user(SAID)])
     time.sleep(0.2)
     assert facts(setup) == []
+
+
+class Topics:
+    """An embedder for which words of one matter are the same; it notes where it was asked for what."""
+
+    name, dimensions = "topics", 3
+    TOPICS = ({"automobile", "car", "parked", "left"}, {"flower", "tulips"}, {"ticket"})
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+        self.broken = False
+
+    def embed(self, texts: Any) -> Any:
+        self.asked.append((threading.current_thread().name, list(texts)))
+        if self.broken:
+            raise ModelError("no topics today", advice="wait")
+        return [[0.01 + len(topic & set(re.findall(r"\w+", text.lower()))) for topic in self.TOPICS] for text in texts]
+
+
+def test_what_is_known_is_found_by_meaning_and_no_request_embeds_it(gateway: Any) -> None:
+    topics = Topics()
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300, embedder=topics)
+    with setup.store() as store:
+        remember(store, "Ana parked the automobile beside the lighthouse.")
+        remember(store, "Ana has tulips.")
+    asked = "Where was my car left?"
+    by_words = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    by_words.chat([user(asked)])
+    assert said(by_words) == asked
+    assert by_words.openai._client.get(f"{by_words.url}/health").json()["search"] == "words"
+    setup.chat([user("Hello.")])
+    until(lambda: any("tulips" in text for _, texts in topics.asked for text in texts))
+    until(lambda: setup.chat([user(asked)]) and "lighthouse" in said(setup))
+    within = [text for name, texts in topics.asked for text in texts if name != "kilburn-vectors"]
+    assert set(within) <= {"a", "Hello.", asked}, "a request embeds the question, and nothing else"
+    health = setup.openai._client.get(f"{setup.url}/health").json()
+    assert health["search"] == "words and meaning"
+    topics.broken = True
+    setup.chat([user("Is there a ticket for the opera?")])
+    until(lambda: "fails" in setup.openai._client.get(f"{setup.url}/health").json()["search"], 20)
+    assert setup.chat([user("The lighthouse again?")])[0].choices[0].message.content == "Noted."
+    assert "automobile" in said(setup), "words are enough"
+
+
+def test_the_model_recalls_by_meaning(gateway: Any) -> None:
+    topics = Topics()
+    found = calling(("search_memory", {"query": "Which car was left?"}))
+    setup = gateway(upstream=Upstream(otherwise="Fine."), window=1000, embedder=topics)
+    talk = [user("The automobile is parked beside the lighthouse."), {"role": "assistant", "content": "Fine."}]
+    for turn in range(30):
+        talk += [user(f"Question {turn}. " + "The river carries sand. " * 10), {"role": "assistant", "content": "Fine."}]
+    setup.chat([*talk, user("And now?")])
+    until(lambda: sum(len(texts) for name, texts in topics.asked if name == "kilburn-vectors") > 60, 30)
+    time.sleep(0.2)
+    setup.upstream.enqueue(found)
+    setup.chat([*talk, user("And now?"), {"role": "assistant", "content": "Fine."}, user("Where is it?")])
+    assert "lighthouse" in setup.upstream.sent[-1].body["messages"][-1]["content"]
 
 
 def in_force(setup: Any) -> list[str]:

@@ -235,7 +235,7 @@ class Histories:
                 session, raws, digests = found or self._found(form, asked, name, user)
                 if len(session.digests) + len(raws) > self._messages:
                     raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
-                fresh = [message for raw in raws for message in form.read(raw)]
+                fresh = form.together([message for raw in raws for message in form.read(raw)])
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
                     session.process.append(*following(fresh, session.process))

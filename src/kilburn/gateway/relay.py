@@ -7,6 +7,7 @@ one reply. Whatever fails, the session stays valid: a message is in it whole or 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
@@ -29,8 +30,7 @@ from kilburn.errors import (
     Unavailable,
     WireError,
 )
-from kilburn.event import Act
-from kilburn.gateway.events import Events, written
+from kilburn.gateway.events import Events
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
 from kilburn.gateway.figures import Figures
@@ -54,6 +54,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 LONGEST_ERROR = 1 << 20
 """Bytes of an upstream's error that are read."""
+
+TOOLS = msgspec.json.encode(OFFERED)
+"""What the model is told of our tools; the forms differ by a few tokens."""
 
 LONGEST_MODEL = 200
 """Characters of a model's name in a log."""
@@ -146,8 +149,8 @@ class _Work:
         self.keeps = asked.choices == 1
         self.body = b""
         self.tokens = 0
-        # Room for memory is kept also where nothing is known, so that the window does not change from turn to turn.
-        self._beside = sum(map(session.cost, asked.beside)) + room
+        # Room for memory and tools is kept also where none are sent, so that the window does not change from turn to turn.
+        self._beside = sum(map(session.cost, asked.beside)) + room + (session.cost(TOOLS) if faults else 0)
 
     def _fit(self, budget: Budget) -> None:
         """Leave room for what is sent beside the conversation, and for the reply, but keep half of the window for it."""
@@ -169,7 +172,7 @@ class _Work:
         self.faults = self.wanted and (not session.whole or bool(session.earlier))
         self.tokens = process.use
         if session.whole and not self.faults and process.use <= process.capacity:
-            process.record(Act.SHIP, policy="kernel", cause="idle", again=0, window=process.capacity)
+            process.sent_whole()
             self.body = self._with_memory(self.asked.raw)
             return
         prompt = process.render(self.form.rendered)
@@ -247,7 +250,13 @@ class _Turn:
         work, exchange = self._work, self._exchange
         exchange.rounds += 1
         asking = self._relay.upstream.ask("POST", self._path, work.body, self._headers, work.form)
-        async with _waited(asking, exchange) as answer:
+        async with AsyncExitStack() as stack:
+            try:
+                answer = await stack.enter_async_context(_waited(asking, exchange))
+            except Overlong as error:
+                if await self._made_shorter(error):
+                    return True
+                raise
             if answer.status >= 400:
                 return await self._refused(answer)
             if self._reading is None:
@@ -257,6 +266,8 @@ class _Turn:
                 if not kind.lower().startswith("text/event-stream"):
                     raise Unavailable(f"the upstream answered a streamed request with {kind}", advice="check the upstream")
                 failed = await self._stream(answer, self._reading)
+                if failed is None:
+                    return True
             else:
                 failed = b""
                 self._reading.take(await _gathered(answer))
@@ -324,13 +335,8 @@ class _Turn:
         except (msgspec.DecodeError, RecursionError):
             said = None
         error = error_of("the upstream", answer.status, said, body[:400].decode("utf-8", "replace"), answer.headers)
-        if isinstance(error, Overlong) and not self._retried and work.keeps:
-            self._retried = True
-            try:
-                await run_sync(work.shrink, error)
-                return True
-            except Overlong:
-                pass
+        if await self._made_shorter(error):
+            return True
         if self._started:
             raise error
         if not isinstance(said, dict) or "error" not in said:
@@ -340,11 +346,41 @@ class _Turn:
         await self._send({"type": "http.response.body", "body": body})
         return False
 
-    async def _stream(self, answer: Answer, reading: Reading) -> bytes:
-        """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again."""
+    async def _made_shorter(self, error: ModelError) -> bool:
+        """Whether the prompt was too long, and is shorter now: once in a request."""
+        if not isinstance(error, Overlong) or self._retried:
+            return False
+        self._retried = True
+        try:
+            await run_sync(self._work.shrink, error)
+        except Overlong:
+            return False
+        return True
+
+    async def _unsaid(self, reading: Reading, failed: dict[str, Any]) -> bool:
+        """Whether a stream that said nothing yet but that the prompt is too long can be asked for again, unnoticed."""
+        if self._started and not self._work.wanted:
+            return False
+        if not await self._made_shorter(error_of("the upstream", None, failed, "")):
+            return False
+        if self._started:
+            reading.faults, reading.failed = True, None
+            reading.again()
+        else:
+            self._reading = None
+        return True
+
+    async def _stream(self, answer: Answer, reading: Reading) -> bytes | None:
+        """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again. None: it only
+        said that the prompt was too long, which is shorter now."""
         events = Events()
         async for piece in answer.pieces:
-            out = b"".join([reading.feed(event) for event in events.feed(piece)])
+            out = b""
+            for event in events.feed(piece):
+                seen = reading.feed(event)
+                if reading.failed is not None and not reading.spoke and await self._unsaid(reading, reading.failed):
+                    return None
+                out += seen
             if not self._started:
                 await self._start(200, {"content-type": "text/event-stream", "cache-control": "no-cache", **answer.headers})
             if reading.failed is not None:
@@ -372,10 +408,10 @@ class _Turn:
         """Tell a client, in the middle of its stream, that there is no more."""
         status, code = status_of(error)
         said = self._work.form.error(status, error.what, code)
-        name = "error" if self._work.form.name != "chat" else ""
         log.info("session %s: %s", self._session.name, error)
         await self.give()
-        await self._send({"type": "http.response.body", "body": written(said, name)})
+        last = b"" if self._reading is None else self._reading.broken(said)
+        await self._send({"type": "http.response.body", "body": last})
 
 
 @asynccontextmanager
@@ -456,6 +492,6 @@ async def fail(form: Form, error: KilburnError, send: Send) -> None:
     headers = {"content-type": "application/json"}
     wait = getattr(error, "retry_after", None)
     if wait is not None:
-        headers["retry-after"] = str(int(wait) + 1)
+        headers["retry-after"] = str(math.ceil(wait))
     await start(send, status, headers, len(body))
     await send({"type": "http.response.body", "body": body})

@@ -336,6 +336,13 @@ class Process:
                 raise
             return prompt
 
+    def sent_whole(self) -> None:
+        """Record that everything appended so far was sent to a model as it came, where nothing has left the window: a prompt
+        that need not be rendered. If the store was opened for reading, nothing happens."""
+        with self.lock:
+            if not self.readonly:
+                self._prompts.sent_whole()
+
     def recall(self, address: str) -> Recalled:
         """The exact text at an address, from whichever level has it: a fault if it is not in the window.
 
