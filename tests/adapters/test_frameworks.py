@@ -67,6 +67,70 @@ async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
     assert [message["content"] for message in process.messages()][-3:] == ["Done.", "Sure?", "Done."]
 
 
+def test_pydantic_ai_keeps_files_and_the_names_of_tools(store: kilburn.Hierarchy) -> None:
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install 'kilburn[pydantic-ai]'")
+    from pydantic_ai import Agent, AudioUrl, BinaryContent, DocumentUrl, ImageUrl
+    from pydantic_ai.messages import FilePart, ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
+
+    from kilburn.adapters.pydantic_ai import WindowCapability
+
+    process = store.process("s")
+    pixel = BinaryContent(
+        bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"), media_type="image/png"
+    )
+    sound = BinaryContent(b"la" * 2000, media_type="audio/wav")
+    asked = [
+        "See these.",
+        pixel,
+        sound,
+        ImageUrl("https://e.org/a.png"),
+        AudioUrl("https://e.org/a.mp3"),
+        DocumentUrl("https://e.org/a.pdf"),
+    ]
+    seen: list[Any] = []
+
+    def reply(messages: Any, info: Any) -> ModelResponse:
+        seen.append(messages)
+        if len(seen) == 1:
+            return ModelResponse([ToolCallPart("draw", {"what": "a"}, "c1")])
+        return ModelResponse([TextPart("Done."), FilePart(sound)] if len(seen) == 2 else [TextPart("Yes.")])
+
+    def draw(what: str) -> Any:
+        """Draw."""
+        return "here it is: " + "words " * 2000 if process.name == "short" else ["here it is", pixel]
+
+    def agent() -> Agent[Any, Any]:
+        return Agent(FunctionModel(reply), tools=[draw], capabilities=[WindowCapability(process)])
+
+    with kilburn.open(":memory:", window=40_000, policy="lru", embedder=None) as wide:
+        process = wide.process("s")
+        agent().run_sync(asked)
+        agent().run_sync("Sure?")  # a new run without a history: all of it comes from the process
+    parts = [part for message in seen[-1] for part in message.parts]
+
+    def plain(content: Any) -> list[Any]:
+        return [getattr(each, "data", getattr(each, "url", each)) for each in content]
+
+    assert plain(next(part.content for part in parts if part.part_kind == "user-prompt")) == plain(asked)
+    (drawn,) = [part for part in parts if part.part_kind == "tool-return"]
+    assert drawn.tool_name == "draw"
+    beside = next(part.content for part in parts[parts.index(drawn) :] if part.part_kind == "user-prompt")
+    assert pixel.data in plain(beside), "as in OpenAI's form, a tool's picture stands behind its result"
+    assert any(part.part_kind == "file" and part.content.data == sound.data for part in parts)
+    process = store.process("heard")
+    agent().run_sync(["Hear this.", asked[4]])
+    assert plain(seen[-1][-1].parts[-1].content) == ["Hear this.", asked[4].url]
+    agent().run_sync("And?")
+    assert any(plain(part.content) == ["Hear this.", asked[4].url] for message in seen[-1] for part in message.parts)
+    process = store.process("short")
+    seen.clear()
+    agent().run_sync("Draw.")
+    (drawn,) = [part for message in seen[1] for part in message.parts if part.part_kind == "tool-return"]
+    assert drawn.tool_name == "draw"
+    assert process.counter.count(drawn.model_response_str()) < WINDOW
+
+
 def test_langgraph(store: kilburn.Hierarchy) -> None:
     pytest.importorskip("langchain", reason="LangChain is not installed: pip install 'kilburn[langgraph]'")
     from langchain.agents import create_agent
@@ -115,7 +179,7 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
 
 async def test_llamaindex(store: kilburn.Hierarchy) -> None:
     pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed: pip install 'kilburn[llamaindex]'")
-    from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+    from llama_index.core.base.llms.types import AudioBlock, ChatMessage, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
 
     from kilburn.adapters.llamaindex import ProcessMemory
 
@@ -138,6 +202,12 @@ async def test_llamaindex(store: kilburn.Hierarchy) -> None:
     memory.reset()
     assert memory.get() == []
     assert memory.get_all() == put
+    with kilburn.open(":memory:", window=20_000, policy="lru", embedder=None) as wide:
+        kept = ProcessMemory.of(wide.process("s"))
+        shown = [AudioBlock(audio=b"bGFsYQ==", format="wav"), ImageBlock(url="https://e.org/a.png"), TextBlock(text="See.")]
+        told = [ThinkingBlock(content="A tune."), TextBlock(text="I hear it.")]
+        kept.put_messages([ChatMessage(role="user", blocks=shown), ChatMessage(role="assistant", blocks=told)])
+        assert [message.blocks for message in kept.get()] == [shown, told]
 
 
 async def test_claude_agent_sdk(store: kilburn.Hierarchy) -> None:

@@ -20,6 +20,13 @@ from kilburn.terminal import say
 
 __all__ = ["serve"]
 
+BOUNDS = (
+    "rate=600 (requests a minute of a key; none without keys), messages=100000 (of a history), body=67108864 and "
+    "bodies=1073741824 (bytes of a request, and of all), running=512 and per_key=256 (at once), headers=100, "
+    "header_bytes=32768, connections=2048, patience=20 (seconds for headers, for a body to begin, and to read on), "
+    "pace=16384 (bytes a second of a body)"
+)
+
 
 @app.command()
 def serve(
@@ -54,7 +61,10 @@ def serve(
         list[str] | None,
         typer.Option("--allow-origin", metavar="ORIGIN", help="A web page's origin that may call it; may be repeated."),
     ] = None,
-    rate: Annotated[int, typer.Option(min=0, metavar="N", help="Requests per minute of one key; 0 for no limit.")] = 0,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option("--limit", metavar="NAME=N", help=f"A bound on what clients take; may be repeated: {BOUNDS}."),
+    ] = None,
     prices: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The price table, for what is saved: hosted, automatic or local; else what fits."),
@@ -90,7 +100,7 @@ def serve(
         memory=memory,
         hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
         origins=tuple(allow_origin or ()),
-        limits=gateway.Limits(rate=rate),
+        limits=gateway.limits_of(limit or (), keyed=keys is not None),
         prices=prices_of(prices or ("local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted")),
         log=gateway.Log(opened_log(log)),
         contents=contents,

@@ -23,7 +23,7 @@ from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import Limits, check_listening
+from kilburn.gateway.limits import Limits, check_listening, limits_of
 from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import Messages
@@ -45,7 +45,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = ["LOOPBACK", "Gateway", "Limits", "Log", "Settings", "build", "check_listening", "uvicorn_options"]
+__all__ = ["LOOPBACK", "Gateway", "Limits", "Log", "Settings", "build", "check_listening", "limits_of", "uvicorn_options"]
 
 log = logging.getLogger("kilburn.gateway")
 

@@ -80,10 +80,11 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise _missing(path) from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise SpecError(f"{path} is no file", advice="give the file that `kilburn keys add` wrote")
     with open(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise SpecError(f"{path} is no file", advice="give the file that `kilburn keys add` wrote")
         if mode & 0o022:
             raise SpecError(f"others may write to {path}, and so let themselves in", advice=f"chmod go-w {path}")
         data = file.read(LARGEST + 1)
