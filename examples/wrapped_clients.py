@@ -26,25 +26,26 @@ from kilburn.adapters.clients import wrap
 from kilburn.testing.upstream import Sent, Upstream, calling, serving
 
 History = list[dict[str, str]]
+Client = openai.OpenAI | anthropic.Anthropic
 
 
-def by_openai(url: str, process: kilburn.Process) -> Callable[[History], str]:
+def by_openai(url: str, process: kilburn.Process) -> tuple[Client, Callable[[History], str]]:
     client = wrap(openai.OpenAI(base_url=f"{url}/v1", api_key="none"), process)
 
     def ask(history: History) -> str:
         return client.chat.completions.create(model="gpt-5", messages=history).choices[0].message.content
 
-    return ask
+    return client, ask
 
 
-def by_anthropic(url: str, process: kilburn.Process) -> Callable[[History], str]:
+def by_anthropic(url: str, process: kilburn.Process) -> tuple[Client, Callable[[History], str]]:
     client = wrap(anthropic.Anthropic(base_url=url, api_key="none"), process)
 
     def ask(history: History) -> str:
         with client.messages.stream(model="claude-opus-4-8", max_tokens=500, messages=history) as stream:
             return "".join(stream.text_stream)
 
-    return ask
+    return client, ask
 
 
 def conclude(sent: Sent) -> str:
@@ -53,10 +54,10 @@ def conclude(sent: Sent) -> str:
     return "The pump's serial number is K-4711."
 
 
-def inspect(name: str, client: Callable[[str, kilburn.Process], Callable[[History], str]]) -> None:
+def inspect(name: str, wrapped: Callable[[str, kilburn.Process], tuple[Client, Callable[[History], str]]]) -> None:
     upstream, history = Upstream(window=2000), History()
     with kilburn.open(":memory:", window=2000, policy="lru") as store, serving(upstream) as url:
-        ask = client(url, store.process("inspection"))
+        client, ask = wrapped(url, store.process("inspection"))
 
         def say(text: str) -> str:
             history.append({"role": "user", "content": text})
@@ -69,6 +70,7 @@ def inspect(name: str, client: Callable[[str, kilburn.Process], Callable[[Histor
             say(f"Valve {number} is closed, and here is its log: " + "pressure normal, " * 20)
         upstream.enqueue(calling(("search_memory", {"query": "pump serial number"})), conclude)
         answer = say("What is the serial number of the pump?")
+        client.close()
     largest = max(sent.tokens for sent in upstream.sent)
     print(f"{name}: a history of {len(json.dumps(history)) // 4} tokens, the largest prompt had {largest} of 2000")
     print(answer)

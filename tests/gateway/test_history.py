@@ -50,7 +50,7 @@ def hidden_turn(histories: Histories, messages: list[Any], reply: str) -> str:
     session = take(histories, messages)
     call = Part(kind=Kind.CALL, text='{"address":"p1"}', call=f"{HIDDEN}{len(messages)}", name="recall")
     result = Part(kind=Kind.RESULT, text="recalled", call=call.call)
-    histories.said(session, [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,))])
+    histories.said(session, [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,), sources=(1,))])
     histories.said(session, parse(assistant(reply)))
     histories.give(session)
     return session.name
@@ -218,6 +218,16 @@ def test_two_requests_at_once_get_two_sessions(histories: Histories) -> None:
 
 def test_users_of_a_tenant_do_not_share_sessions(histories: Histories) -> None:
     assert turn(histories, [user("hi")], "a", of="ana") != turn(histories, [user("hi"), assistant("a"), user("b")], "b", of="bo")
+
+
+def test_a_session_in_which_the_model_recalled_is_forked(histories: Histories) -> None:
+    talk = [user("one"), assistant("1"), user("two")]
+    hidden_turn(histories, talk, "2")
+    turn(histories, [*talk, assistant("2"), user("three")], "3")
+    session = take(histories, [*talk, assistant("2"), user("edited")])
+    assert session.name.endswith("~2")
+    [result] = [page for page in session.process.window.pages.values() if page.kind is Kind.RESULT]
+    assert result.sources == (1,)
 
 
 def test_a_name_of_the_client(histories: Histories) -> None:

@@ -171,7 +171,7 @@ class Endpoint:
         sent = self._headers(headers, path)
         if body:
             sent["content-length"] = str(len(body))
-        url = URL(f"{self.url}/v1{path}", encoded=True)
+        url = URL(f"{self.url}/v1{path}")
         try:
             async with asyncio.timeout(self._timeout):
                 response = await self._client.request(

@@ -373,9 +373,10 @@ class Sqlite:
         with self._writing("writing", wait=batch.wait):
             Transaction(self._db, self._sealed, self._index, self._vectors, self._number, process).write(batch)
             uncut = row(self._db, "SELECT 1 FROM erasure") is not None
-        with self._lock:
-            self._log_uncut = uncut
-            self._cut_log(wait=bool(batch.erase))
+        if uncut or self._log_uncut:
+            with self._lock:
+                self._log_uncut = uncut
+                self._cut_log(wait=bool(batch.erase))
 
     def pages(self, process: int) -> Iterator[tuple[Page, State]]:
         """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""
