@@ -16,7 +16,7 @@ import msgspec
 from kilburn.errors import InvalidMessage, Unavailable, WireError
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import Asked, Reading, listed, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Reading, listed, options, summed, unreadable, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
@@ -119,6 +119,7 @@ class Responses(Chat):
             ),
             max_tokens=asked.get("max_output_tokens") or cap,
             temperature=asked.get("temperature"),
+            options=options(asked, into),
         )
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
@@ -352,6 +353,8 @@ class ResponsesReading(Reading):
         whole |= {"output": self._output, "usage": self.usage or None}
         if not self.faults:
             return self._raw or b"".join(self._held)
+        if self._raw and not self.rounds and _unseen({"response": response})["response"] == response:
+            return self._raw
         whole = _unseen({"response": whole})["response"]
         if self._raw:
             return msgspec.json.encode(whole)
