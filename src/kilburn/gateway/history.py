@@ -25,7 +25,7 @@ from kilburn.gateway.sessions import Memo, Session, beginning_of, chained, copy_
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Role
-from kilburn.store import ProcessInfo
+from kilburn.store import ProcessInfo, root_of
 from kilburn.wire.digests import HIDDEN, canonical
 
 __all__ = ["TRIES", "Histories", "named"]
@@ -497,9 +497,3 @@ def named(header: str) -> str | None:
     if name.startswith("@"):
         raise SpecError("a session name that begins with @", advice="these names are of collections; give another one")
     return name or None
-
-
-def root_of(name: str) -> str:
-    """What a session and its forks are called: `work` for `work~2`."""
-    root, mark, number = name.rpartition("~")
-    return root if mark and root and number.isdecimal() and number.isascii() else name
