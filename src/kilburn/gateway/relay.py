@@ -6,7 +6,6 @@ one reply. Whatever fails, the session stays valid: a message is in it whole or 
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -45,8 +44,6 @@ from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
 
 __all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
-
-log = logging.getLogger("kilburn.gateway")
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -275,6 +272,7 @@ class _Turn:
         reading = self._reading
         if reading.failed is not None:
             # The upstream said so inside its stream.
+            exchange.problem = "upstream_error"
             await self._finish(failed, headers)
             return False
         reply = reading.reply()
@@ -341,6 +339,7 @@ class _Turn:
             raise error
         if not isinstance(said, dict) or "error" not in said:
             body = msgspec.json.encode(work.form.error(answer.status, error.what))
+        self._exchange.problem = type(error).__name__
         await self.give()
         await self._start(answer.status, {**_passed_on(answer.headers), "content-type": "application/json"}, len(body))
         await self._send({"type": "http.response.body", "body": body})
@@ -408,7 +407,7 @@ class _Turn:
         """Tell a client, in the middle of its stream, that there is no more."""
         status, code = status_of(error)
         said = self._work.form.error(status, error.what, code)
-        log.info("session %s: %s", self._session.name, error)
+        self._exchange.problem = type(error).__name__
         await self.give()
         last = b"" if self._reading is None else self._reading.broken(said)
         await self._send({"type": "http.response.body", "body": last})
