@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.testing import check_laws
 
 WINDOW = 1500
 WORDS = "words of the file " * 40
@@ -234,3 +236,94 @@ async def test_claude_agent_sdk(store: kilburn.Hierarchy) -> None:
     assert [word in said for word in ("Read a and b.", "no such file", "b is missing.")] == [True] * 3
     assert [page.kind for page, _ in process.pages()].count("result") == 2
     assert options.allowed_tools == ["mcp__kilburn__recall", "mcp__kilburn__search_memory"]
+
+
+async def test_a_tool_that_raises_between_call_and_result(store: kilburn.Hierarchy) -> None:
+    """Each framework goes on with its session, and the provider would take what it sends."""
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install 'kilburn[pydantic-ai]'")
+    from pydantic_ai import Agent
+    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
+
+    from kilburn.adapters.pydantic_ai import WindowCapability
+
+    process, asked = store.process("s"), list[Any]()
+
+    def reply(messages: Any, info: Any) -> ModelResponse:
+        asked.append([part for message in messages for part in message.parts])
+        return ModelResponse([ToolCallPart("read", {"path": "a"}, "c1")] if len(asked) == 1 else [TextPart("As you like.")])
+
+    def read(path: str) -> str:
+        """Read a file."""
+        raise RuntimeError("the disk is gone")
+
+    agent = Agent(FunctionModel(reply), tools=[read], capabilities=[WindowCapability(process)])
+    with pytest.raises(RuntimeError, match="disk"):
+        await agent.run("Read a.")
+    result = await agent.run("Do not read.")
+    assert result.output == "As you like."
+    calls = [part.tool_call_id for part in asked[-1] if part.part_kind == "tool-call"]
+    answers = [part.tool_call_id for part in asked[-1] if part.part_kind in ("tool-return", "retry-prompt")]
+    assert calls == answers
+    check_laws(process)
+
+
+def test_langgraph_goes_on_after_a_tool_that_raises(store: kilburn.Hierarchy) -> None:
+    pytest.importorskip("langchain", reason="LangChain is not installed: pip install 'kilburn[langgraph]'")
+    from langchain.agents import create_agent
+    from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+    from langchain_core.messages import AIMessage, ToolMessage
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    from kilburn.adapters.langgraph import WindowMiddleware
+
+    seen: list[Any] = []
+
+    class Model(FakeMessagesListChatModel):
+        def bind_tools(self, tools: Any, **options: Any) -> Any:
+            return self
+
+        def _generate(self, messages: Any, *rest: Any, **options: Any) -> Any:
+            seen.append(messages)
+            return super()._generate(messages, *rest, **options)
+
+    def read(path: str) -> str:
+        """Read a file."""
+        raise RuntimeError("the disk is gone")
+
+    call = AIMessage(content="", tool_calls=[{"name": "read", "args": {"path": "a"}, "id": "c1"}])
+    model = Model(responses=[call, AIMessage(content="As you like.")])
+    agent = create_agent(model, [read], middleware=[WindowMiddleware(store)], checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "ana"}}
+    with pytest.raises(RuntimeError, match="disk"):
+        agent.invoke({"messages": [{"role": "user", "content": "Read a."}]}, thread)
+    # The graph's own state has a call without a result; who goes on says what became of it.
+    ended = ToolMessage(content="failed", tool_call_id="c1")
+    agent.update_state(thread, {"messages": [ended]}, as_node="tools")
+    state = agent.invoke({"messages": [{"role": "user", "content": "Do not read."}]}, thread)
+    assert state["messages"][-1].content == "As you like."
+    assert [message.type for message in seen[-1]] == ["human", "ai", "tool", "human"]
+    check_laws(store.process("ana"))
+
+
+async def test_claude_hooks_at_once(store: kilburn.Hierarchy) -> None:
+    """Claude runs tools side by side, and may be stopped before a result."""
+    pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed: pip install 'kilburn[claude-agent]'")
+    from kilburn.adapters.claude_agent import keep
+
+    process = store.process("s")
+    hooks = keep(process)["hooks"]
+
+    async def use(number: int) -> None:
+        given = {"tool_name": "Read", "tool_input": {"n": number}, "tool_response": f"text {number}", "tool_use_id": f"t{number}"}
+        await hooks["PostToolUse"][0].hooks[0](given, f"t{number}", {"signal": None})
+
+    tasks = [asyncio.create_task(use(number)) for number in range(12)]
+    await asyncio.sleep(0)
+    for task in tasks[::3]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await use(99)
+    kinds = [page.kind for page, _ in process.pages()]
+    assert kinds.count("call") == kinds.count("result") >= 9
+    check_laws(process)

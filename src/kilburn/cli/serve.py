@@ -11,6 +11,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from kilburn.cli.access import model_of
+from kilburn.cli.screen import progress
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.memory.choice import usual_embedder
@@ -64,7 +65,10 @@ def serve(
         list[str] | None,
         typer.Option("--limit", metavar="NAME=N", help=f"A bound on what clients take; may be repeated: {BOUNDS}."),
     ] = None,
-    prices: Annotated[str, typer.Option(metavar="NAME", help="The price table, for what is saved.")] = "hosted",
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The price table, for what is saved: hosted, automatic or local; else what fits."),
+    ] = None,
     log: Annotated[
         str, typer.Option(metavar="FILE", help='A line of JSON for each request goes there; "-" is standard error.')
     ] = "-",
@@ -74,11 +78,13 @@ def serve(
 ) -> None:
     """Serve OpenAI's and Anthropic's API; what clients say becomes sessions, and prompts stay within the window.
 
-    Without --upstream and --model, the local model smollm2 answers.
+    Without --upstream and --model, the local model smollm2 answers; its file is fetched once, 98 MB.
 
-    Example:
+    Examples:
 
         kilburn serve --upstream https://api.openai.com/v1
+
+        kilburn serve --upstream https://api.anthropic.com --window 60000
     """
     gateway = _gateway()
     gateway.check_listening(host, keys)
@@ -95,7 +101,7 @@ def serve(
         hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
         origins=tuple(allow_origin or ()),
         limits=gateway.limits_of(limit or (), keyed=keys is not None),
-        prices=prices_of(prices),
+        prices=prices_of(prices or ("local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted")),
         log=gateway.Log(opened_log(log)),
         contents=contents,
         tokenizer="auto" if speaker is None else speaker.tokenizer,
@@ -116,8 +122,12 @@ def _speaker(upstream: str | None, model: str | None) -> Any:
     """The model that answers; None where an upstream does."""
     if upstream is not None and model is not None:
         raise SpecError("an upstream and a model", advice="give one of --upstream and --model")
-    speaker = None if upstream is not None else model_of(model or "smollm2")
-    if upstream is None and speaker is None:
+    if upstream is not None:
+        return None
+    name = model or "smollm2"
+    with progress(name, unit="bytes") as done:
+        speaker = model_of(name, lambda _, have, total: done(have, total or None))
+    if speaker is None:
         raise SpecError("a gateway needs a model that answers", advice="give --upstream URL or --model SPEC")
     return speaker
 

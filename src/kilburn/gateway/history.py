@@ -114,6 +114,11 @@ class Session:
         return self.process.kernel.info.user
 
     @property
+    def own_pages(self) -> bool:
+        """Whether it holds what a client's history does not say: calls of our own, or that something is believed less."""
+        return self.answered or any(page.trust < TRUST_OF_ROLE[page.role] for page in _live(self.process))
+
+    @property
     def whole(self) -> bool:
         """Whether the client's own messages are exactly what is in the window: nothing has left, and nothing is hidden."""
         window = self.process.window
@@ -380,8 +385,8 @@ class Histories:
         earlier = () if parent is None else parent.earlier
         if before is not None:
             earlier = (before.number, *before.earlier)[:LINKED]
-        copied = 0 if parent is None else min(common, *parent.gaps, len(parent.chain))
-        kept = [] if parent is None else _kept(parent.process, copied)
+        copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
+        kept = _kept(parent.process, copied) if parent is not None and copied else []
         empty = next((each for each in family if not each.busy and not each.process.window.last), None)
         process = self._new(root, user) if empty is None else empty.process
         origin = before or parent

@@ -40,7 +40,7 @@ from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.upstream import Answer, Upstream, status_of
 from kilburn.kernel.memory_tools import OFFERED
-from kilburn.message import Message, Trust
+from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
 
@@ -220,6 +220,8 @@ class _Turn:
         self._started = self._given = False
         self._retried = False
         self._reading: Reading | None = None
+        self._shown: list[Part] = []
+        """Texts of the rounds before."""
 
     async def run(self) -> None:
         """Ask until the reply is whole."""
@@ -300,16 +302,26 @@ class _Turn:
             self._exchange.usage = together(self._exchange.usage, reply.usage)
         if not work.keeps:
             return False
+        goes_on = bool(ours) and len(ours) == len(reply.calls) and reading.rounds <= self._relay.rounds
+        message = reply.message
+        if goes_on:
+            # The client hears one reply, and what it is shown of it is kept once that is whole: it may ask again before.
+            self._shown += [part for part in message.parts if part.kind is Kind.TEXT]
+            message = msgspec.structs.replace(message, parts=tuple(part for part in message.parts if part.kind is not Kind.TEXT))
+        elif self._shown:
+            first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
+            parts = (*message.parts[:first], *self._shown, *message.parts[first:])
+            message = msgspec.structs.replace(message, parts=parts)
         if not ours:
-            self._keep(reply, [work.heard(reply.message)])
+            self._keep(reply, [work.heard(message)])
             if work.key.learn and not reply.calls:
                 self._relay.learners.learn(self._relay.histories.hierarchy, session.process, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds
-        said, seen = work.heard(hidden(reply.message)), session.process.kernel.ledger.stats.tokens_seen
+        said, seen = work.heard(hidden(message)), session.process.kernel.ledger.stats.tokens_seen
         self._keep(reply, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
         self._relay.figures.hide(session, seen)
-        if len(ours) < len(reply.calls) or reading.rounds > self._relay.rounds:
+        if not goes_on:
             return False
         for left in reversed(range(TRIES)):
             with suppress(StoreStale) if left else nullcontext():
@@ -322,8 +334,8 @@ class _Turn:
         """Append what was said, and learn from its usage how long the prompt was."""
         self._relay.histories.said(self._session, messages)
         if reply.usage is not None:
-            # A session that another gateway went on with is made to fit when it is rendered.
-            with suppress(StoreStale):
+            # The reply is kept, and the session is made to fit when it is rendered.
+            with suppress(StoreError):
                 self._session.process.observe(reply.usage, self._work.counted)
 
     async def _refused(self, answer: Answer) -> bool:

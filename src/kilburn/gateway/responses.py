@@ -267,7 +267,7 @@ class ResponsesReading(Reading):
             kind = said["type"]
             if kind in ("error", "response.failed"):
                 self.failed = said.get("response") or said
-                return event.raw
+                return self._numbered(_unseen(said), kind) if self.faults else event.raw
             self.spoke = self.spoke or kind not in BEGINNINGS
             if kind in ENDS:
                 self._end_round(said["response"])
@@ -291,6 +291,7 @@ class ResponsesReading(Reading):
             if self.rounds:
                 return b""
             self._first = self._first or said["response"]
+            said = _unseen(said)
         if "output_index" in said:
             index = said["output_index"]
             if kind == "response.output_item.added":
@@ -349,11 +350,11 @@ class ResponsesReading(Reading):
         response: dict[str, Any] = self._response or {}
         whole: dict[str, Any] = {**response, **{key: self._first[key] for key in ("id", "created_at") if key in self._first}}
         whole |= {"output": self._output, "usage": self.usage or None}
-        if self._raw:
-            changed = self.faults and (self.rounds or len(self._output) < len(response.get("output", ())))
-            return msgspec.json.encode(whole) if changed else self._raw
         if not self.faults:
-            return b"".join(self._held)
+            return self._raw or b"".join(self._held)
+        whole = _unseen({"response": whole})["response"]
+        if self._raw:
+            return msgspec.json.encode(whole)
         kind = "response.incomplete" if response.get("status") == "incomplete" else "response.completed"
         return self._numbered({"type": kind, "sequence_number": 0, "response": whole}, kind)
 
@@ -362,5 +363,14 @@ class ResponsesReading(Reading):
         return self._numbered({**error["error"], "type": "error", "sequence_number": 0}, "error")
 
 
+def _unseen(said: dict[str, Any]) -> dict[str, Any]:
+    """An event whose response names neither our tools nor calls of them."""
+    response = said.get("response")
+    if not isinstance(response, dict):
+        return said
+    lists = {key: response[key] for key in ("tools", "output") if isinstance(response.get(key), list)}
+    return {**said, "response": response | {key: [each for each in got if not _is_ours(each)] for key, got in lists.items()}}
+
+
 def _is_ours(item: dict[str, Any]) -> bool:
-    return item.get("type") == "function_call" and item.get("name") in OURS
+    return item.get("type") in ("function", "function_call") and item.get("name") in OURS
