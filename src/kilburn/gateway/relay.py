@@ -34,9 +34,10 @@ from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
 from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import Asked, Form, Reading, hidden
-from kilburn.gateway.history import TRIES, Histories, Session, named
+from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
+from kilburn.gateway.sessions import Session
 from kilburn.gateway.upstream import Answer, Upstream, status_of
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.message import Kind, Message, Part, Trust
