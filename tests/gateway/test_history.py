@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import kilburn
 from kilburn.errors import OrphanResult
 from kilburn.gateway.chat import Chat
-from kilburn.gateway.history import Histories, Session
+from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import Messages
+from kilburn.gateway.sessions import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.form import parse

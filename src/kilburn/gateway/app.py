@@ -230,11 +230,8 @@ class _Endpoint:
             except KilburnError as error:
                 if began:
                     raise
-                log.info("refused: %s", error)
+                scope["state"]["exchange"].problem = type(error).__name__
                 await fail(self._shape, error, send)
-            except OSError:
-                # The client's connection broke while it was written to.
-                log.info("the client went away")
             finally:
                 done.set()
             group.cancel_scope.cancel()

@@ -6,7 +6,6 @@ one reply. Whatever fails, the session stays valid: a message is in it whole or 
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -35,9 +34,10 @@ from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
 from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import Asked, Form, Reading, hidden
-from kilburn.gateway.history import TRIES, Histories, Session, named
+from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
+from kilburn.gateway.sessions import Session
 from kilburn.gateway.upstream import Answer, Upstream, status_of
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.message import Kind, Message, Part, Trust
@@ -45,8 +45,6 @@ from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
 
 __all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
-
-log = logging.getLogger("kilburn.gateway")
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -277,6 +275,7 @@ class _Turn:
         reading = self._reading
         if reading.failed is not None:
             # The upstream said so inside its stream.
+            exchange.problem = "upstream_error"
             await self._finish(failed, headers)
             return False
         reply = reading.reply()
@@ -353,6 +352,7 @@ class _Turn:
             raise error
         if not isinstance(said, dict) or "error" not in said:
             body = msgspec.json.encode(work.form.error(answer.status, error.what))
+        self._exchange.problem = type(error).__name__
         await self.give()
         await self._start(answer.status, {**_passed_on(answer.headers), "content-type": "application/json"}, len(body))
         await self._send({"type": "http.response.body", "body": body})
@@ -420,7 +420,7 @@ class _Turn:
         """Tell a client, in the middle of its stream, that there is no more."""
         status, code = status_of(error)
         said = self._work.form.error(status, error.what, code)
-        log.info("session %s: %s", self._session.name, error)
+        self._exchange.problem = type(error).__name__
         await self.give()
         last = b"" if self._reading is None else self._reading.broken(said)
         await self._send({"type": "http.response.body", "body": last})
