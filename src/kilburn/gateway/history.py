@@ -434,7 +434,14 @@ class Histories:
 
     def own(self, session: Session) -> Process:
         """The process of a busy session as it is now. If another gateway went on with it meanwhile, the request that goes on
-        here gets one of its own, with what it had until then."""
+        here gets one of its own, with what it had until then.
+
+        Raises:
+            StoreStale: the session was forgotten, or others are faster again. StoreError.
+        """
+        info = self._stored(session.name)
+        if info is None or info.number != session.number:
+            raise StoreStale("the session was forgotten meanwhile", advice="ask again")
         process = self.hierarchy.process(session.name)
         process.refresh()
         if process.turn != session.turn:
