@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import kilburn
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.keys import Key, add_key
-from kilburn.gateway.limits import Limits
+from kilburn.gateway.limits import Bounds
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing.upstream import Refusal, Sent, Upstream, calling, serving
 
@@ -216,7 +216,7 @@ BAD = [
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 def test_bad_bodies_get_an_error_of_the_clients(house: Callable[..., House], path: str) -> None:
-    it = house(limits=Limits(messages=500))
+    it = house(limits=Bounds(messages=500))
     headers = {"x-api-key": it.keys["ana"], "content-type": "application/json"}
     many = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}] * 501, "max_tokens": 5}).encode()
     for body in [*BAD, many]:

@@ -23,7 +23,7 @@ from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import Limits, check_listening, limits_of
+from kilburn.gateway.limits import Bounds, check_listening, limits_of
 from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import Messages
@@ -45,7 +45,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = ["LOOPBACK", "Gateway", "Limits", "Log", "Settings", "build", "check_listening", "limits_of", "uvicorn_options"]
+__all__ = ["LOOPBACK", "Bounds", "Gateway", "Log", "Settings", "build", "check_listening", "limits_of", "uvicorn_options"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -90,7 +90,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     keys: str | None = None
     hosts: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: Bounds = Bounds()
     memory: int = 0
     prices: Prices = PRICES["hosted"]
     log: Log | None = None

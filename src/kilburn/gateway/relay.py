@@ -38,7 +38,7 @@ from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.sessions import Session
-from kilburn.gateway.upstream import Answer, Upstream, status_of
+from kilburn.gateway.upstream import Response, Upstream, status_of
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Reply
@@ -337,7 +337,7 @@ class _Turn:
             with suppress(StoreError):
                 self._session.process.observe(reply.usage, self._work.counted)
 
-    async def _refused(self, answer: Answer) -> bool:
+    async def _refused(self, answer: Response) -> bool:
         """The upstream gave an error: a prompt that was too long is made shorter, once."""
         body = await _gathered(answer, LONGEST_ERROR)
         work = self._work
@@ -382,7 +382,7 @@ class _Turn:
             self._reading = None
         return True
 
-    async def _stream(self, answer: Answer, reading: Reading) -> bytes | None:
+    async def _stream(self, answer: Response, reading: Reading) -> bytes | None:
         """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again. None: it only
         said that the prompt was too long, which is shorter now."""
         events = Events()
@@ -427,7 +427,7 @@ class _Turn:
 
 
 @asynccontextmanager
-async def _waited(asking: AbstractAsyncContextManager[Answer], exchange: Exchange) -> AsyncIterator[Answer]:
+async def _waited(asking: AbstractAsyncContextManager[Response], exchange: Exchange) -> AsyncIterator[Response]:
     """An answer; how long it is waited for is counted, until the client has its first byte."""
 
     @contextmanager
@@ -439,7 +439,7 @@ async def _waited(asking: AbstractAsyncContextManager[Answer], exchange: Exchang
             if exchange.first is None:
                 exchange.waited = (exchange.waited or 0.0) + time.perf_counter() - began
 
-    async def pieces(answer: Answer) -> AsyncIterator[bytes]:
+    async def pieces(answer: Response) -> AsyncIterator[bytes]:
         while True:
             with waiting():
                 piece = await anext(answer.pieces, None)
@@ -453,7 +453,7 @@ async def _waited(asking: AbstractAsyncContextManager[Answer], exchange: Exchang
         yield answer._replace(pieces=pieces(answer))
 
 
-async def _gathered(answer: Answer, most: int = 1 << 28) -> bytes:
+async def _gathered(answer: Response, most: int = 1 << 28) -> bytes:
     """All of an answer's body.
 
     Raises:

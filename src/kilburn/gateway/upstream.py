@@ -36,7 +36,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("aiohttp", "serve") from error
 
-__all__ = ["KEY_FROM", "Answer", "Endpoint", "InProcess", "Upstream", "joined", "status_of"]
+__all__ = ["KEY_FROM", "Endpoint", "InProcess", "Response", "Upstream", "joined", "status_of"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -75,7 +75,7 @@ class _Named(msgspec.Struct):
     model: Any = ""
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """An upstream's answer: its status, its headers, and its body in pieces."""
 
     status: int
@@ -106,7 +106,7 @@ class Upstream(Protocol):
         ...
 
     def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None) -> Any:
-        """An async context with the `Answer`.
+        """An async context with the `Response`.
 
         Args:
             path: below `/v1`, with the query.
@@ -166,7 +166,7 @@ class Endpoint:
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Response]:
         """See `Upstream`. An endpoint without the path of the responses form is asked for chat completions instead."""
         if form is not None and not self.speaks(form):
             async with self._translated(body, headers).ask(method, path, body, headers, form) as answer:
@@ -190,7 +190,7 @@ class Endpoint:
             if response.status < 200:
                 raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
             async with AsyncExitStack() as stack:
-                answer = Answer(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
+                answer = Response(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
                 if form is not None and form.name == "responses" and response.status in ABSENT:
                     with suppress(KilburnError):  # then it is the model that is not there
                         asking = self._translated(body, headers).ask(method, path, body, headers, form)
@@ -284,7 +284,7 @@ class InProcess:
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Response]:
         """See `Upstream`."""
         if form is None:
             yield self._other(path, body)
@@ -302,7 +302,7 @@ class InProcess:
             # An error before the first piece has a status of its own.
             first = await said.next()
             if streamed:
-                yield Answer(200, {"content-type": "text/event-stream"}, self._streamed(first, said, form))
+                yield Response(200, {"content-type": "text/event-stream"}, self._streamed(first, said, form))
             else:
                 piece = first
                 while piece is not None and not isinstance(piece, Reply):
@@ -310,7 +310,7 @@ class InProcess:
                 if piece is None:
                     raise Unavailable(f"{self.model.name} ended its stream without a reply")
                 whole = msgspec.json.encode(form.whole(piece, self.model.name))
-                yield Answer(200, {"content-type": "application/json"}, _one(whole))
+                yield Response(200, {"content-type": "application/json"}, _one(whole))
         finally:
             with anyio.CancelScope(shield=True):
                 await said.close()
@@ -321,14 +321,14 @@ class InProcess:
             yield b"".join(write(piece))
             piece = None if isinstance(piece, Reply) else await said.next()
 
-    def _other(self, path: str, body: bytes) -> Answer:
+    def _other(self, path: str, body: bytes) -> Response:
         path = path.partition("?")[0]
         if path == "/messages/count_tokens":
             tokens = counter_for(self.model.tokenizer).count(body.decode("utf-8", "replace"))
-            return Answer(200, {"content-type": "application/json"}, _one(msgspec.json.encode({"input_tokens": tokens})))
+            return Response(200, {"content-type": "application/json"}, _one(msgspec.json.encode({"input_tokens": tokens})))
         if path == "/models":
             card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "kilburn"}
-            return Answer(
+            return Response(
                 200, {"content-type": "application/json"}, _one(msgspec.json.encode({"object": "list", "data": [card]}))
             )
         raise Refused(f"{self.model.name} does not answer {path}", advice="give the gateway an upstream that does")
