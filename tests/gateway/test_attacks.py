@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
@@ -184,6 +185,34 @@ def test_a_streamed_request_that_is_answered_with_no_stream_is_an_error(gateway:
             reply = post(near, [user("Hi")], stream=True)
             assert reply.status_code in (502, 503), reply.text
             assert kind in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_that_is_framed_wrongly_in_its_middle_is_an_error_at_once(gateway: Any, streamed: bool) -> None:
+    far = socket.create_server(("127.0.0.1", 0))
+    kind = b"text/event-stream" if streamed else b"application/json"
+
+    def answer() -> None:
+        connection = far.accept()[0]
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n2\r\n: \r\n" % kind)
+            time.sleep(0.2)  # another packet
+            connection.sendall(b"zz\r\nxx\r\n")
+            connection.recv(1)
+
+    settings = Settings(
+        db=str(gateway(upstream=Upstream()).db),
+        upstream=f"http://127.0.0.1:{far.getsockname()[1]}/v1",
+        tokenizer="chars/4",
+        embedder=None,
+    )
+    with far, serving(build(settings)) as near, ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(answer)
+        reply = post(near, [user("Hi")], stream=streamed)
+        assert reply.status_code == (200 if streamed else 502)
+        assert "broke off" in reply.text
+        answered.result(10)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
