@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import msgspec
@@ -240,7 +241,10 @@ class _Endpoint:
         headers = joined((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
-        path = scope["path"].removeprefix("/v1")
+        if not {".", ".."}.isdisjoint(scope["path"].split("/")):
+            # The provider's key opens more there than what is spoken here.
+            await _nothing(scope, None, None)
+        path = quote(scope["path"].removeprefix("/v1"), safe="/:@")
         query = scope.get("query_string", b"").decode("latin-1")
         path = f"{path}?{query}" if query else path
         gateway = self._gateway
