@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
@@ -129,8 +128,7 @@ class Gateway:
         """Load what finds by meaning, so that no request waits for it."""
         try:
             if self._embedder is not None:
-                # By name, because it imports NumPy.
-                import_module("kilburn.memory.vectors").checked(self._embedder, ["a"])
+                self._embedder.embed(["a"])
         except KilburnError as error:
             log.warning("what was said is found by words alone: %s", error)
             self._embedder = None
