@@ -7,6 +7,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
 import httpx2
 import pytest
@@ -232,3 +233,23 @@ def test_endless_and_nonsensical_recalls_end(gateway: Any, streamed: bool) -> No
     setup.upstream.otherwise = "fine"
     assert post(setup.url, [*history, user("go"), said("x"), user("next")]).status_code == 200
     assert not setup.upstream.refused
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses/%2e%2e/files/f1", "/v1/responses/..%2F..%2Fadmin", "/v1/responses/a/%2E%2E/../../admin"]
+)
+def test_a_path_never_leads_out_of_what_is_spoken(gateway: Any, method: str, path: str) -> None:
+    setup = gateway()
+    host, port = setup.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode())
+        assert client.makefile("rb").readline() == b"HTTP/1.1 404 Not Found\r\n"
+    assert not setup.upstream.sent
+
+
+def test_a_name_in_a_path_stays_a_name(gateway: Any) -> None:
+    setup = gateway()
+    for name in ("org/model:1", "a%3Fb=c", "a%23b", "%C3%A9"):
+        assert httpx2.get(f"{setup.url}/v1/models/{name}?after=x").status_code == 200
+        assert setup.upstream.sent[-1].path == f"/v1/models/{unquote(name)}"

@@ -223,17 +223,20 @@ class Endpoint:
         protocol = response.connection.protocol if response.connection is not None else None
         if protocol is None:
             return
-        known = protocol in self._answers
-        self._answers[protocol] = response.content
 
-        def lost(closed: asyncio.Future[None]) -> None:
-            closed.exception()  # the answer's own says more
+        def lost(closed: asyncio.Future[None] | None) -> None:
+            if closed is not None:
+                closed.exception()  # the answer's own says more
             content = self._answers.pop(protocol)
             if not content.is_eof() and content.exception() is None:
                 content.set_exception(aiohttp.ClientPayloadError("the connection closed"))
 
-        if not known and protocol.closed is not None:
-            protocol.closed.add_done_callback(lost)
+        known, closed = protocol in self._answers, protocol.closed
+        self._answers[protocol] = response.content
+        if closed is None:
+            lost(None)
+        elif not known:
+            closed.add_done_callback(lost)
 
     async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
