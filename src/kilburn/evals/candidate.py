@@ -81,6 +81,10 @@ class KilburnCandidate:
         self.seams = max(0, len(texts) - 1)
         return "\n".join(texts)
 
+    def search(self, query: str, tokens: int) -> str:
+        """What one search of the process's past brings."""
+        return "\n".join(hit.text for hit in self._process.search(query, tokens=tokens))
+
     def finds(self, reference: Reference) -> bool:
         """Whether one search for the name, with 1,000 tokens of hits, finds it."""
         read = KINDS[reference.kind]
