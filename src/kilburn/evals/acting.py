@@ -3,9 +3,8 @@
 A scripted agent does small tasks in real source files (`kilburn.evals.tasks`). Before each edit it looks in its prompt for
 the one line that has the fact it needs. If it is not there, the agent searches its memory, where it has one and may use
 it; else it does again what brought the fact, which costs a step and room in the window; after so many times it gives up.
-A task is solved if its own check program says so. No model takes part, so that success depends on the window alone, and no
-policy's measure of a line
-decides what counts.
+A task is solved if its own check program says so. No model takes part, so that success depends on the window
+alone, and no policy's measure of a line decides what counts.
 
     report = evaluate(32, windows=[1000, 2000], policies=["tail", "hybrid"])
     print(report.table())
