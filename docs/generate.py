@@ -154,7 +154,9 @@ def module_section(name: str) -> str:
     return "\n".join(body)
 
 
-FRAMEWORKS = {f"kilburn.adapters.{name}" for name in ("agents", "claude_agent", "langgraph", "llamaindex", "pydantic_ai")}
+FRAMEWORKS = {
+    f"kilburn.adapters.{name}" for name in ("agents", "claude_agent", "langgraph", "langgraph_store", "llamaindex", "pydantic_ai")
+}
 """Modules that need a framework which the checks do not install: docs/howto/adapters.md describes them."""
 
 

@@ -16,7 +16,7 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRe
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import kilburn
-from kilburn.adapters.pydantic_ai import Window
+from kilburn.adapters.pydantic_ai import WindowCapability
 
 
 def read(path: str) -> str:
@@ -34,7 +34,7 @@ def main() -> None:
         return ModelResponse([ToolCallPart("read", {"path": f"pump-{len(sizes)}.log"}, f"call{len(sizes)}")])
 
     with kilburn.open(":memory:", window=1500, policy="lru") as store:
-        agent = Agent(FunctionModel(reply), tools=[read], capabilities=[Window(store.process("ana-1"))])
+        agent = Agent(FunctionModel(reply), tools=[read], capabilities=[WindowCapability(store.process("ana-1"))])
         result = agent.run_sync("Are the pumps fine?")
     print(result.output)
     print(f"the run's own messages: {len(ModelMessagesTypeAdapter.validate_json(result.all_messages_json()))}")

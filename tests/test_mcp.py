@@ -258,6 +258,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("forget", {"address": "p1", "ticket": "é"}),
     ("forget", {"address": "p1", "ticket": "0" * 16}),
     ("forget", {"session": "@memory", "address": "p1"}),
+    ("search", {"query": "cat", "limit": "\ud800"}),
+    ("recall", {"query": "\ud800"}),
 ]
 
 
@@ -279,6 +281,11 @@ async def test_bad_arguments_are_errors_that_say_what_to_do(store: Hierarchy) ->
     assert {info.name: info.head for info in store.store.processes()} == heads
 
 
+class Lost:
+    def processes(self) -> Any:
+        raise LookupError("locker")
+
+
 async def test_a_defect_tells_no_contents(store: Hierarchy, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def rank(self, *given: Any) -> Any:
@@ -290,6 +297,17 @@ async def test_a_defect_tells_no_contents(store: Hierarchy, caplog: pytest.LogCa
     assert said["error"] == "InternalError"
     assert "locker" not in json.dumps(said)
     assert "ValueError" in caplog.text
+    assert "locker" not in caplog.text
+    whole, store.store = store.store, Lost()  # type: ignore[assignment]
+    try:
+        async with Client(server(store, "ana")) as client:
+            for asked in (client.list_resources(), client.read_resource("kilburn://memory/ana")):
+                with pytest.raises(MCPError, match="resources failed on our side") as told:
+                    await asked
+                assert "locker" not in str(told.value)
+    finally:
+        store.store = whole
+    assert caplog.text.count("LookupError") == 2
     assert "locker" not in caplog.text
 
 

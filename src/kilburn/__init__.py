@@ -42,6 +42,7 @@ def open(
     ranking: Any = "blend",
     readonly: bool = False,
     foreign: bool = True,
+    durable: bool = True,
 ) -> Hierarchy:
     """Open a store for one tenant. The file is created if it does not exist.
 
@@ -63,13 +64,15 @@ def open(
         foreign: whether a spec may name what is not Kilburn's own: `your.module:Policy`, or an entry point of an
             installed package. Importing a module runs its code, so say False if a policy's spec comes from someone
             else. A model's spec names files and hosts; never accept one from someone else.
+        durable: whether a change survives a power cut when its call returns; with False, when `store.sync` of what is
+            returned has returned, which may be one wait for many changes. No killed process loses a change either way.
 
     Raises:
         InvalidBudget, SpecError: the arguments do not fit. StoreError: the file does not.
         MissingExtra, Unavailable: the model or the embedder that is named cannot be made.
     """
     budget = Budget(window, reserve)
-    store = locate("stores", "sqlite")(path, tenant=tenant, readonly=readonly)
+    store = locate("stores", "sqlite")(path, tenant=tenant, readonly=readonly, synchronous="FULL" if durable else "NORMAL")
     try:
         vectors = vectors_for(store, embedder, foreign=foreign)
         hierarchy = Hierarchy(

@@ -152,7 +152,7 @@ class Show(Struct, forbid_unknown_fields=True):
     session: Name | None = None
 
 
-class History(Struct, forbid_unknown_fields=True):
+class Versions(Struct, forbid_unknown_fields=True):
     """Show what a fact superseded and what superseded it, with everything that happened to them."""
 
     address: Address
@@ -246,7 +246,7 @@ class _Door:
             raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice=f"name {SHOWN} at most")
         return {"memories": [provenance(self.store, memory, number, hidden) for number in numbers]}
 
-    def history(self, asked: History) -> dict[str, Any]:
+    def history(self, asked: Versions) -> dict[str, Any]:
         return {"memories": versions(self._memory(asked.session), asked.address)}
 
     def forget(self, asked: Forget) -> dict[str, Any]:
@@ -367,7 +367,7 @@ TOOLS: dict[str, tuple[type[Struct], Callable[[_Door, Any], dict[str, Any]], typ
     "read": (Read, _Door.read, READS),
     "list": (List, _Door.facts, READS),
     "show": (Show, _Door.show, READS),
-    "history": (History, _Door.history, READS),
+    "history": (Versions, _Door.history, READS),
     "forget": (Forget, _Door.forget, ERASES),
 }
 
@@ -401,22 +401,31 @@ def server(
         kind, do, _ = TOOLS[params.name]
         try:
             asked = msgspec.convert(params.arguments or {}, kind)
-            value = await anyio.to_thread.run_sync(do, door, asked)
+            return _result(await anyio.to_thread.run_sync(do, door, asked))
         except msgspec.ValidationError as error:
             return _failed("InvalidArguments", str(error)[:300], f"see the input schema of {params.name}")
+        except UnicodeError:
+            return _failed("InvalidArguments", "a text with half a character in it", "send whole characters")
         except KilburnError as error:
             return _failed(type(error).__name__, f"{error.boundary}: {error.what}", error.advice)
-        except Exception as error:  # noqa: BLE001 -- a defect ends one call; its words may hold contents, and go nowhere
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            log.error("mcp: %s failed: %s at %s:%s", params.name, type(error).__name__, place.filename, place.lineno)
-            return _failed("InternalError", f"{params.name} failed on our side", "tell the person who runs kilburn mcp")
-        return _result(value)
+        except Exception as error:  # noqa: BLE001 -- a defect ends one call; it is in the log
+            return _failed("InternalError", *_defect(params.name, error))
+
+    async def asking(do: Callable[..., Any], given: Any) -> Any:
+        """What a request for resources finds."""
+        try:
+            return await anyio.to_thread.run_sync(do, given)
+        except KilburnError as error:
+            code = types.INVALID_PARAMS if isinstance(error, SpecError) else types.INTERNAL_ERROR
+            raise MCPError(code, f"{error.boundary}: {error.what}: {error.advice}") from None
+        except Exception as error:  # noqa: BLE001 -- a defect ends one call; it is in the log
+            raise MCPError(types.INTERNAL_ERROR, ": ".join(_defect("resources", error))) from None
 
     async def list_resources(context: Any, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
         cursor = (params.cursor if params else None) or "0"
         if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
             raise MCPError(types.INVALID_PARAMS, "no cursor of this list; begin without one")
-        found, following = await anyio.to_thread.run_sync(door.resources, int(cursor))
+        found, following = await asking(door.resources, int(cursor))
         return types.ListResourcesResult(resources=found, next_cursor=following)
 
     async def list_templates(context: Any, params: Any) -> types.ListResourceTemplatesResult:
@@ -429,11 +438,7 @@ def server(
         )
 
     async def read_resource(context: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        try:
-            text = await anyio.to_thread.run_sync(door.resource, str(params.uri))
-        except KilburnError as error:
-            code = types.INVALID_PARAMS if isinstance(error, SpecError) else types.INTERNAL_ERROR
-            raise MCPError(code, f"{error.boundary}: {error.what}: {error.advice}") from None
+        text = await asking(door.resource, str(params.uri))
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text=text, mime_type="text/plain")])
 
     return Server(
@@ -465,6 +470,13 @@ def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolRes
 
 def _failed(kind: str, what: str, advice: str) -> types.CallToolResult:
     return _result({"error": kind, "what": what, "advice": advice}, failed=True)
+
+
+def _defect(what: str, error: Exception) -> tuple[str, str]:
+    """What a client is told of a defect; where it is goes to the log. Its own words may hold contents, and go nowhere."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    log.error("mcp: %s failed: %s at %s:%s", what, type(error).__name__, place.filename, place.lineno)
+    return f"{what} failed on our side", "tell the person who runs kilburn mcp"
 
 
 def _uri(info: ProcessInfo) -> str:

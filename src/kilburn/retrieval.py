@@ -81,7 +81,13 @@ class Ranking(Protocol):
 
 
 class Meanings(Protocol):
-    """Finds passages by their vectors: `kilburn.memory.vectors.Vectors`."""
+    """Finds passages by their vectors: `kilburn.memory.vectors.Vectors`.
+
+    Args:
+        trouble: why what is new gets no vectors at present, in words; "" if nothing is wrong.
+    """
+
+    trouble: str
 
     def nearest(self, query: str, processes: Collection[int] | None, limit: int) -> list[tuple[int, float]]:
         """The passages (entries of the store's index) whose vectors are nearest to the query's, with their cosines."""

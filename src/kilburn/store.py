@@ -174,7 +174,7 @@ class Store(Protocol):
         ...
 
     def commit(self, process: int, batch: Batch) -> None:
-        """Do the whole batch durably, or raise and do nothing. What is written can be read again.
+        """Do the whole batch durably (but see `sync`), or raise and do nothing. What is written can be read again.
 
         Raises:
             StoreStale: the process's ledger has moved on; or a new page cites one that is forgotten by now; or a page that
@@ -279,6 +279,15 @@ class Store(Protocol):
 
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Where commits are not durable at once, because the store was opened so: all that were done before this are when it
+        returns.
+
+        Raises:
+            StoreError: the disk failed; what is not durable may be lost in a power cut.
         """
         ...
 

@@ -15,8 +15,9 @@ pytest.importorskip("agents.run", reason="the OpenAI Agents SDK is not installed
 
 from agents.testing import ScriptedModel
 
-from agents import Agent, RunConfig, Runner, function_tool
+from agents import Agent, RunConfig, Runner, UserError, function_tool
 from kilburn.adapters.agents import ProcessSession, chat_of, items_of, tools
+from kilburn.testing import check_laws
 
 WINDOW = 1500
 
@@ -118,3 +119,46 @@ def test_items_come_back() -> None:
     image = {"type": "input_image", "image_url": "https://example.org/a.png", "detail": "auto"}
     items = [{"role": "user", "content": [{"type": "input_text", "text": "See."}, image]}]
     assert items_of(chat_of(items)) == items
+
+
+async def test_a_run_that_is_cancelled_between_call_and_result(store: kilburn.Hierarchy) -> None:
+    @function_tool(failure_error_function=None)
+    async def wait(path: str) -> str:
+        """Wait."""
+        if path == "raise":
+            raise ValueError("the disk is gone")
+        await asyncio.sleep(60)
+        return ""
+
+    process = store.process("s")
+    for number, path in enumerate(("raise", "sleep")):
+        session = ProcessSession(process)
+        model = ScriptedModel([{"output": [call("wait", number, path=path)]}, {"output": [text("Fine.")]}])
+        agent = Agent(name="a", tools=[wait], model=model)
+        with pytest.raises((UserError, ValueError, asyncio.TimeoutError)):
+            await asyncio.wait_for(Runner.run(agent, "Wait.", session=session, run_config=config(session)), 1)
+        done = await Runner.run(agent, "Do not wait.", session=session, run_config=config(session))
+        assert done.final_output == "Fine."
+        calls = [item["call_id"] for item in model.calls[-1].input if item.get("type") == "function_call"]
+        answers = [item["call_id"] for item in model.calls[-1].input if item.get("type") == "function_call_output"]
+        assert calls == answers
+        check_laws(process)
+
+
+async def test_two_runs_with_one_session(store: kilburn.Hierarchy) -> None:
+    process = store.process("s")
+    session = ProcessSession(process)
+
+    async def talk(name: str) -> None:
+        model = ScriptedModel(
+            [{"output": [call("read", number, path=f"{name}{number}")]} for number in range(3)] + [{"output": [text("Done.")]}]
+        )
+        agent = Agent(name=name, tools=[read], model=model)
+        await Runner.run(agent, f"I am {name}.", session=session, run_config=config(session))
+
+    await asyncio.gather(talk("Ana"), talk("Rui"))
+    check_laws(process)
+    again = ProcessSession(process)
+    model = ScriptedModel([{"output": [text("Yes.")]}])
+    await Runner.run(Agent(name="a", model=model), "Sure?", session=again, run_config=config(again))
+    check_laws(process)

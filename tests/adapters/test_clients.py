@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import kilburn
 from kilburn.memory.retention import remember
+from kilburn.testing import check_laws
 from kilburn.testing.upstream import Break, Refusal, Upstream, calling, serving
 
 openai = pytest.importorskip("openai", reason="the extra openai is not installed")
 anthropic = pytest.importorskip("anthropic", reason="the extra anthropic is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
-from kilburn.adapters import anthropic as wrapped_anthropic  # noqa: E402
-from kilburn.adapters import openai as wrapped_openai  # noqa: E402
+from kilburn.adapters.clients import wrap  # noqa: E402
 from kilburn.adapters.history import Recollections  # noqa: E402
 
 READ = {"name": "read", "description": "Read a file.", "parameters": {"type": "object", "properties": {}}}
@@ -35,6 +36,7 @@ class Client:
     """Closes its connections."""
 
     client: Any
+    key = "messages"
 
     def __enter__(self) -> Any:
         return self
@@ -48,7 +50,7 @@ class Chat(Client):
 
     def __init__(self, url: str, process: kilburn.Process, **options: Any) -> None:
         plain = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        self.client = wrapped_openai.wrap(plain, process, **options)
+        self.client = wrap(plain, process, **options)
         self.tools = [{"type": "function", "function": READ}]
 
     def ask(self, history: list[Any], stream: bool = False) -> tuple[str, list[str]]:
@@ -76,16 +78,19 @@ class Messages(Client):
     """Anthropic's client, in the same way."""
 
     def __init__(self, url: str, process: kilburn.Process, **options: Any) -> None:
-        self.client = wrapped_anthropic.wrap(anthropic.Anthropic(base_url=url, api_key="none", max_retries=0), process, **options)
+        self.client = wrap(anthropic.Anthropic(base_url=url, api_key="none", max_retries=0), process, **options)
         self.tools = [{"name": "read", "description": "Read a file.", "input_schema": READ["parameters"]}]
+
+    def door(self) -> Any:
+        return self.client.messages
 
     def ask(self, history: list[Any], stream: bool = False) -> tuple[str, list[str]]:
         given: dict[str, Any] = {"model": "claude-opus-4-8", "max_tokens": 500, "messages": history, "tools": self.tools}
         if stream:
-            with self.client.messages.stream(**given) as events:
+            with self.door().stream(**given) as events:
                 message = events.get_final_message()
         else:
-            message = self.client.messages.create(**given)
+            message = self.door().create(**given)
         history.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in message.content]})
         texts = [block.text for block in message.content if block.type == "text"]
         return "".join(texts), [block.name for block in message.content if block.type == "tool_use"]
@@ -99,7 +104,43 @@ class Messages(Client):
     failure = anthropic.APIStatusError
 
 
-both = pytest.mark.parametrize("kind", [Chat, Messages], ids=["openai", "anthropic"])
+class Beta(Messages):
+    """Its beta."""
+
+    def door(self) -> Any:
+        return self.client.beta.messages
+
+
+class Responses(Client):
+    """OpenAI's responses."""
+
+    key = "input"
+
+    def __init__(self, url: str, process: kilburn.Process, **options: Any) -> None:
+        self.client = wrap(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), process, **options)
+        self.tools = [{"type": "function", "strict": False, **READ}]
+
+    def ask(self, history: list[Any], stream: bool = False) -> tuple[str, list[str]]:
+        given: dict[str, Any] = {"model": "gpt-5", "input": history, "tools": self.tools}
+        if stream:
+            with self.client.responses.stream(**given) as events:
+                response = events.get_final_response()
+        else:
+            response = self.client.responses.create(**given)
+        history += [item.model_dump(exclude_none=True, mode="json", exclude={"parsed_arguments"}) for item in response.output]
+        return response.output_text, [item.name for item in response.output if item.type == "function_call"]
+
+    @staticmethod
+    def results(history: list[Any], text: str) -> None:
+        answered = {item.get("call_id") for item in history if item.get("type") == "function_call_output"}
+        calls = [item["call_id"] for item in history if item.get("type") == "function_call"]
+        history += [{"type": "function_call_output", "call_id": call, "output": text} for call in calls if call not in answered]
+
+    failure = openai.APIStatusError
+
+
+KINDS = [Chat, Responses, Messages, Beta]
+both = pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__.lower() for kind in KINDS])
 streamed = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
@@ -143,7 +184,7 @@ def test_memory_is_answered_behind_the_client(kind: Any, stream: bool, store: ki
         history.append(user("Sure?"))
         client.ask(history, stream)
     assert not upstream.refused
-    assert "14:07" in json.dumps(upstream.sent[2].body["messages"][-1])
+    assert "14:07" in json.dumps(upstream.sent[2].body[kind.key][-1])
     assert len(process.pages()) == before + 2, "the client's version of the reply was recognised"
 
 
@@ -157,7 +198,8 @@ def test_a_memory_call_beside_the_clients_own(kind: Any, stream: bool, store: ki
         client.results(history, "text of a")
         assert client.ask(history, stream)[0] == "Done."
     assert not upstream.refused
-    assert json.dumps(upstream.sent[1].body["messages"]).count("call_id" if kind is Chat else "tool_use_id") == 2
+    results = {Chat: "tool_call_id", Responses: "function_call_output"}.get(kind, "tool_use_id")
+    assert json.dumps(upstream.sent[1].body[kind.key]).count(results) == 2
 
 
 @both
@@ -224,7 +266,7 @@ def test_long_term_memory_is_marked(kind: Any, store: kilburn.Hierarchy) -> None
         history.append(user("Sure?"))
         client.ask(history)
     assert not upstream.refused
-    sent = json.dumps(upstream.sent[0].body["messages"])
+    sent = json.dumps(upstream.sent[0].body[kind.key])
     assert "without sugar" in sent
     assert "@memory/ana p" in sent
     assert "0 days ago" in sent
@@ -237,7 +279,7 @@ async def test_async_sessions_side_by_side(store: kilburn.Hierarchy) -> None:
 
     async def talk(url: str, name: str) -> list[str]:
         plain = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
-        client = wrapped_openai.wrap(plain, store.process(name))
+        client = wrap(plain, store.process(name))
         history: list[Any] = []
         for number in range(4):
             history.append(user(f"{name} {number}"))
@@ -259,3 +301,116 @@ def test_a_stream_that_is_closed_early_leaves_nothing(store: kilburn.Hierarchy) 
         with client.client.chat.completions.create(model="m", messages=[user("Hi.")], stream=True) as stream:
             next(stream)
         assert len(process.messages()) == 1
+
+
+def test_raw_responses_and_parsed_ones_go_through_the_process_too(store: kilburn.Hierarchy) -> None:
+    from pydantic import BaseModel
+
+    class Place(BaseModel):
+        town: str
+
+    upstream, process = Upstream("One.", "Two.", '{"town": "Porto"}', '{"town": "Braga"}', "Five."), store.process("s")
+    with serving(upstream) as url, Chat(url, process) as chat:
+        history, door = [user("Hi.")], chat.client.chat.completions
+        raw = door.with_raw_response.create(model="m", messages=history)
+        assert raw.headers["content-type"].startswith("application/json")
+        assert raw.parse().choices[0].message.content == "One."
+        with door.with_streaming_response.create(model="m", messages=[user("Ho.")]) as answer:
+            assert "Two." in answer.read().decode()
+        parsed = door.parse(model="m", messages=[user("Where?")], response_format=Place)
+        assert parsed.choices[0].message.parsed == Place(town="Porto")
+        parsed = chat.client.responses.parse(model="m", input="And now?", text_format=Place)
+        assert parsed.output_parsed == Place(town="Braga")
+        again = chat.client.with_options(timeout=5).chat.completions.create(model="m", messages=[user("Last.")])
+        assert again.choices[0].message.content == "Five."
+    said = [message["content"] for message in process.messages()]
+    assert [word for word in ("One.", "Two.", "Five.") if word in said] == ["One.", "Two.", "Five."]
+    assert all("search_memory" in json.dumps(sent.body["tools"]) for sent in upstream.sent)
+
+
+def test_what_is_no_conversation_goes_on_as_it_is(store: kilburn.Hierarchy) -> None:
+    upstream, process = Upstream(), store.process("s")
+    with serving(upstream) as url, Chat(url, process) as chat, Messages(url, store.process("t")) as messages:
+        assert chat.client.models.list().data
+        assert chat.client.embeddings.create(model="m", input="words").data
+        counted = messages.client.messages.count_tokens(model="claude-opus-4-8", messages=[user("Hi.")])
+        assert counted.input_tokens > 0
+    assert process.messages() == []
+    assert "tools" not in upstream.sent[-1].body
+
+
+@pytest.mark.parametrize("kept", [{"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"background": True}])
+def test_a_conversation_that_the_provider_keeps_is_refused(kept: Any, store: kilburn.Hierarchy) -> None:
+    upstream = Upstream()
+    with serving(upstream) as url, Responses(url, store.process("s")) as client:
+        with pytest.raises(kilburn.errors.SpecError, match="keeps this conversation"):
+            client.client.responses.create(model="m", input="Hi.", **kept)
+        with pytest.raises(kilburn.errors.WireError):
+            client.client.responses.create(model="m", input=[])
+    assert not upstream.sent
+
+
+@pytest.mark.parametrize("other", [object(), openai.OpenAI(api_key="none").chat, anthropic.AnthropicBedrock(aws_region="x")])
+def test_another_client_is_refused(other: Any, store: kilburn.Hierarchy) -> None:
+    with pytest.raises(kilburn.errors.SpecError, match="a client of type"):
+        wrap(other, store.process("s"))
+
+
+@both
+def test_a_call_that_never_got_its_result(kind: Any, store: kilburn.Hierarchy) -> None:
+    """The client's own tool raised between call and result; the client goes on without both."""
+    upstream, process = Upstream(calling(("read", {"path": "a"})), "As you like."), store.process("s")
+    with serving(upstream) as url, kind(url, process) as client:
+        history = [user("Read a.")]
+        client.ask(list(history))
+        assert client.ask([*history, user("Do not read.")])[0] == "As you like."
+    assert not upstream.refused
+    assert "Do not read." in json.dumps(process.render())
+    check_laws(process)
+
+
+@both
+def test_many_threads_with_one_client(kind: Any, store: kilburn.Hierarchy) -> None:
+    upstream, process = (
+        Upstream(otherwise=calling(("read", {"path": "a"}), ("search_memory", {"query": "x"}))),
+        store.process("s"),
+    )
+    with serving(upstream) as url, kind(url, process) as client:
+
+        def talk(name: int) -> None:
+            history = [user(f"I am {name}.")]
+            for number in range(3):
+                client.ask(history, stream=bool(number % 2))
+                client.results(history, f"{name} {number}: " + "words " * 50)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(talk, range(4)))
+    assert not upstream.refused
+    check_laws(process)
+
+
+@pytest.mark.parametrize("stop", ["cancel", "close"])
+async def test_an_async_stream_that_is_left_half_way(stop: str, store: kilburn.Hierarchy) -> None:
+    upstream = Upstream(otherwise="A long reply that nobody wants to hear. " * 20, pause=0.01)
+    process = store.process("s")
+    with serving(upstream) as url:
+        client = wrap(anthropic.AsyncAnthropic(base_url=url, api_key="none"), process)
+        given: Any = {"model": "claude-opus-4-8", "max_tokens": 500, "messages": [user("Hi.")]}
+
+        async def listen() -> None:
+            async with client.messages.stream(**given) as stream:
+                async for text in stream.text_stream:
+                    if text and stop == "close":
+                        return
+
+        if stop == "close":
+            await listen()
+        else:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(listen(), 0.3)
+        assert len(process.messages()) == 1
+        message = await client.messages.create(**{**given, "messages": [user("Hi."), user("Are you there?")]})
+        assert message.content[0].type == "text"
+        await client.close()
+    assert not upstream.refused
+    check_laws(process)

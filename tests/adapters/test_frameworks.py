@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.testing import check_laws
 
 WINDOW = 1500
 WORDS = "words of the file " * 40
@@ -26,7 +28,7 @@ async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
     from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse, TextPart, ToolCallPart
     from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-    from kilburn.adapters.pydantic_ai import Window
+    from kilburn.adapters.pydantic_ai import WindowCapability
 
     process, sizes = store.process("s"), list[int]()
 
@@ -47,7 +49,7 @@ async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
             return ModelResponse([ToolCallPart("search_memory", {"query": "a1"}, "s1")])
         return ModelResponse([TextPart("Done.")])
 
-    agent = Agent(FunctionModel(reply), instructions="Be brief.", capabilities=[Window(process)])
+    agent = Agent(FunctionModel(reply), instructions="Be brief.", capabilities=[WindowCapability(process)])
 
     @agent.tool_plain
     def read(path: str) -> str:
@@ -62,9 +64,73 @@ async def test_pydantic_ai(store: kilburn.Hierarchy) -> None:
     assert len(result.all_messages()) == 20, "the run's own history is whole"
     assert sum(page.kind == "result" for page, _ in process.pages()) == 17
     whole = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
-    again = Agent(FunctionModel(reply), capabilities=[Window(process)], tools=[read])
+    again = Agent(FunctionModel(reply), capabilities=[WindowCapability(process)], tools=[read])
     await again.run("Sure?", message_history=whole)
     assert [message["content"] for message in process.messages()][-3:] == ["Done.", "Sure?", "Done."]
+
+
+def test_pydantic_ai_keeps_files_and_the_names_of_tools(store: kilburn.Hierarchy) -> None:
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install 'kilburn[pydantic-ai]'")
+    from pydantic_ai import Agent, AudioUrl, BinaryContent, DocumentUrl, ImageUrl
+    from pydantic_ai.messages import FilePart, ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
+
+    from kilburn.adapters.pydantic_ai import WindowCapability
+
+    process = store.process("s")
+    pixel = BinaryContent(
+        bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"), media_type="image/png"
+    )
+    sound = BinaryContent(b"la" * 2000, media_type="audio/wav")
+    asked = [
+        "See these.",
+        pixel,
+        sound,
+        ImageUrl("https://e.org/a.png"),
+        AudioUrl("https://e.org/a.mp3"),
+        DocumentUrl("https://e.org/a.pdf"),
+    ]
+    seen: list[Any] = []
+
+    def reply(messages: Any, info: Any) -> ModelResponse:
+        seen.append(messages)
+        if len(seen) == 1:
+            return ModelResponse([ToolCallPart("draw", {"what": "a"}, "c1")])
+        return ModelResponse([TextPart("Done."), FilePart(sound)] if len(seen) == 2 else [TextPart("Yes.")])
+
+    def draw(what: str) -> Any:
+        """Draw."""
+        return "here it is: " + "words " * 2000 if process.name == "short" else ["here it is", pixel]
+
+    def agent() -> Agent[Any, Any]:
+        return Agent(FunctionModel(reply), tools=[draw], capabilities=[WindowCapability(process)])
+
+    with kilburn.open(":memory:", window=40_000, policy="lru", embedder=None) as wide:
+        process = wide.process("s")
+        agent().run_sync(asked)
+        agent().run_sync("Sure?")  # a new run without a history: all of it comes from the process
+    parts = [part for message in seen[-1] for part in message.parts]
+
+    def plain(content: Any) -> list[Any]:
+        return [getattr(each, "data", getattr(each, "url", each)) for each in content]
+
+    assert plain(next(part.content for part in parts if part.part_kind == "user-prompt")) == plain(asked)
+    (drawn,) = [part for part in parts if part.part_kind == "tool-return"]
+    assert drawn.tool_name == "draw"
+    beside = next(part.content for part in parts[parts.index(drawn) :] if part.part_kind == "user-prompt")
+    assert pixel.data in plain(beside), "as in OpenAI's form, a tool's picture stands behind its result"
+    assert any(part.part_kind == "file" and part.content.data == sound.data for part in parts)
+    process = store.process("heard")
+    agent().run_sync(["Hear this.", asked[4]])
+    assert plain(seen[-1][-1].parts[-1].content) == ["Hear this.", asked[4].url]
+    agent().run_sync("And?")
+    assert any(plain(part.content) == ["Hear this.", asked[4].url] for message in seen[-1] for part in message.parts)
+    process = store.process("short")
+    seen.clear()
+    agent().run_sync("Draw.")
+    (drawn,) = [part for message in seen[1] for part in message.parts if part.part_kind == "tool-return"]
+    assert drawn.tool_name == "draw"
+    assert process.counter.count(drawn.model_response_str()) < WINDOW
 
 
 def test_langgraph(store: kilburn.Hierarchy) -> None:
@@ -74,7 +140,7 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
     from langchain_core.messages import AIMessage
     from langgraph.checkpoint.memory import InMemorySaver
 
-    from kilburn.adapters.langgraph import Window
+    from kilburn.adapters.langgraph import WindowMiddleware
 
     seen: list[list[Any]] = []
 
@@ -96,7 +162,9 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
 
     search = AIMessage(content="", tool_calls=[{"name": "search_memory", "args": {"query": "a1"}, "id": "s1"}])
     model = Model(responses=[*(calls(n) for n in range(8)), search, AIMessage(content="Done."), AIMessage(content="Yes.")])
-    agent = create_agent(model, [read], system_prompt="Be brief.", middleware=[Window(store)], checkpointer=InMemorySaver())
+    agent = create_agent(
+        model, [read], system_prompt="Be brief.", middleware=[WindowMiddleware(store)], checkpointer=InMemorySaver()
+    )
     thread: Any = {"configurable": {"thread_id": "ana"}, "recursion_limit": 100}
     state = agent.invoke({"messages": [{"role": "user", "content": "Read on."}]}, thread)
     assert state["messages"][-1].content == "Done."
@@ -113,7 +181,7 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
 
 async def test_llamaindex(store: kilburn.Hierarchy) -> None:
     pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed: pip install 'kilburn[llamaindex]'")
-    from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+    from llama_index.core.base.llms.types import AudioBlock, ChatMessage, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
 
     from kilburn.adapters.llamaindex import ProcessMemory
 
@@ -136,6 +204,12 @@ async def test_llamaindex(store: kilburn.Hierarchy) -> None:
     memory.reset()
     assert memory.get() == []
     assert memory.get_all() == put
+    with kilburn.open(":memory:", window=20_000, policy="lru", embedder=None) as wide:
+        kept = ProcessMemory.of(wide.process("s"))
+        shown = [AudioBlock(audio=b"bGFsYQ==", format="wav"), ImageBlock(url="https://e.org/a.png"), TextBlock(text="See.")]
+        told = [ThinkingBlock(content="A tune."), TextBlock(text="I hear it.")]
+        kept.put_messages([ChatMessage(role="user", blocks=shown), ChatMessage(role="assistant", blocks=told)])
+        assert [message.blocks for message in kept.get()] == [shown, told]
 
 
 async def test_claude_agent_sdk(store: kilburn.Hierarchy) -> None:
@@ -162,3 +236,94 @@ async def test_claude_agent_sdk(store: kilburn.Hierarchy) -> None:
     assert [word in said for word in ("Read a and b.", "no such file", "b is missing.")] == [True] * 3
     assert [page.kind for page, _ in process.pages()].count("result") == 2
     assert options.allowed_tools == ["mcp__kilburn__recall", "mcp__kilburn__search_memory"]
+
+
+async def test_a_tool_that_raises_between_call_and_result(store: kilburn.Hierarchy) -> None:
+    """Each framework goes on with its session, and the provider would take what it sends."""
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: pip install 'kilburn[pydantic-ai]'")
+    from pydantic_ai import Agent
+    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
+
+    from kilburn.adapters.pydantic_ai import WindowCapability
+
+    process, asked = store.process("s"), list[Any]()
+
+    def reply(messages: Any, info: Any) -> ModelResponse:
+        asked.append([part for message in messages for part in message.parts])
+        return ModelResponse([ToolCallPart("read", {"path": "a"}, "c1")] if len(asked) == 1 else [TextPart("As you like.")])
+
+    def read(path: str) -> str:
+        """Read a file."""
+        raise RuntimeError("the disk is gone")
+
+    agent = Agent(FunctionModel(reply), tools=[read], capabilities=[WindowCapability(process)])
+    with pytest.raises(RuntimeError, match="disk"):
+        await agent.run("Read a.")
+    result = await agent.run("Do not read.")
+    assert result.output == "As you like."
+    calls = [part.tool_call_id for part in asked[-1] if part.part_kind == "tool-call"]
+    answers = [part.tool_call_id for part in asked[-1] if part.part_kind in ("tool-return", "retry-prompt")]
+    assert calls == answers
+    check_laws(process)
+
+
+def test_langgraph_goes_on_after_a_tool_that_raises(store: kilburn.Hierarchy) -> None:
+    pytest.importorskip("langchain", reason="LangChain is not installed: pip install 'kilburn[langgraph]'")
+    from langchain.agents import create_agent
+    from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+    from langchain_core.messages import AIMessage, ToolMessage
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    from kilburn.adapters.langgraph import WindowMiddleware
+
+    seen: list[Any] = []
+
+    class Model(FakeMessagesListChatModel):
+        def bind_tools(self, tools: Any, **options: Any) -> Any:
+            return self
+
+        def _generate(self, messages: Any, *rest: Any, **options: Any) -> Any:
+            seen.append(messages)
+            return super()._generate(messages, *rest, **options)
+
+    def read(path: str) -> str:
+        """Read a file."""
+        raise RuntimeError("the disk is gone")
+
+    call = AIMessage(content="", tool_calls=[{"name": "read", "args": {"path": "a"}, "id": "c1"}])
+    model = Model(responses=[call, AIMessage(content="As you like.")])
+    agent = create_agent(model, [read], middleware=[WindowMiddleware(store)], checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "ana"}}
+    with pytest.raises(RuntimeError, match="disk"):
+        agent.invoke({"messages": [{"role": "user", "content": "Read a."}]}, thread)
+    # The graph's own state has a call without a result; who goes on says what became of it.
+    ended = ToolMessage(content="failed", tool_call_id="c1")
+    agent.update_state(thread, {"messages": [ended]}, as_node="tools")
+    state = agent.invoke({"messages": [{"role": "user", "content": "Do not read."}]}, thread)
+    assert state["messages"][-1].content == "As you like."
+    assert [message.type for message in seen[-1]] == ["human", "ai", "tool", "human"]
+    check_laws(store.process("ana"))
+
+
+async def test_claude_hooks_at_once(store: kilburn.Hierarchy) -> None:
+    """Claude runs tools side by side, and may be stopped before a result."""
+    pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed: pip install 'kilburn[claude-agent]'")
+    from kilburn.adapters.claude_agent import keep
+
+    process = store.process("s")
+    hooks = keep(process)["hooks"]
+
+    async def use(number: int) -> None:
+        given = {"tool_name": "Read", "tool_input": {"n": number}, "tool_response": f"text {number}", "tool_use_id": f"t{number}"}
+        await hooks["PostToolUse"][0].hooks[0](given, f"t{number}", {"signal": None})
+
+    tasks = [asyncio.create_task(use(number)) for number in range(12)]
+    await asyncio.sleep(0)
+    for task in tasks[::3]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await use(99)
+    kinds = [page.kind for page, _ in process.pages()]
+    assert kinds.count("call") == kinds.count("result") >= 9
+    check_laws(process)

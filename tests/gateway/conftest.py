@@ -51,7 +51,13 @@ def gateway(tmp_path: Path) -> Iterator[Callable[..., Setup]]:
             provider = upstream or Upstream(*script)
             far = stack.enter_context(served(provider))
             db = tmp_path / "gateway.db"
-            given = {"db": str(db), "upstream": f"{far}/v1" if form == "chat" else far, "tokenizer": "chars/4", **settings}
+            given = {
+                "db": str(db),
+                "upstream": f"{far}/v1" if form == "chat" else far,
+                "tokenizer": "chars/4",
+                "embedder": None,
+                **settings,
+            }
             if given.get("model") is not None:
                 given["upstream"] = None
             url = stack.enter_context(served(build(Settings(**given))))

@@ -103,14 +103,60 @@ def test_the_time_in_the_system_prompt_forks_nothing(gateway: Any) -> None:
     assert len(names) == 1
 
 
-@pytest.mark.parametrize("name", ["a\tb", "x" * 10_000, "@memory/ana"])
-def test_a_session_name_that_is_none(gateway: Any, name: str) -> None:
+NO_NAMES = {
+    "a tab": b"a\tb",
+    "too long": b"x" * 10_000,
+    "a little too long, in letters": "ü".encode() * 201,
+    "a memory": b"@memory/ana",
+    "the memory": b"@memory",
+    "a document": b"@document/x",
+    "no document": b"@documents/x",
+    "a forgotten one": b"@forgotten/1",
+    "in Latin-1": "Größe".encode("latin-1"),
+    "half a character": "Größe".encode()[:3],
+    "with a zero-width space": "a\u200bb".encode(),
+    "written backwards": "a\u202eb".encode(),
+    "a surrogate": b"\xed\xa0\x80",
+    "a control character in UTF-8": "a\x85b".encode(),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("case", NO_NAMES)
+def test_a_session_name_that_is_none(gateway: Any, case: str, path: str) -> None:
     setup = gateway(upstream=Upstream(otherwise="R"))
-    reply = post(setup.url, [user("Hi")], headers={"x-kilburn-session": name})
-    assert reply.status_code == 400
+    body = {"model": "m", "max_tokens": 9, "messages": [user("Hi")]}
+    reply = httpx2.post(setup.url + path, json=body, headers=[(b"x-kilburn-session", NO_NAMES[case])], timeout=20)
+    assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert ("type" in reply.json()) == (path == "/v1/messages")
     assert not setup.upstream.sent
     assert not sessions(setup)
+
+
+@pytest.mark.parametrize("name", ["work", "Größe 7", "作業", "a/b", "a@b", "../x", "~", "a~b", "x" * 200])
+def test_a_session_name_of_any_letters(gateway: Any, name: str) -> None:
+    setup = gateway(upstream=Upstream(otherwise="R"))
+    history: list[Any] = []
+    for _ in range(2):
+        history.append(user("Hi"))
+        body = {"model": "m", "messages": history}
+        given = [(b"x-kilburn-session", name.encode())]
+        reply = httpx2.post(f"{setup.url}/v1/chat/completions", json=body, headers=given, timeout=20)
+        raw = dict(reply.headers.raw)
+        assert raw[b"x-kilburn-session"].decode() == name
+        history.append(said("R"))
+    assert sessions(setup) == {name: ["Hi", "R", "Hi", "R"]}
+
+
+def test_a_client_that_sends_the_name_of_a_fork_back_goes_on_with_it(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="R"))
+    post(setup.url, [user("a")], {"x-kilburn-session": "work"})
+    history, name = [user("b")], "work"
+    for words in ("c", "d"):
+        name = post(setup.url, history, {"x-kilburn-session": name}).headers["x-kilburn-session"]
+        history += [said("R"), user(words)]
+    assert sessions(setup) == {"work": ["a", "R"], "work~2": ["b", "R", "c", "R"]}
 
 
 def test_a_session_name_with_an_escape_never_reaches_a_terminal(gateway: Any) -> None:
@@ -133,7 +179,7 @@ def test_a_streamed_request_that_is_answered_with_no_stream_is_an_error(gateway:
 
     with serving(far) as url:
         setup = gateway(upstream=Upstream())
-        with serving(build(Settings(db=str(setup.db), upstream=f"{url}/v1", tokenizer="chars/4"))) as near:
+        with serving(build(Settings(db=str(setup.db), upstream=f"{url}/v1", tokenizer="chars/4", embedder=None))) as near:
             reply = post(near, [user("Hi")], stream=True)
             assert reply.status_code in (502, 503), reply.text
             assert kind in reply.json()["error"]["message"]

@@ -32,6 +32,8 @@ from kilburn.gateway.status import routes
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
 from kilburn.prices import PRICES
+from kilburn.testing.upstream import Sent, Upstream, calling
+from kilburn.testing.upstream import serving as served
 
 CANARY = "canary-7f3e"
 
@@ -81,7 +83,9 @@ class Works:
             if self.trouble is not None:
                 raise self.trouble
 
-        app = Starlette(routes=[Route("/v1/messages", answer, methods=["POST"]), *routes(self.metrics, check, keyed=keyed)])
+        app = Starlette(
+            routes=[Route("/v1/messages", answer, methods=["POST"]), *routes(self.metrics, check, lambda: "words", keyed=keyed)]
+        )
 
         def observe(exchange: Exchange) -> None:
             for reader in (self.metrics.observe, self.log.observe, record):
@@ -308,3 +312,101 @@ def test_top_says_that_nobody_answers(serving: Callable[..., int], capsys: pytes
 
 def test_a_line_of_an_exchange_that_was_never_read() -> None:
     assert line_of(Exchange(status=499))["status"] == 499
+
+
+def words(message: dict[str, Any]) -> str:
+    return str(message.get("content") or json.dumps(message.get("tool_calls")))
+
+
+def tokens(bodies: list[list[dict[str, Any]]]) -> float:
+    return sum(len(words(message)) for messages in bodies for message in messages) / 4
+
+
+class Speaker:
+    """A model that recalls these pages before it answers, where it is asked to."""
+
+    def __init__(self, *pages: str) -> None:
+        self.pages, self.number = pages, 0
+        self.recalled: list[bool] = []
+        self.upstream = Upstream(otherwise=self.say)
+
+    def say(self, sent: Sent) -> Any:
+        self.number += 1
+        if sent.body.get("tools") and sent.body["messages"][-1]["content"].startswith("Please"):
+            asked = [message["content"] for message in sent.body["messages"] if message["role"] == "user"]
+            self.recalled += [any("river 1 " in str(text) for text in asked) for _ in self.pages]
+            return calling(*[("recall", {"address": page}) for page in self.pages])
+        return f"Answer {self.number} of the river."
+
+    def talk(self, setup: Any, turns: int) -> tuple[list[list[dict[str, Any]]], int]:
+        """What a client sends, which goes on from what it is answered; and the tokens of the replies."""
+        messages: list[dict[str, Any]] = []
+        sent, replied = [], 0
+        for turn in range(turns):
+            lead = "Please tell. " if turn > 14 and turn % 3 == 0 else ""
+            messages.append({"role": "user", "content": lead + f"The river {turn} carries sand and gold to the sea. " * 15})
+            reply, _ = setup.chat(messages)
+            replied += reply.usage.completion_tokens
+            sent.append(list(messages))
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+        return sent, replied
+
+
+def test_the_figures_are_what_the_provider_and_the_client_count(gateway: Any) -> None:
+    speaker = Speaker("p3")
+    upstream = speaker.upstream
+    setup = gateway(upstream=upstream, window=3000, policy="fifo")
+    sent, replied = speaker.talk(setup, 25)
+    shipped = [one.body["messages"] for one in upstream.sent]
+    again, before = 0.0, []
+    for now in [[words(message) for message in messages] for messages in shipped]:
+        same = next((at for at, (old, new) in enumerate(zip(before, now, strict=False)) if old != new), len(before))
+        again += sum(len(text) for text in now[same:] if text in before) / 4
+        before = now
+    [row] = httpx2.get(f"{setup.url}/sessions").json()["sessions"]
+    calls, recalls = len(upstream.sent), len(speaker.recalled)
+    assert recalls > 2
+    assert not any(speaker.recalled), "each recall was of what was not in the prompt"
+    assert (row["requests"], row["faults"], row["hits"]) == (25, recalls, calls)
+    assert row["hit_rate"] == pytest.approx(calls / (calls + recalls))
+    assert (row["cached"], row["written"]) == (sum(one.cached for one in upstream.sent), 0)
+    assert row["replied"] == replied
+    assert row["sent"] == pytest.approx(tokens(sent), rel=0.03)
+    assert row["shipped"] == pytest.approx(tokens(shipped), rel=0.03)
+    assert row["reprefilled"] == pytest.approx(again, rel=0.1)
+    assert again > 2000
+    # The same client without the gateway.
+    bare = Upstream(otherwise="Fine.")
+    with served(bare) as url:
+        for messages in sent:
+            httpx2.post(f"{url}/v1/chat/completions", json={"model": "m", "messages": messages})
+    here, alone = (
+        sum(PRICES["hosted"].cost(Tokens(prompt=one.tokens, cached=one.cached)) for one in each.sent) for each in (upstream, bare)
+    )
+    assert row["saved"] == pytest.approx(alone - here, abs=0.1 * here)
+    page = series(httpx2.get(f"{setup.url}/metrics").text)
+    assert page["kilburn_upstream_calls_total{tenant=default}"] == calls
+    for kind in ("sent", "new", "shipped", "cached", "written", "replied", "reprefilled"):
+        assert page[f"kilburn_tokens_total{{kind={kind},tenant=default}}"] == row[kind]
+    assert page["kilburn_saved{tenant=default}"] == pytest.approx(row["saved"])
+
+
+@pytest.mark.parametrize("tokenizer", ["chars/4", "auto"])
+def test_as_long_as_nothing_leaves_the_window_nothing_is_saved(gateway: Any, tokenizer: str) -> None:
+    speaker = Speaker()
+    setup = gateway(upstream=speaker.upstream, window=50_000, tokenizer=tokenizer)
+    speaker.talk(setup, 6)
+    [row] = httpx2.get(f"{setup.url}/sessions").json()["sessions"]
+    assert (row["requests"], row["saved"], row["reprefilled"], row["faults"]) == (6, 0.0, 0, 0)
+
+
+def test_recalls_without_end_put_the_alarm_on(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    speaker = Speaker("p3", "p5", "p7", "p9", "p11", "p13")
+    setup = gateway(upstream=speaker.upstream, window=2000)
+    speaker.talk(setup, 32)
+    [row] = httpx2.get(f"{setup.url}/sessions").json()["sessions"]
+    assert row["hit_rate"] < 0.6
+    assert row["alarm"]
+    assert "kilburn_sessions_alarmed{tenant=default}" in series(httpx2.get(f"{setup.url}/metrics").text)
+    assert main(["top", "--once", "--url", setup.url]) == 0
+    assert f"{row['hit_rate']:.1%} low" in capsys.readouterr().out

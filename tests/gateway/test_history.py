@@ -50,7 +50,7 @@ def hidden_turn(histories: Histories, messages: list[Any], reply: str) -> str:
     session = take(histories, messages)
     call = Part(kind=Kind.CALL, text='{"address":"p1"}', call=f"{HIDDEN}{len(messages)}", name="recall")
     result = Part(kind=Kind.RESULT, text="recalled", call=call.call)
-    histories.said(session, [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,))])
+    histories.said(session, [Message(role=Role.ASSISTANT, parts=(call,)), Message(role=Role.TOOL, parts=(result,), sources=(1,))])
     histories.said(session, parse(assistant(reply)))
     histories.give(session)
     return session.name
@@ -220,6 +220,16 @@ def test_users_of_a_tenant_do_not_share_sessions(histories: Histories) -> None:
     assert turn(histories, [user("hi")], "a", of="ana") != turn(histories, [user("hi"), assistant("a"), user("b")], "b", of="bo")
 
 
+def test_a_session_in_which_the_model_recalled_is_forked(histories: Histories) -> None:
+    talk = [user("one"), assistant("1"), user("two")]
+    hidden_turn(histories, talk, "2")
+    turn(histories, [*talk, assistant("2"), user("three")], "3")
+    session = take(histories, [*talk, assistant("2"), user("edited")])
+    assert session.name.endswith("~2")
+    [result] = [page for page in session.process.window.pages.values() if page.kind is Kind.RESULT]
+    assert result.sources == (1,)
+
+
 def test_a_name_of_the_client(histories: Histories) -> None:
     assert turn(histories, [user("hi")], "a", name="work") == "work"
     assert turn(histories, [user("hi"), assistant("a"), user("b")], "c", name="work") == "work"
@@ -232,31 +242,3 @@ def test_an_error_leaves_the_session_as_it_was(histories: Histories) -> None:
         take(histories, [user("hi"), assistant("a"), {"role": "tool", "tool_call_id": "none", "content": "x"}])
     assert turn(histories, [user("hi"), assistant("a"), user("b")], "c") == name
     assert visible(histories.hierarchy, name) == ["hi", "a", "b", "c"]
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_client_that_compacts_by_itself_is_recognised(tmp_path: Path, restart: bool) -> None:
-    summary = "Summary: " + " ".join(f"step {n} of the work changed module {n}" for n in range(30))
-    path = str(tmp_path / "a.db")
-    options: dict[str, Any] = {"window": 100_000, "policy": "fifo", "tokenizer": "chars/4", "embedder": None}
-    with kilburn.open(path, **options) as store:
-        histories = Histories(store)
-        talk = [user("the task")]
-        for number in range(4):
-            old = turn(histories, talk, f"reply {number}")
-            talk += [assistant(f"reply {number}"), user(f"next {number}")]
-        turn(histories, talk, summary)
-        if not restart:
-            session = take(histories, [user("This session continues an earlier one.\n" + summary), user("go on")])
-            assert session.earlier == (old,)
-            histories.give(session)
-    with kilburn.open(path, **options) as store:
-        histories = Histories(store)
-        more = [assistant("ok"), user("go on")] if restart else []
-        session = take(histories, [user("This session continues an earlier one.\n" + summary), *more, user("and on")])
-        assert session.earlier == (old,)
-        kept = [user("a summary of it all"), *talk[-3:], user("go on")]
-        other = take(histories, kept)
-        assert other.earlier == (old,)
-        stranger = take(histories, [user("something else"), assistant("ok"), user("x"), assistant("y"), user("z")])
-        assert stranger.earlier == ()

@@ -35,7 +35,7 @@ def url(upstream: Upstream) -> Iterator[str]:
 
 
 def settings(db: Path, url: str, window: int) -> Settings:
-    return Settings(db=str(db), upstream=url, window=window, tokenizer="chars/4")
+    return Settings(db=str(db), upstream=url, window=window, tokenizer="chars/4", embedder=None)
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +15,13 @@ import openai
 import pytest
 
 import kilburn
+from kilburn.errors import ModelError
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.memories import Learners
 from kilburn.memory.documents import ingest
 from kilburn.memory.retention import remember
-from kilburn.message import Trust
+from kilburn.message import Kind, Trust
+from kilburn.page import Place
 from kilburn.testing.upstream import Refusal, Upstream, calling
 
 SAID = "I live in Porto. Please remember that my locker is number 12."
@@ -260,3 +264,132 @@ def test_a_failing_upstream_teaches_nothing(gateway: Any) -> None:
         setup.anthropic.messages.create(model="m", max_tokens=9, messages=[user(SAID)])
     time.sleep(0.2)
     assert facts(setup) == []
+
+
+class Topics:
+    """An embedder for which words of one matter are the same; it notes where it was asked for what."""
+
+    name, dimensions = "topics", 3
+    TOPICS = ({"automobile", "car", "parked", "left"}, {"flower", "tulips"}, {"ticket"})
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+        self.broken = False
+
+    def embed(self, texts: Any) -> Any:
+        self.asked.append((threading.current_thread().name, list(texts)))
+        if self.broken:
+            raise ModelError("no topics today", advice="wait")
+        return [[0.01 + len(topic & set(re.findall(r"\w+", text.lower()))) for topic in self.TOPICS] for text in texts]
+
+
+def test_what_is_known_is_found_by_meaning_and_no_request_embeds_it(gateway: Any) -> None:
+    topics = Topics()
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300, embedder=topics)
+    with setup.store() as store:
+        remember(store, "Ana parked the automobile beside the lighthouse.")
+        remember(store, "Ana has tulips.")
+    asked = "Where was my car left?"
+    by_words = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    by_words.chat([user(asked)])
+    assert said(by_words) == asked
+    assert by_words.openai._client.get(f"{by_words.url}/health").json()["search"] == "words"
+    setup.chat([user("Hello.")])
+    until(lambda: any("tulips" in text for _, texts in topics.asked for text in texts))
+    until(lambda: setup.chat([user(asked)]) and "lighthouse" in said(setup))
+    within = [text for name, texts in topics.asked for text in texts if name != "kilburn-vectors"]
+    assert set(within) <= {"a", "Hello.", asked}, "a request embeds the question, and nothing else"
+    health = setup.openai._client.get(f"{setup.url}/health").json()
+    assert health["search"] == "words and meaning"
+    topics.broken = True
+    setup.chat([user("Is there a ticket for the opera?")])
+    until(lambda: "fails" in setup.openai._client.get(f"{setup.url}/health").json()["search"], 20)
+    assert setup.chat([user("The lighthouse again?")])[0].choices[0].message.content == "Noted."
+    assert "automobile" in said(setup), "words are enough"
+
+
+def test_the_model_recalls_by_meaning(gateway: Any) -> None:
+    topics = Topics()
+    found = calling(("search_memory", {"query": "Which car was left?"}))
+    setup = gateway(upstream=Upstream(otherwise="Fine."), window=1000, embedder=topics)
+    talk = [user("The automobile is parked beside the lighthouse."), {"role": "assistant", "content": "Fine."}]
+    for turn in range(30):
+        talk += [user(f"Question {turn}. " + "The river carries sand. " * 10), {"role": "assistant", "content": "Fine."}]
+    setup.chat([*talk, user("And now?")])
+    until(lambda: sum(len(texts) for name, texts in topics.asked if name == "kilburn-vectors") > 60, 30)
+    time.sleep(0.2)
+    setup.upstream.enqueue(found)
+    setup.chat([*talk, user("And now?"), {"role": "assistant", "content": "Fine."}, user("Where is it?")])
+    assert "lighthouse" in setup.upstream.sent[-1].body["messages"][-1]["content"]
+
+
+def in_force(setup: Any) -> list[str]:
+    with setup.store() as store:
+        memory = store.memory("")
+        rows = [page for page, state in memory.pages() if state.at is Place.OUT and state.until is None]
+        return sorted(memory.text(page.id) for page in rows if page.kind is Kind.FACT)
+
+
+def learned(setup: Any, session: str) -> bool:
+    """Whether all of a session was learned from."""
+    with kilburn.open(str(setup.db), readonly=True, embedder=None, tokenizer="chars/4") as store:
+        process, memory = store.process(session), store.memory("")
+        notes = [event.data for event in memory.events() if event.data.get("learned") == process.kernel.info.number]
+        return bool(notes) and notes[-1]["upto"] == process.window.last
+
+
+BRAGA, REX = "The user lives in Braga.", "The name of the user's cat is Rex."
+NOTED = {"role": "assistant", "content": "Noted."}
+MOVED = [user("I live in Porto."), NOTED, user("I live in Braga now."), NOTED, user("Thank you."), NOTED]
+
+
+def moved(setup: Any) -> str:
+    """A client that has moved house, and whose memory knows it."""
+    for end in (1, 3, 5):
+        _, headers = setup.chat(MOVED[:end])
+    until(lambda: learned(setup, headers["x-kilburn-session"]))
+    assert in_force(setup) == [BRAGA]
+    return str(headers["x-kilburn-session"])
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_fork_teaches_only_what_is_new_in_it(gateway: Any, restart: bool) -> None:
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    name = moved(setup)
+    if restart:
+        setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    _, headers = setup.chat([*MOVED[:2], user("My cat is called Rex.")])
+    assert headers["x-kilburn-session"] == f"{name}~2"
+    until(lambda: learned(setup, f"{name}~2"))
+    assert in_force(setup) == [REX, BRAGA]
+
+
+def test_a_fork_does_not_bring_back_what_was_forgotten(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    name = moved(setup)
+    with setup.store() as store:
+        memory = store.memory("")
+        for page, state in list(memory.pages()):
+            if state.at is not Place.DROPPED:
+                store.forget(session=memory.name, address=page.address)
+    assert facts(setup) == []
+    setup.chat([*MOVED[:4], user("Good night.")])
+    setup.chat([*MOVED[:4], user("Good night."), NOTED, user("My cat is called Rex.")])
+    until(lambda: learned(setup, f"{name}~2"))
+    assert in_force(setup) == [REX]
+
+
+def test_what_a_client_compacted_is_not_learned_again(gateway: Any) -> None:
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300)
+    long = {"role": "assistant", "content": "That is good to know. " + "Braga has many bridges and a funicular. " * 8}
+    talk = [user("I live in Porto."), long, user("I live in Braga now."), long]
+    for number in range(4):
+        talk += [user(f"What of bridge {number}?"), long]
+    setup.upstream.otherwise = long["content"]
+    for end in range(1, len(talk), 2):
+        _, headers = setup.chat(talk[:end])
+    until(lambda: learned(setup, headers["x-kilburn-session"]))
+    _, second = setup.chat([talk[0], user("(left out)"), *talk[-4:], user("My cat is called Rex.")])
+    assert second["x-kilburn-session"] != headers["x-kilburn-session"]
+    until(lambda: learned(setup, second["x-kilburn-session"]))
+    assert in_force(setup) == [REX, BRAGA]

@@ -170,3 +170,37 @@ def test_claudes_client_on_an_openai_upstream(gateway: Any) -> None:
     assert [block.type for block in reply.content] == ["text", "tool_use"]
     assert setup.upstream.sent[0].api == "chat"
     assert setup.upstream.sent[0].body["messages"][0] == {"role": "system", "content": "Rules."}
+
+
+@pytest.mark.parametrize("shape", ["text", "list"])
+def test_system_messages_in_the_conversation_are_kept(claude: Any, shape: str) -> None:
+    setup = claude(window=2000, upstream=Upstream(otherwise="Fine."))
+    ruled = "Answer in French from now on."
+    content: Any = ruled if shape == "text" else [{"type": "text", "text": ruled, "cache_control": {"type": "ephemeral"}}]
+    system: Any = {"role": "system", "content": content, "clear_at": "never"}
+    bare: Any = {"role": "system", "output_config": {"effort": "low"}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+    for turn in range(16):
+        reply = ask(setup, messages, streamed=turn % 2 == 0, system="Rules.")
+        assert setup.upstream.sent[-1].wrong is None
+        if turn < 3:
+            assert setup.upstream.sent[-1].body["messages"] == messages
+        messages.append({"role": "assistant", "content": reply.content[0].text})
+        messages.append({"role": "user", "content": f"Question {turn}. " + FILLER * 8})
+        messages += {1: [system], 14: [bare]}.get(turn, [])
+    last = setup.upstream.sent[-1].body
+    assert len(last["messages"]) < len(messages)
+    assert last["system"] == "Rules."
+    assert [message for message in last["messages"] if message["role"] == "system"][-1] == bare
+    assert ruled in str(last["messages"])
+    with setup.store() as store:
+        assert len(store.processes()) == 1
+
+
+def test_a_system_message_in_front_stays_there(claude: Any) -> None:
+    setup = claude(window=2000, upstream=Upstream(otherwise="Fine."))
+    messages = [{"role": "system", "content": "Rules of old."}, *talk(9), {"role": "user", "content": "?"}]
+    with pytest.raises(anthropic.BadRequestError, match="system"):  # the provider's own words
+        ask(setup, messages, streamed=False)
+    assert setup.upstream.sent[-1].body["messages"][0] == {"role": "system", "content": "Rules of old."}
+    assert len(setup.upstream.sent[-1].body["messages"]) < 20

@@ -27,6 +27,9 @@ def ask(setup: Any, given: Any, *, streamed: bool, **more: Any) -> Any:
     events = list(setup.openai.responses.create(model="m", input=given, stream=True, **more))
     assert [event.sequence_number for event in events] == sorted(event.sequence_number for event in events)
     assert events[-1].type == "response.completed"
+    told = [event.response.tools for event in events if hasattr(event, "response")]
+    assert len(told) == 3
+    assert all(tools == told[-1] for tools in told)
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert [item.id for item in done] == [item.id for item in events[-1].response.output]
     assert len({event.output_index for event in events if event.type == "response.output_item.added"}) == len(done)
@@ -64,6 +67,7 @@ def test_page_faults(gateway: Any, streamed: bool) -> None:
     given = [*talk(12), {"role": "user", "content": "What was first?"}]
     reply = ask(setup, given, streamed=streamed, tools=[READ])
     assert [item.type for item in reply.output] == ["message", "function_call"]
+    assert [tool.name for tool in reply.tools] == ["read"], "a provider repeats the tools that it was offered"
     assert reply.usage.input_tokens == sum(sent.tokens for sent in setup.upstream.sent)
     given += [item.model_dump(exclude_none=True) for item in reply.output]
     given.append({"type": "function_call_output", "call_id": "c9", "output": "file"})

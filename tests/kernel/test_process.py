@@ -309,3 +309,35 @@ def test_what_is_no_move_is_refused_and_the_error_says_what_a_move_is() -> None:
             with pytest.raises(KernelError, match=r"is no move.*give Load, Evict, Fold, Retire or Drop"):
                 process.apply(value)  # type: ignore[arg-type]
         assert process.render() == before
+
+
+def test_what_is_taken_back_goes_with_what_comes_in_its_place(tmp_path: Path) -> None:
+    path = str(tmp_path / "agent.db")
+    with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        process = store.process("s")
+        process.append(user("Fix the parser."), assistant("Which one?"), user("The old one."))
+        process.pin("p3")
+        before, head = process.render(), process.kernel.info.head
+        with pytest.raises(OrphanResult):
+            process.append(tool("none", "text"), instead_of=[3])
+        assert process.render() == before
+        assert process.append(user("The new one."), instead_of=[3, 2, 99]) == "p4"
+        commits = [event for event in process.events(head) if event.act in ("admit", "retire", "unpin")]
+        assert {event.pages for event in commits} >= {(3, 2), (4,), (3,)}
+        assert [message["content"] for message in process.render()] == ["Fix the parser.", "The new one."]
+        assert process.recall("p3") == "The old one."
+        process.take_back([4, 4_000])
+        process.take_back([])
+        check_laws(process)
+    with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        assert [message["content"] for message in store.process("s").render()] == ["Fix the parser."]
+
+
+def test_a_call_that_waits_can_be_taken_back() -> None:
+    with kilburn.open(":memory:", window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        process = store.process("s")
+        process.append(user("Read both."), assistant("Yes.", call_of("a"), call_of("b")), tool("a", "text of a"))
+        process.append(user("No, stop."), instead_of=[2, 3, 4, 5])
+        assert [message["content"] for message in process.render()] == ["Read both.", "No, stop."]
+        assert process.search("text of a") == []
+        check_laws(process)

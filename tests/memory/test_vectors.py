@@ -264,7 +264,6 @@ from kilburn.testing.stores import batch_of, start
 
 class Slow(Hashing):
     def embed(self, texts):
-        print("embedding", flush=True)
         time.sleep(0.3)
         return super().embed(texts)
 

@@ -178,6 +178,23 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
         Sqlite(tmp_path / "k.db", synchronous="MAYBE")
 
 
+def test_a_store_that_waits_for_the_disk_only_when_it_is_told_to(tmp_path: Path) -> None:
+    with Sqlite(tmp_path / "k.db", synchronous="NORMAL") as store:
+        info = store.process("s", time=1.0)
+        assert info is not None
+        store.commit(info.number, batch_of(0, {1: "one"}))
+        store.sync()
+        log = tmp_path / "k.db-wal"
+        log.rename(tmp_path / "away")
+        store.sync()  # there is nothing to wait for
+        store.commit(info.number, batch_of(1, {2: "two"}))
+        with pytest.raises(StoreError, match="syncing"):
+            store.sync()
+        (tmp_path / "away").rename(log)
+        store.sync()
+        assert len(list(store.pages(info.number))) == 2
+
+
 def test_a_folder_that_cannot_be_written() -> None:
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     filled(folder / "k.db")

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import GONE, OFFERED, History, Recollections
+from kilburn.adapters.history import GONE, KeptHistory, Recollections
 from kilburn.errors import MissingExtra
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.model import ToolSpec
 from kilburn.wire.digests import digest
@@ -44,7 +45,7 @@ class ProcessSession(SessionABC):
     """
 
     def __init__(self, process: Process, *, recollections: Recollections | None = None) -> None:
-        self.history = History(process, recollections)
+        self.history = KeptHistory(process, recollections)
         self.session_id, self.session_settings = process.name, None
         self._ahead: list[bytes] = []
 
@@ -81,13 +82,13 @@ class ProcessSession(SessionABC):
                 return None
             last = [page for page in pages if page.message == pages[-1].message]
             item = items_of(process.messages()[-1:])
-            self.history.retire(page.id for page in last)
+            self.history.process.take_back(page.id for page in last)
         return item[-1] if item else None
 
     async def clear_session(self) -> None:
         """Take all items back."""
         process = self.history.process
-        await asyncio.to_thread(self.history.retire, list(range(1, process.window.last + 1)))
+        await asyncio.to_thread(self.history.process.take_back, list(range(1, process.window.last + 1)))
 
     async def window(self, data: CallModelData[Any]) -> ModelInputData:
         """Give it to a run as `call_model_input_filter`: each call of the model gets the window, also within a long run."""

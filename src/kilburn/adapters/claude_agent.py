@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import OFFERED, History, Recollections
+from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.message import Kind
 from kilburn.model import ToolSpec
@@ -36,13 +37,13 @@ def keep(process: Process, *, recollections: Recollections | None = None) -> dic
     Args:
         recollections: long-term memory to put beside the user's prompts.
     """
-    history = History(process)
+    history = KeptHistory(process)
     server = create_sdk_mcp_server(SERVER, tools=[_tool(history, spec) for spec in OFFERED])
     allowed = [f"mcp__{SERVER}__{spec.name}" for spec in OFFERED]
     return {"hooks": hooks(history, recollections), "mcp_servers": {SERVER: server}, "allowed_tools": allowed}
 
 
-def hooks(history: History, recollections: Recollections | None = None) -> dict[Any, list[HookMatcher]]:
+def hooks(history: KeptHistory, recollections: Recollections | None = None) -> dict[Any, list[HookMatcher]]:
     """The hooks alone."""
 
     async def prompted(given: Any, call: str | None, context: Any) -> Any:
@@ -81,7 +82,7 @@ def hooks(history: History, recollections: Recollections | None = None) -> dict[
     }
 
 
-def _tool(history: History, spec: ToolSpec) -> SdkMcpTool[Any]:
+def _tool(history: KeptHistory, spec: ToolSpec) -> SdkMcpTool[Any]:
     async def answer(arguments: dict[str, Any]) -> dict[str, Any]:
         text = await asyncio.to_thread(history.answer, spec.name, msgspec.json.encode(arguments).decode())
         return {"content": [{"type": "text", "text": text}]}

@@ -22,18 +22,12 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.model import ToolSpec
-from kilburn.move import Retire
 from kilburn.page import Page, Place, parse_address
-from kilburn.wire import chat
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["OFFERED", "History", "Recollections", "system_of"]
-
-OFFERED: tuple[ToolSpec, ...] = tuple(spec for spec in memory_tools.SPECS if spec.name in ("recall", "search_memory"))
-"""The tools that a framework's model is offered."""
+__all__ = ["KeptHistory", "Recollections"]
 
 GONE = (Place.RETIRED, Place.DROPPED)
 
@@ -76,7 +70,7 @@ class _Known(NamedTuple):
     calls: tuple[str, ...]
 
 
-class History:
+class KeptHistory:
     """What a framework says to its model, in a process. Safe to use from several threads.
 
     Args:
@@ -141,9 +135,11 @@ class History:
                 new.append(given[-1])
                 lost.append(pairs[len(given) - 1])
             ends = [*(entry.first for entry in known[1:]), self.process.window.last + 1]
+            gone = [page for place in lost for page in range(known[place].first, ends[place])]
             if new:
-                self.process.append(*self._with_recollections(new))
-            self.retire(page for place in lost for page in range(known[place].first, ends[place]))
+                self.process.append(*self._with_recollections(new), instead_of=gone)
+            elif gone:
+                self.process.take_back(gone)
             return new
 
     def _asked_again(self, given: Sequence[Message], known: Sequence[_Known], pairs: dict[int, int]) -> int | None:
@@ -175,16 +171,6 @@ class History:
             if new:
                 self.process.append(*self._with_recollections(new))
 
-    def retire(self, pages: Iterable[int]) -> None:
-        """Take pages back: no prompt shows them and no search finds them; they stay readable by their address."""
-        window = self.process.window
-        left = [page for page in pages if page in window.pages and window.at(page) not in GONE]
-        for page in left:
-            if page in window.pins:
-                self.process.unpin(window.pages[page].address)
-        if left:
-            self.process.apply(Retire(pages=tuple(left), why="the history was taken back"))
-
     def answer(self, name: str, arguments: str) -> str:
         """What `recall` or `search_memory` returns, for a framework that runs the tool and appends the result itself."""
         said = memory_tools.call(self.process, name, arguments)
@@ -197,8 +183,7 @@ class History:
         Returns:
             The reply without these calls, or None if nothing of it is for the framework.
         """
-        names = {spec.name for spec in OFFERED}
-        ours = [part for part in reply.parts if part.kind is Kind.CALL and part.name in names]
+        ours = [part for part in reply.parts if part.kind is Kind.CALL and part.name in memory_tools.OURS]
         parts = [_hide(part) if part in ours else part for part in reply.parts]
         with self._lock:
             self.append([msgspec.structs.replace(reply, parts=tuple(parts))])
@@ -296,10 +281,3 @@ def _pairs(known: Sequence[bytes], given: Sequence[bytes]) -> dict[int, int]:
     for block in match.get_matching_blocks():
         pairs.update({same + block.b + at: same + block.a + at for at in range(block.size)})
     return pairs
-
-
-def system_of(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The instructions at the beginning of a chat history, and the rest. They are no turn: they are sent as they are."""
-    roles = [chat.ROLES.get(message.get("role", "")) for message in messages]
-    at = next((at for at, role in enumerate(roles) if role is not Role.SYSTEM), len(roles))
-    return list(messages[:at]), list(messages[at:])

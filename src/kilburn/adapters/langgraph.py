@@ -1,6 +1,6 @@
 """LangChain's agents on LangGraph: a middleware that puts a process between the graph's messages and the model.
 
-    agent = create_agent(model, tools, middleware=[Window(store)], checkpointer=...)
+    agent = create_agent(model, tools, middleware=[WindowMiddleware(store)], checkpointer=...)
 
 The graph's own state stays as it is. What the model gets is the process's window.
 """
@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import OFFERED, History, Recollections
+from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.model import ToolSpec
 
@@ -27,10 +28,10 @@ try:
 except ImportError as error:
     raise MissingExtra("langchain", "langgraph") from error
 
-__all__ = ["Window"]
+__all__ = ["WindowMiddleware"]
 
 
-class Window(AgentMiddleware):
+class WindowMiddleware(AgentMiddleware):
     """A middleware for `create_agent`; give it last, so that it sees what the model will see.
 
     Args:
@@ -42,16 +43,16 @@ class Window(AgentMiddleware):
     def __init__(self, where: Process | Hierarchy, *, recollections: Recollections | None = None, tools: bool = True) -> None:
         super().__init__()
         self._where, self._recollections = where, recollections
-        self._histories: dict[str, History] = {}
+        self._histories: dict[str, KeptHistory] = {}
         self.tools = [self._tool(spec) for spec in OFFERED] if tools else []
 
-    def _history(self) -> History:
+    def _history(self) -> KeptHistory:
         process = self._where
         if isinstance(process, Hierarchy):
             process = process.process(str(get_config()["configurable"]["thread_id"]))
         known = self._histories.get(process.name)
         if known is None or known.process is not process:
-            known = self._histories[process.name] = History(process, self._recollections)
+            known = self._histories[process.name] = KeptHistory(process, self._recollections)
         return known
 
     def _tool(self, spec: ToolSpec) -> StructuredTool:
@@ -80,7 +81,7 @@ class Window(AgentMiddleware):
         return response
 
 
-def _windowed(request: ModelRequest[Any], history: History) -> ModelRequest[Any]:
+def _windowed(request: ModelRequest[Any], history: KeptHistory) -> ModelRequest[Any]:
     given = _chat(request.messages)
     own = {_key(message): original for message, original in zip(given, request.messages, strict=True)}
     specs = [each if isinstance(each, dict) else [each.name, each.description, each.args] for each in request.tools]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import History, Recollections
+from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.kernel.process import Process
 from kilburn.wire.plain import load_object
@@ -25,10 +25,15 @@ except ImportError as error:
 __all__ = ["ProcessMemory"]
 
 
+OTHER = "input_llamaindex"
+"""The block that carries what has no place in a chat message: a sound, a document, the model's thoughts. It is named as blocks of
+OpenAI's form are, so that it stays in it."""
+
+
 class ProcessMemory(BaseMemory):
     """A memory of LlamaIndex in a process; make it with `of`. `get` gives the window, `get_all` everything."""
 
-    _history: History = PrivateAttr()
+    _history: KeptHistory = PrivateAttr()
 
     @classmethod
     def of(cls, process: Process, *, recollections: Recollections | None = None) -> ProcessMemory:
@@ -38,7 +43,7 @@ class ProcessMemory(BaseMemory):
             recollections: long-term memory to put before the user's messages.
         """
         made = cls()
-        made._history = History(process, recollections)
+        made._history = KeptHistory(process, recollections)
         return made
 
     @classmethod
@@ -75,13 +80,11 @@ class ProcessMemory(BaseMemory):
 
     def reset(self) -> None:
         """Take everything back."""
-        self._history.retire(range(1, self._history.process.window.last + 1))
+        self._history.process.take_back(range(1, self._history.process.window.last + 1))
 
 
 def _chat(message: ChatMessage) -> dict[str, Any]:
     role = message.role.value
-    if role == "tool":
-        return {"role": "tool", "tool_call_id": message.additional_kwargs["tool_call_id"], "content": message.content or ""}
     blocks: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for block in message.blocks:
@@ -91,41 +94,37 @@ def _chat(message: ChatMessage) -> dict[str, Any]:
             given = block.tool_kwargs
             text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
             calls.append({"id": block.tool_call_id, "type": "function", "function": {"name": block.tool_name, "arguments": text}})
+        elif isinstance(block, ImageBlock):
+            blocks.append({"type": "image_url", "image_url": {"url": str(block.url) if block.url else block.inline_url()}})
         else:
-            blocks.append(_image(block) if block.block_type == "image" else _other(block))
-    if all(block["type"] == "text" for block in blocks):
-        said: Any = "".join(block["text"] for block in blocks)
-    else:
-        said = blocks
+            blocks.append({"type": OTHER, "block": msgspec.json.decode(block.model_dump_json())})
+    plain = all(block["type"] == "text" for block in blocks)
+    said: Any = "".join(block["text"] for block in blocks) if plain else blocks
+    if role == "tool":
+        return {"role": role, "tool_call_id": message.additional_kwargs["tool_call_id"], "content": said}
     if role == "assistant":
         return {"role": role, "content": said} | ({"tool_calls": calls} if calls else {})
     return {"role": role if role in ("system", "developer") else "user", "content": said}
 
 
-def _image(block: Any) -> dict[str, Any]:
-    url = str(block.url) if block.url else block.inline_url()
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _other(block: Any) -> dict[str, Any]:
-    return {"type": "text", "text": block.model_dump_json()}
-
-
 def _message_of(message: dict[str, Any]) -> ChatMessage:
     content = message.get("content")
-    if message["role"] == "tool":
-        return ChatMessage(role="tool", content=content, additional_kwargs={"tool_call_id": message["tool_call_id"]})
-    blocks: list[Any] = []
     listed: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) and content else list(content or ())
+    blocks: list[Any] = []
     for block in listed:
-        image = block["type"] == "image_url"
-        blocks.append(ImageBlock(url=block["image_url"]["url"]) if image else TextBlock(text=block.get("text", "")))
+        if block["type"] == "image_url":
+            blocks.append(ImageBlock(url=block["image_url"]["url"]))
+        elif block["type"] == OTHER:
+            blocks += ChatMessage.model_validate({"role": "user", "blocks": [block["block"]]}).blocks
+        else:
+            blocks.append(TextBlock(text=block.get("text", "")))
     for call in message.get("tool_calls") or ():
         function = call["function"]
         blocks.append(
             ToolCallBlock(tool_call_id=call["id"], tool_name=function["name"], tool_kwargs=_arguments(function["arguments"]))
         )
-    return ChatMessage(role=message["role"], blocks=blocks)
+    beside = {"tool_call_id": message["tool_call_id"]} if message["role"] == "tool" else {}
+    return ChatMessage(role=message["role"], blocks=blocks, additional_kwargs=beside)
 
 
 def _arguments(text: str) -> Any:

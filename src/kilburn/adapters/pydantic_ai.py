@@ -1,6 +1,6 @@
 """pydantic-ai: a capability that sends the process's window instead of the whole history.
 
-    agent = Agent(model, capabilities=[Window(process)])
+    agent = Agent(model, capabilities=[WindowCapability(process)])
 
 The run's own messages stay as they are (`result.all_messages()`); only what the model gets is the window.
 """
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from kilburn.adapters.history import OFFERED, History, Recollections
+from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.model import ToolSpec
 
@@ -27,10 +28,15 @@ try:
 except ImportError as error:
     raise MissingExtra("pydantic-ai", "pydantic-ai") from error
 
-__all__ = ["Window"]
+__all__ = ["WindowCapability"]
 
 
-class Window(AbstractCapability[Any]):
+OTHER = "input_pydantic_ai"
+"""The block that carries what has no place in a chat message: a file of a provider, a call that it carried out itself. It is
+named as blocks of OpenAI's form are, so that it stays in it."""
+
+
+class WindowCapability(AbstractCapability[Any]):
     """A capability of an agent.
 
     Args:
@@ -40,7 +46,7 @@ class Window(AbstractCapability[Any]):
     """
 
     def __init__(self, process: Process, *, recollections: Recollections | None = None, tools: bool = True) -> None:
-        self.history, self._tools = History(process, recollections), tools
+        self.history, self._tools = KeptHistory(process, recollections), tools
 
     def get_toolset(self) -> FunctionToolset[Any] | None:
         """`recall` and `search_memory`."""
@@ -85,7 +91,8 @@ class Window(AbstractCapability[Any]):
         beside = [*(part.content for part in system), *(part.content for part in parameters.instruction_parts or ())]
         beside += [[tool.name, tool.description, tool.parameters_json_schema] for tool in parameters.function_tools]
         prompt = self.history.prompt(given, "chat", beside)
-        return _messages(system, [originals.get(_key(each)) or _made(each) for each in prompt], last)
+        names = {call["id"]: call["function"]["name"] for each in prompt for call in each.get("tool_calls") or ()}
+        return _messages(system, [originals.get(_key(each)) or _made(each, names) for each in prompt], last)
 
 
 def _messages(system: Sequence[Any], pieces: Sequence[Any], last: ai.ModelRequest | None) -> list[ai.ModelMessage]:
@@ -106,14 +113,21 @@ def _messages(system: Sequence[Any], pieces: Sequence[Any], last: ai.ModelReques
 
 def _said(response: ai.ModelResponse) -> dict[str, Any]:
     """A response as a chat message."""
-    texts = [part.content for part in response.parts if isinstance(part, ai.TextPart)]
+    texts = "".join(part.content for part in response.parts if isinstance(part, ai.TextPart))
     thoughts = [part.content for part in response.parts if isinstance(part, ai.ThinkingPart) and part.content]
     calls = [
         {"id": part.tool_call_id, "type": "function", "function": {"name": part.tool_name, "arguments": part.args_as_json_str()}}
         for part in response.parts
         if isinstance(part, ai.ToolCallPart)
     ]
-    said: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    others = [
+        {"type": OTHER, "part": _plain(ai.ModelResponse(parts=[part]))}
+        for part in response.parts
+        if not isinstance(part, ai.TextPart | ai.ThinkingPart | ai.ToolCallPart)
+    ]
+    said: dict[str, Any] = {"role": "assistant", "content": texts}
+    if others:
+        said["content"] = [*([{"type": "text", "text": texts}] if texts else []), *others]
     if thoughts:
         said["reasoning_content"] = "\n".join(thoughts)
     return said | ({"tool_calls": calls} if calls else {})
@@ -122,7 +136,10 @@ def _said(response: ai.ModelResponse) -> dict[str, Any]:
 def _told(part: Any) -> dict[str, Any] | None:
     """A part of a request as a chat message; None for one that says nothing."""
     if isinstance(part, ai.ToolReturnPart):
-        return {"role": "tool", "tool_call_id": part.tool_call_id, "content": part.model_response_str()}
+        said: Any = part.model_response_str()
+        if part.files:
+            said = [{"type": "text", "text": said}, *map(_block, part.files)]
+        return {"role": "tool", "tool_call_id": part.tool_call_id, "content": said}
     if getattr(part, "tool_name", None) and hasattr(part, "model_response"):
         return {"role": "tool", "tool_call_id": part.tool_call_id, "content": part.model_response()}
     if hasattr(part, "model_response"):
@@ -131,36 +148,74 @@ def _told(part: Any) -> dict[str, Any] | None:
         return {"role": "system", "content": part.content}
     if isinstance(part, ai.UserPromptPart):
         content: Any = part.content
-        return {"role": "user", "content": content if isinstance(content, str) else [_block(each) for each in content]}
+        blocks = (
+            [content] if isinstance(content, str) else [_block(each) for each in content if not isinstance(each, ai.CachePoint)]
+        )
+        return {"role": "user", "content": content if isinstance(content, str) else blocks}
     return None
 
 
 def _block(content: Any) -> dict[str, Any]:
+    """What a user or a tool shows, as a block. Files travel as images do: at the cost of one, and whole."""
+    if isinstance(content, str):
+        return {"type": "text", "text": content}
     if isinstance(content, ai.ImageUrl):
         return {"type": "image_url", "image_url": {"url": content.url}}
-    if isinstance(content, ai.BinaryContent) and content.is_image:
+    if isinstance(content, ai.BinaryContent):
         return {"type": "image_url", "image_url": {"url": content.data_uri}}
-    text = content if isinstance(content, str) else getattr(content, "content", None)
-    return {"type": "text", "text": text if isinstance(text, str) else f"[{type(content).__name__}]"}
+    if type(content) is ai.TextContent:
+        return {"type": "text", "text": content.content}
+    return {"type": OTHER, "part": _plain(ai.ModelRequest(parts=[ai.UserPromptPart([content])]))}
 
 
-def _made(message: dict[str, Any]) -> Any:
-    """The part or response of a chat message that the process wrote, or changed."""
+def _plain(message: ai.ModelMessage) -> Any:
+    """A message as JSON, without its times."""
+    part = msgspec.json.decode(ai.ModelMessagesTypeAdapter.dump_json([message]))[0]["parts"][0]
+    return part["content"] if part["part_kind"] == "user-prompt" else part
+
+
+def _shown(block: dict[str, Any]) -> Any:
+    """The user's content that a block is."""
+    if block["type"] == "image_url":
+        url = block["image_url"]["url"]
+        return ai.BinaryContent.from_data_uri(url) if url.startswith("data:") else ai.ImageUrl(url)
+    if block["type"] != OTHER:
+        return block.get("text", "")
+    part = {"part_kind": "user-prompt", "content": block["part"]}
+    return (
+        ai.ModelMessagesTypeAdapter.validate_json(msgspec.json.encode([{"kind": "request", "parts": [part]}]))[0]
+        .parts[0]
+        .content[0]
+    )
+
+
+def _spoken(block: dict[str, Any]) -> Any:
+    """The part of a response that a block is."""
+    if block["type"] != OTHER:
+        return ai.TextPart(block.get("text", ""))
+    whole = msgspec.json.encode([{"kind": "response", "parts": [block["part"]]}])
+    return ai.ModelMessagesTypeAdapter.validate_json(whole)[0].parts[0]
+
+
+def _made(message: dict[str, Any], names: Mapping[str, str]) -> Any:
+    """The part or response of a chat message that the process wrote, or changed, or had before this run.
+
+    Args:
+        names: of the tools, by the ids of their calls.
+    """
     content: Any = message.get("content")
-    text = content if isinstance(content, str) else "\n".join(block.get("text", "") for block in content or [])
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) and content else list(content or ())
     if message["role"] == "assistant":
-        parts: list[Any] = [ai.TextPart(text)] if text else []
+        parts: list[Any] = [_spoken(block) for block in blocks]
         for call in message.get("tool_calls") or ():
             parts.append(ai.ToolCallPart(call["function"]["name"], call["function"]["arguments"], call["id"]))
         return ai.ModelResponse(parts=parts or [ai.TextPart("")])
+    shown: list[Any] = [_shown(block) for block in blocks]
+    said: Any = "\n".join(shown) if all(isinstance(each, str) for each in shown) else shown
     if message["role"] == "tool":
-        return ai.ToolReturnPart(tool_name="tool", content=text, tool_call_id=message["tool_call_id"])
-    if message["role"] == "user" and not isinstance(content, str):
-        listed = [
-            ai.ImageUrl(block["image_url"]["url"]) if block["type"] == "image_url" else block.get("text", "") for block in content
-        ]
-        return ai.UserPromptPart(listed)
-    return ai.SystemPromptPart(text) if message["role"] == "system" else ai.UserPromptPart(text)
+        number = message["tool_call_id"]
+        return ai.ToolReturnPart(tool_name=names[number], content=said, tool_call_id=number)
+    return ai.SystemPromptPart(said) if message["role"] == "system" else ai.UserPromptPart(said)
 
 
 def _key(message: dict[str, Any]) -> bytes:

@@ -63,14 +63,21 @@ def writing(
     readonly: bool = False,
     meaning: bool = False,
 ) -> Hierarchy:
-    """A store opened for changes made by a person, at times that `clock` tells."""
+    """A store opened for changes made by a person, at times that `clock` tells.
+
+    Args:
+        meaning: see `reading`; what was added is embedded in the background, as long as the store is open for writing.
+    """
     store = Sqlite(path, tenant=tenant or "default", readonly=readonly)
     try:
         vectors = vectors_for(store, "auto") if meaning else None
-        return Hierarchy(store, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock, vectors=vectors)
+        made = Hierarchy(store, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock, vectors=vectors)
     except BaseException:
         store.close()
         raise
+    if vectors is not None:
+        vectors.start()
+    return made
 
 
 def embed(store: Hierarchy, most: int = MOST) -> None:

@@ -11,7 +11,6 @@ import typer
 
 from kilburn.cli.screen import age, table
 from kilburn.cli.shell import Json, Tenant, app
-from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, add_key, read_keys, revoke_key
 from kilburn.terminal import emit, line, say, tell
 
@@ -73,10 +72,6 @@ def list_keys(file: File = FILE, json: Json = False) -> None:
 
         kilburn keys list
     """
-    if not file.exists():
-        raise SpecError(
-            f"there is no keys file {file}", advice="make a key with `kilburn keys add`, or name its file with --keys"
-        )
     rows = [_row(key) for key in read_keys(file)]
     if json:
         emit(rows)

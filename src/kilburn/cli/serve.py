@@ -6,17 +6,26 @@ import os
 import socket
 import sys
 from importlib import import_module
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import typer
 
 from kilburn.cli.access import model_of
+from kilburn.cli.screen import progress
 from kilburn.cli.shell import Db, Tenant, app
-from kilburn.errors import MissingExtra, SpecError
+from kilburn.errors import KilburnError, MissingExtra, SpecError
+from kilburn.memory.choice import usual_embedder
 from kilburn.prices import prices_of
 from kilburn.terminal import say
 
 __all__ = ["serve"]
+
+BOUNDS = (
+    "rate=600 (requests a minute of a key; none without keys), messages=100000 (of a history), body=67108864 and "
+    "bodies=1073741824 (bytes of a request, and of all), running=512 and per_key=256 (at once), headers=100, "
+    "header_bytes=32768, connections=2048, patience=20 (seconds for headers, for a body to begin, and to read on), "
+    "pace=16384 (bytes a second of a body)"
+)
 
 
 @app.command()
@@ -30,7 +39,7 @@ def serve(
     model: Annotated[
         str | None, typer.Option(metavar="SPEC", help='Or a model: "smollm2", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
     ] = None,
-    window: Annotated[int, typer.Option(help="Tokens of the window; the model's own where that is smaller.")] = 32_000,
+    window: Annotated[int, typer.Option(min=1000, help="Tokens of the window; the model's own where that is smaller.")] = 32_000,
     policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "cost",
     keys: Annotated[
         str | None,
@@ -52,8 +61,14 @@ def serve(
         list[str] | None,
         typer.Option("--allow-origin", metavar="ORIGIN", help="A web page's origin that may call it; may be repeated."),
     ] = None,
-    rate: Annotated[int, typer.Option(min=0, metavar="N", help="Requests per minute of one key; 0 for no limit.")] = 0,
-    prices: Annotated[str, typer.Option(metavar="NAME", help="The price table, for what is saved.")] = "hosted",
+    limit: Annotated[
+        list[str] | None,
+        typer.Option("--limit", metavar="NAME=N", help=f"A bound on what clients take; may be repeated: {BOUNDS}."),
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The price table, for what is saved: hosted, automatic or local; else what fits."),
+    ] = None,
     log: Annotated[
         str, typer.Option(metavar="FILE", help='A line of JSON for each request goes there; "-" is standard error.')
     ] = "-",
@@ -63,50 +78,83 @@ def serve(
 ) -> None:
     """Serve OpenAI's and Anthropic's API; what clients say becomes sessions, and prompts stay within the window.
 
-    Without --upstream and --model, the local model smollm2 answers.
+    Without --upstream and --model, the local model smollm2 answers; its file is fetched once, 98 MB.
 
-    Example:
+    Examples:
 
         kilburn serve --upstream https://api.openai.com/v1
+
+        kilburn serve --upstream https://api.anthropic.com --window 60000
     """
-    try:
-        uvicorn = import_module("uvicorn")
-    except ModuleNotFoundError as error:
-        raise MissingExtra("uvicorn", "serve") from error
-    gateway = import_module("kilburn.gateway.app")
+    gateway = _gateway()
     gateway.check_listening(host, keys)
-    if upstream is not None and model is not None:
-        raise SpecError("an upstream and a model", advice="give one of --upstream and --model")
-    speaker = None if upstream is not None else model_of(model or "smollm2")
-    if upstream is None and speaker is None:
-        raise SpecError("a gateway needs a model that answers", advice="give --upstream URL or --model SPEC")
-    if speaker is not None:
-        window = min(window, speaker.context or window)
+    speaker = _speaker(upstream, model)
     settings = gateway.Settings(
         db=db or "agent.db",
         tenant=tenant or "default",
         upstream=upstream,
         model=speaker,
-        window=window,
+        window=window if speaker is None else min(window, speaker.context or window),
         policy=policy,
         keys=keys,
         memory=memory,
         hosts=(*gateway.LOOPBACK, host, *(allow_host or ())),
         origins=tuple(allow_origin or ()),
-        limits=gateway.Limits(rate=rate),
-        prices=prices_of(prices),
+        limits=gateway.limits_of(limit or (), keyed=keys is not None),
+        prices=prices_of(prices or ("local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted")),
         log=gateway.Log(opened_log(log)),
         contents=contents,
         tokenizer="auto" if speaker is None else speaker.tokenizer,
     )
+    _listen(gateway, settings, host, port)
+
+
+def _gateway() -> Any:
+    """The gateway's module; by name, because it imports what only this verb needs."""
+    try:
+        import_module("uvicorn")
+    except ModuleNotFoundError as error:
+        raise MissingExtra("uvicorn", "serve") from error
+    return import_module("kilburn.gateway.app")
+
+
+def _speaker(upstream: str | None, model: str | None) -> Any:
+    """The model that answers; None where an upstream does."""
+    if upstream is not None and model is not None:
+        raise SpecError("an upstream and a model", advice="give one of --upstream and --model")
+    if upstream is not None:
+        return None
+    name = model or "smollm2"
+    with progress(name, unit="bytes") as done:
+        speaker = model_of(name, lambda _, have, total: done(have, total or None))
+    if speaker is None:
+        raise SpecError("a gateway needs a model that answers", advice="give --upstream URL or --model SPEC")
+    return speaker
+
+
+def _listen(gateway: Any, settings: Any, host: str, port: int) -> None:
+    uvicorn = import_module("uvicorn")
     options = gateway.uvicorn_options(settings.limits)
-    config = uvicorn.Config(gateway.build(settings), host=host, port=port, log_level="warning", **options)
-    with config.bind_socket() as listener:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does so only for what it bound itself
-        listener.listen()  # who reads the address may connect at once
-        port = listener.getsockname()[1]
-        say(f"http://{host}:{port}/v1 speaks OpenAI's API, http://{host}:{port} Anthropic's; the store is {settings.db}")
+    config = uvicorn.Config(gateway.build(settings), log_level="warning", **options)
+    with _listener(host, port) as listener:
+        place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {settings.db}")
+        try:
+            usual_embedder()
+        except KilburnError as error:
+            say(f"searches are by words alone, not by meaning: {error.what}: {error.advice}")
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens: who reads the address may connect at once."""
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise SpecError(f"{host} port {port}: {why}", advice="give another --port or --host") from None
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does so only for what it bound itself
+    return listener
 
 
 def opened_log(path: str) -> IO[str]:

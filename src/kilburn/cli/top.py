@@ -28,6 +28,11 @@ __all__ = ["top"]
 LARGEST = 64 << 20
 """Bytes that are read of what a gateway answers."""
 
+WIDTH = 140
+"""Columns of a screen on which everything has room."""
+
+ROOMY = ("tenant", "requests", "cached", "again", "replied", "saved")
+
 PLACES = (Place.IN, Place.STUB, Place.FOLDED, Place.OUT, Place.RETIRED, Place.DROPPED)
 
 
@@ -74,10 +79,10 @@ def top(
         _watch(lambda: sessions_of(url), traffic, once, every, json)
         return
     with reading(db, tenant) as store:
-        _watch(Watch(store).rows, lambda rows: frame(rows, tenant or "default"), once, every, json)
+        _watch(Watch(store).rows, lambda rows, width: frame(rows, tenant or "default"), once, every, json)
 
 
-def _watch(rows: Callable[[], list[Any]], shown: Callable[[Any], Any], once: bool, every: float, json: bool) -> None:
+def _watch(rows: Callable[[], list[Any]], shown: Callable[[Any, int], Any], once: bool, every: float, json: bool) -> None:
     if json:
         emit({"time": time.time(), "sessions": rows()})
         return
@@ -87,12 +92,12 @@ def _watch(rows: Callable[[], list[Any]], shown: Callable[[Any], Any], once: boo
     if once or not sys.stdout.isatty():
         if not screen.is_terminal:
             screen.width = 160
-        screen.print(shown(rows()))
+        screen.print(shown(rows(), screen.width))
         return
-    with Live(shown(rows()), console=screen, screen=True, auto_refresh=False) as live:
+    with Live(shown(rows(), screen.width), console=screen, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every)
-            live.update(shown(rows()), refresh=True)
+            live.update(shown(rows(), screen.width), refresh=True)
 
 
 def sessions_of(url: str) -> list[Row]:
@@ -125,21 +130,45 @@ def sessions_of(url: str) -> list[Row]:
         line.close()
 
 
-def traffic(rows: list[Row]) -> Any:
-    """One screenful of a gateway; a hit rate under its alarm has a mark."""
+def traffic(rows: list[Row], width: int) -> Any:
+    """One screenful of a gateway; a hit rate under its alarm has a mark. In a narrow one some columns are left out."""
     requests, money = sum(row.requests for row in rows), sum(row.saved for row in rows)
     title = f"kilburn top: {many(len(rows), 'session')}, {many(requests, 'request')}, saved {money:.2f}"
-    figures = "sent", "shipped", "cached", "again", "replied", "faults", "evictions", "folds"
-    heads = ("session", "tenant", "window", "", "in window", "of", "requests", *figures, "hit rate", "saved", "last use")
-    return grid(heads, (_traffic(row) for row in rows), title=title)
+    cells = [_traffic(row) for row in rows] or [_traffic(Row(tenant="", session=""))]
+    heads = [head for head in cells[0] if width >= WIDTH or head not in ROOMY]
+    for cell in cells:
+        name = cell["session"]
+        cell["session"] = name if len(name) <= 24 or width >= WIDTH else f"{name[:18]}…{name[-5:]}"
+    if len({row.tenant for row in rows}) < 2 and "tenant" in heads:
+        heads.remove("tenant")
+    return grid(heads, ([cell[head] for head in heads] for cell in cells[: len(rows)]), title=title)
 
 
-def _traffic(row: Row) -> list[Any]:
+def _traffic(row: Row) -> dict[str, Any]:
     share = row.tokens_in_window / row.window if row.window else 0.0
-    tokens = [row.sent, row.shipped, row.cached, row.reprefilled, row.replied, row.faults, row.evictions, row.folds]
-    rate = "-" if row.hit_rate is None else f"{row.hit_rate:.1%}" + (" low" if row.alarm else "")
-    state = [bar(share, 10), share if row.window else None, row.tokens_in_window, row.window, row.requests]
-    return [row.session, row.tenant, *state, *tokens, rate, f"{row.saved:.4f}", f"{age(row.used)} ago"]
+    return {
+        "session": row.session,
+        "tenant": row.tenant,
+        "window": f"{share:.0%} of {short(row.window)}",
+        "requests": row.requests,
+        "sent": short(row.sent),
+        "shipped": short(row.shipped),
+        "cached": short(row.cached),
+        "again": short(row.reprefilled),
+        "replied": short(row.replied),
+        "faults": row.faults,
+        "hit rate": "-" if row.hit_rate is None else f"{row.hit_rate:.1%}" + (" low" if row.alarm else ""),
+        "saved": f"{row.saved:.2f}",
+        "last use": f"{age(row.used)} ago",
+    }
+
+
+def short(number: int) -> str:
+    """A number of tokens in three or four digits: 95.5k."""
+    for size, mark in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{mark}"
+    return str(number)
 
 
 def frame(rows: list[dict[str, Any]], tenant: str) -> Any:

@@ -90,7 +90,7 @@ def evaluate(
         progress: called with the requests that are done, and their total.
 
     Raises:
-        SpecError: a number below 1, or no such system. MissingExtra: no starlette, httpx2 or uvicorn. Unavailable: a system
+        SpecError: a number below 1, or no such system. MissingExtra: no starlette, aiohttp or uvicorn. Unavailable: a system
             did not start or answer.
     """
     if min(rounds, requests, streams, window) < 1:
@@ -98,7 +98,7 @@ def evaluate(
     named = dict(peers or {})
     if unknown := named.keys() - set(PEERS):
         raise SpecError(f"no system {sorted(unknown)[0]!r}", advice=f"known: {', '.join(PEERS)}")
-    for module in ("starlette", "httpx2", "uvicorn"):
+    for module in ("starlette", "aiohttp", "uvicorn"):
         if find_spec(module) is None:
             raise MissingExtra(module, "serve")
     with ExitStack() as stack:

@@ -276,7 +276,7 @@ def _replayed(system: str, recorded: Recorded, window: int, policy: str, step: C
     with tempfile.TemporaryDirectory(prefix="kilburn-session-") as folder, ExitStack() as stack:
         url, db = stack.enter_context(serving(upstream)), str(Path(folder) / "session.db")
         if system == "kilburn":
-            settings = Settings(db=db, upstream=url, window=window, policy=policy, tokenizer=f"chars/{LETTERS}")
+            settings = Settings(db=db, upstream=url, window=window, policy=policy, tokenizer=f"chars/{LETTERS}", embedder=None)
             url = stack.enter_context(serving(build(settings)))
         client = Client(url, recorded, room=window - REPLY if system == "truncation" else None)
         stack.callback(client.close)

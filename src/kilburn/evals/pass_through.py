@@ -9,10 +9,9 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import httpx2
+import aiohttp
 import uvicorn
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
@@ -25,22 +24,19 @@ OWN = {"host", "connection", "content-length", "transfer-encoding", "accept-enco
 
 def build(upstream: str) -> Starlette:
     """The application. `upstream`: the URL before `/v1`."""
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=200)
-    client = httpx2.AsyncClient(timeout=600, limits=limits, trust_env=False)
 
     async def relay(request: Request) -> StreamingResponse:
         headers = {name: value for name, value in request.headers.items() if name not in OWN}
-        asked = client.build_request(
-            request.method, f"{upstream}{request.url.path}", content=await request.body(), headers=headers
-        )
-        answer = await client.send(asked, stream=True)
-        kept = {name: value for name, value in answer.headers.items() if name not in OWN}
-        return StreamingResponse(answer.aiter_raw(), answer.status_code, kept, background=BackgroundTask(answer.aclose))
+        session: aiohttp.ClientSession = request.state.session
+        answer = await session.request(request.method, upstream + request.url.path, data=await request.body(), headers=headers)
+        kept = {name: value for name, value in answer.headers.items() if name.lower() not in OWN}
+        return StreamingResponse(answer.content.iter_any(), answer.status, kept)
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with client:
-            yield
+    async def lifespan(_: Starlette) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
+        timeout = aiohttp.ClientTimeout(total=600)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            yield {"session": session}
 
     return Starlette(routes=[Route("/{path:path}", relay, methods=["GET", "POST"])], lifespan=lifespan)
 

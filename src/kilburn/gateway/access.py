@@ -228,7 +228,7 @@ class Access:
     async def _body(self, receive: Receive, exchange: Exchange) -> bytes | None:
         """The whole body; None if the client left."""
         limits = self.limits
-        body = bytearray()
+        pieces: list[bytes] = []
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limits.patience) as deadline:
@@ -238,16 +238,16 @@ class Access:
                     if message["type"] == "http.disconnect":
                         return None
                     chunk = message.get("body", b"")
-                    body += chunk
+                    pieces.append(chunk)
                     exchange.size += len(chunk)
                     self._held += len(chunk)
-                    if len(body) > limits.body:
+                    if exchange.size > limits.body:
                         raise self._too_large()
                     if self._held > limits.bodies:
                         raise Problem(503, "overloaded", "the gateway holds as many requests as it may", retry_after=1)
                     if not message.get("more_body"):
-                        return bytes(body)
-                    deadline.reschedule(began + limits.patience + len(body) / limits.pace)
+                        return b"".join(pieces)
+                    deadline.reschedule(began + limits.patience + exchange.size / limits.pace)
         except TimeoutError:
             raise Problem(408, "slow_body", "the body came too slowly") from None
 

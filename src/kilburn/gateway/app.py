@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Mapping, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 import anyio
@@ -13,7 +15,7 @@ import msgspec
 from anyio.to_thread import run_sync
 
 import kilburn
-from kilburn.errors import KilburnError, MissingExtra, SpecError, Unavailable
+from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, Unavailable
 from kilburn.gateway.access import LOOPBACK, Access, App
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.connection import uvicorn_options
@@ -21,7 +23,7 @@ from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import Limits, check_listening
+from kilburn.gateway.limits import Limits, check_listening, limits_of
 from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import Messages
@@ -31,18 +33,24 @@ from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.responses import Responses
 from kilburn.gateway.spans import spans
 from kilburn.gateway.status import routes
-from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream
+from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, Upstream, joined
 from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.resolve import resolve
+from kilburn.memory.choice import usual_embedder, vectors_for
 from kilburn.prices import PRICES, Prices
+from kilburn.retrieval import Embedder
 
 try:
     from starlette.routing import Route, Router
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = ["LOOPBACK", "Gateway", "Limits", "Log", "Settings", "build", "check_listening", "uvicorn_options"]
+__all__ = ["LOOPBACK", "Gateway", "Limits", "Log", "Settings", "build", "check_listening", "limits_of", "uvicorn_options"]
 
 log = logging.getLogger("kilburn.gateway")
+
+QUIET = 1.0
+"""Seconds without a new request, after which the gateway does what can wait."""
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
@@ -56,6 +64,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         window: tokens that a prompt and its reply may take.
         policy: what decides at the window.
         tokenizer: counts tokens: see `kilburn.open`.
+        embedder: "auto" finds by meaning too, where that can be done on this machine: see `kilburn.open`; None by words alone.
         rounds: times that the model's memory calls are answered within one request.
         timeout: seconds of silence of the upstream before a request is given up.
         keys: the file of the keys that clients need; None for none.
@@ -75,6 +84,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     window: int = 32_000
     policy: Any = "cost"
     tokenizer: Any = "auto"
+    embedder: Any = "auto"
     rounds: int = 5
     timeout: float = 600.0
     keys: str | None = None
@@ -107,6 +117,37 @@ class Gateway:
         self._open: dict[str, Relay] = {}
         self._stores: list[Hierarchy] = []
         self._learners = Learners()
+        self._used = 0.0
+        self._embedder: Embedder | None = None
+        with suppress(MissingExtra, Unavailable):
+            if settings.embedder is not None:
+                named = settings.embedder != "auto"
+                self._embedder = resolve("memory.embedders", settings.embedder) if named else usual_embedder()
+
+    def prepare(self) -> None:
+        """Load what finds by meaning, so that no request waits for it."""
+        try:
+            if self._embedder is not None:
+                # By name, because it imports NumPy.
+                import_module("kilburn.memory.vectors").checked(self._embedder, ["a"])
+        except KilburnError as error:
+            log.warning("what was said is found by words alone: %s", error)
+            self._embedder = None
+
+    @property
+    def search(self) -> str:
+        """How what was said is found."""
+        if self._embedder is None:
+            return "words"
+        troubled = any(store.vectors is not None and store.vectors.trouble for store in self._stores)
+        return "words; meaning fails" if troubled else "words and meaning"
+
+    def use(self) -> None:
+        """A request came: what is done in the background lets it go first."""
+        self._used = time.monotonic()
+
+    def _busy(self) -> bool:
+        return time.monotonic() - self._used < QUIET
 
     def opened(self, tenant: str) -> Relay | None:
         """What answers the requests of a tenant, if its store is open."""
@@ -126,8 +167,12 @@ class Gateway:
                     tokenizer=settings.tokenizer,
                     embedder=None,
                     foreign=False,
+                    durable=False,  # a request waits for the disk once, before its client hears the end
                 )
                 self._stores.append(store)
+                if self._embedder is not None:
+                    store.vectors = vectors = vectors_for(store.store, "auto" if settings.embedder == "auto" else self._embedder)
+                    vectors.start(busy=self._busy)
                 known = self._open[tenant] = Relay(
                     Histories(store, settings.limits.messages), self.upstream, self._learners, rounds=settings.rounds
                 )
@@ -157,6 +202,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that goes away ends the work."""
+        self._gateway.use()
         if scope["method"] not in self._methods:
             raise Problem(405, "method_not_allowed", f"this path takes {', '.join(self._methods)}")
         done = anyio.Event()
@@ -194,14 +240,20 @@ class _Endpoint:
             group.cancel_scope.cancel()
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = joined((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
         path = scope["path"].removeprefix("/v1")
         query = scope.get("query_string", b"").decode("latin-1")
         path = f"{path}?{query}" if query else path
         gateway = self._gateway
-        if self._form is None or headers.get("x-kilburn") == "off" or self._form.unread(body):
+        if self._form is None or headers.get("x-kilburn") == "off":
+            await self._pass(scope, path, body, headers, send)
+            return
+        if self._form.unread(body):
+            if not gateway.upstream.speaks(self._form):
+                what = "the request goes on from what a provider keeps, and this upstream keeps nothing"
+                raise Refused(what, advice="send the whole conversation as input")
             await self._pass(scope, path, body, headers, send)
             return
         relay = gateway.opened(key.tenant)
@@ -212,7 +264,7 @@ class _Endpoint:
     async def _pass(self, scope: Scope, path: str, body: bytes, headers: Mapping[str, str], send: Send) -> None:
         upstream = self._gateway.upstream
         if self._form is not None and isinstance(upstream, InProcess):
-            raise Unavailable("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
+            raise Refused("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
         await forward(upstream, scope["method"], path, body, headers, send)
 
 
@@ -232,13 +284,15 @@ def build(settings: Settings) -> App:
     """The gateway as an ASGI application, behind its door.
 
     Raises:
-        SpecError: settings that do not fit.
+        SpecError: settings that do not fit. StoreError: the store cannot be opened.
     """
     gateway = Gateway(settings)
+    gateway.check()
     chat, messages = Chat(), Messages()
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
+        await run_sync(gateway.prepare)
         try:
             yield
         finally:
@@ -260,7 +314,7 @@ def build(settings: Settings) -> App:
         Route("/v1/embeddings", _Endpoint(gateway, None, chat)),
         Route("/v1/models", _Endpoint(gateway, None, chat, "GET")),
         Route("/v1/models/{name:path}", _Endpoint(gateway, None, chat, "GET")),
-        *routes(metrics, gateway.check, keyed=settings.keys is not None),
+        *routes(metrics, gateway.check, lambda: gateway.search, keyed=settings.keys is not None),
     ]
     return Access(
         Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False),

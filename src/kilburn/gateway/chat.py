@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import OURS, Asked, Form, Reading, listed, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Form, Reading, listed, summed, unreadable, usage_of
+from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -58,8 +60,9 @@ class Chat(Form):
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
-        thinks = b'"reasoning' in asked.raw
-        kept = messages if thinks else [_without_thoughts(message) for message in messages]
+        kept = [_without_thoughts(message) for message in messages]
+        if any(map(operator.is_not, kept, messages)) and b'"reasoning' in asked.raw:
+            kept = [*messages]
         fields: dict[str, Any] = {**asked.fields, "messages": [*map(msgspec.Raw, asked.lead), *kept]}
         if specs:
             own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
@@ -166,7 +169,7 @@ class ChatReading(Reading):
         self._assembly = Assembly("the upstream")
         self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] | None = None
-        self._spoke = False
+        self.spoke = self._told = False
 
     def feed(self, event: Event) -> bytes:
         if not event.data:
@@ -178,6 +181,7 @@ class ChatReading(Reading):
             if "error" in chunk:
                 self.failed = chunk
                 return event.raw
+            self.spoke = True
             list(self._assembly.feed(chunk))
             if chunk.get("usage"):
                 summed(self.usage, chunk["usage"])
@@ -201,7 +205,7 @@ class ChatReading(Reading):
         delta = dict(choice.get("delta") or {})
         plain = "tool_calls" not in delta and not choice.get("finish_reason") and not chunk.get("usage")
         if plain and not self.rounds:
-            self._spoke = self._spoke or bool(delta.get("content"))
+            self._told = self._told or bool(delta.get("content"))
             return raw
         if delta.get("tool_calls"):
             delta["tool_calls"] = [piece for piece in map(self._call, delta["tool_calls"]) if piece is not None]
@@ -209,9 +213,9 @@ class ChatReading(Reading):
                 del delta["tool_calls"]
         if self.rounds:
             delta.pop("role", None)
-            if delta.get("content") and not self._spoke and self._texts:
+            if delta.get("content") and not self._told and self._texts:
                 delta["content"] = "\n\n" + delta["content"]
-        self._spoke = self._spoke or bool(delta.get("content"))
+        self._told = self._told or bool(delta.get("content"))
         if choice.get("finish_reason"):
             self._last = choice
         if not any(value for key, value in delta.items() if key != "role") and "logprobs" not in choice:
@@ -265,6 +269,9 @@ class ChatReading(Reading):
         if self._usage_asked:
             out += written({**self._first, "choices": [], "usage": self.usage})
         return out + DONE
+
+    def broken(self, error: dict[str, Any]) -> bytes:
+        return written(error)
 
     def _whole(self) -> bytes:
         choice = self._body["choices"][0] if self._body.get("choices") else {}

@@ -26,7 +26,8 @@ class Events:
     """Splits a stream of bytes into events. Comments, and events without data, keep their bytes and have no data."""
 
     def __init__(self) -> None:
-        self._left = b""
+        self._left = bytearray()
+        self._returned = False
 
     @property
     def open(self) -> bool:
@@ -34,18 +35,24 @@ class Events:
         return bool(self._left.strip())
 
     def feed(self, piece: bytes) -> list[Event]:
-        """The events that a piece completes.
+        """The events that a piece completes. Each byte is looked at once, however long an event is.
 
         Raises:
             Unavailable: an event that never ends.
         """
-        left = self._left + piece
-        if b"\r" in left:
-            held = left.endswith(b"\r")
-            left = (left[:-1] if held else left).replace(b"\r\n", b"\n").replace(b"\r", b"\n") + (b"\r" if held else b"")
-        *whole, self._left = left.split(b"\n\n")
-        if len(self._left) > LONGEST:
-            raise Unavailable("the upstream sent an event that does not end", advice="check the upstream")
+        if self._returned:
+            piece = piece.removeprefix(b"\n")  # the second half of a line's end
+        self._returned = piece.endswith(b"\r") or (self._returned and not piece)
+        if b"\r" in piece:
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        known = max(0, len(self._left) - 1)
+        self._left += piece
+        if self._left.find(b"\n\n", known) < 0:
+            if len(self._left) > LONGEST:
+                raise Unavailable("the upstream sent an event that does not end", advice="check the upstream")
+            return []
+        *whole, rest = bytes(self._left).split(b"\n\n")
+        self._left = bytearray(rest)
         return [_event_of(raw) for raw in whole if raw]
 
 

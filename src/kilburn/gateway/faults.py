@@ -16,40 +16,52 @@ from kilburn.wire.digests import HIDDEN
 
 __all__ = ["answered"]
 
+Cites = tuple[tuple[int, int], ...]
+"""Pages of other processes: (number of the process, page id)."""
+
 ENOUGH = "error: no more recalls in this turn; answer with what you have, or go on"
 
 
 def answered(hierarchy: Hierarchy, session: Session, calls: Sequence[Part], *, over: bool) -> list[Message]:
-    """The results of calls of our tools, as messages.
+    """The results of calls of our tools, as messages. What is from an earlier session cites its pages there.
 
     Args:
         over: whether there were enough of them in this turn; then nothing is looked up.
     """
-    earlier = [] if over else [hierarchy.process(name) for name in session.earlier]
+    earlier: list[Process] = []
+    if session.earlier and not over:
+        # A session that was forgotten since has its number no longer.
+        names = {info.number: info.name for info in hierarchy.processes() if not info.damaged}
+        earlier = [hierarchy.process(names[number]) for number in session.earlier if number in names]
     out = []
     for part in calls:
-        said = MemoryReply(text=ENOUGH) if over else _called(session.process, earlier, part)
-        out.append(said.message(HIDDEN + (part.call or "")))
+        said, cites = (MemoryReply(text=ENOUGH), ()) if over else _called(session.process, earlier, part)
+        out.append(msgspec.structs.replace(said.message(HIDDEN + (part.call or "")), cites=cites))
     return out
 
 
-def _called(process: Process, earlier: Sequence[Process], part: Part) -> MemoryReply:
+def _called(process: Process, earlier: Sequence[Process], part: Part) -> tuple[MemoryReply, Cites]:
     name, arguments = part.name or "", part.text
     if name == "recall":
         for other in earlier:
             own = _address_in(other, arguments)
             if own is not None:
-                return MemoryReply(text=memory_tools.call(other, name, own).text)
-        return memory_tools.call(process, name, arguments)
+                said = memory_tools.call(other, name, own)
+                return MemoryReply(text=said.text), _cites(other, said)
+        return memory_tools.call(process, name, arguments), ()
     found = memory_tools.call(process, name, arguments)
+    cites: Cites = ()
     for other in earlier:
         more = memory_tools.call(other, name, arguments)
         if more.sources:
             head = f'[from the earlier session {other.name}; recall its pages as "{other.name} p1"]'
-            found = MemoryReply(
-                text="\n".join([*([found.text] if found.sources else []), head, more.text]), sources=found.sources
-            )
-    return found
+            text = "\n".join([*([found.text] if found.sources or cites else []), head, more.text])
+            found, cites = MemoryReply(text=text, sources=found.sources), (*cites, *_cites(other, more))
+    return found, cites
+
+
+def _cites(process: Process, said: MemoryReply) -> Cites:
+    return tuple((process.kernel.info.number, page) for page in said.sources)
 
 
 def _address_in(process: Process, arguments: str) -> str | None:

@@ -13,19 +13,14 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.errors import InvalidMessage, Unavailable
-from kilburn.gateway.events import Event
-from kilburn.kernel import memory_tools
+from kilburn.gateway.events import Event, written
+from kilburn.kernel.memory_tools import OURS
 from kilburn.message import Kind, Message, Part
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.plain import plain
 
-__all__ = ["OFFERED", "Asked", "Form", "Reading", "decoded", "hidden", "listed"]
-
-OFFERED = tuple(spec for spec in memory_tools.SPECS if spec.name in ("recall", "search_memory"))
-"""The tools that a model is offered once something has left its window."""
-
-OURS = frozenset(spec.name for spec in OFFERED)
+__all__ = ["Asked", "Form", "Reading", "decoded", "hidden", "listed"]
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -134,6 +129,10 @@ class Form(ABC):
     def _read(self, source: dict[str, Any]) -> list[Message]:
         """The messages that a decoded message is."""
 
+    def together(self, messages: list[Message]) -> list[Message]:
+        """The messages of a history, those joined that its provider takes back only together."""
+        return messages
+
     @abstractmethod
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """The request with other messages, and with more tools."""
@@ -176,6 +175,8 @@ class Reading(ABC):
         self._holds = held
         self._held: list[bytes] = []
         self.rounds = 0
+        self.spoke = False
+        """Whether there was more in this round than its beginning."""
         self.usage: dict[str, Any] = {}
         self.failed: dict[str, Any] | None = None
         """An error that came inside the stream."""
@@ -218,6 +219,10 @@ class Reading(ABC):
     @abstractmethod
     def end(self) -> bytes:
         """What was held back until all rounds were over: the reply's end as events, or the whole body."""
+
+    def broken(self, error: dict[str, Any]) -> bytes:
+        """The event that ends a stream with an error."""
+        return written(error, "error")
 
     def ours(self, reply: Reply) -> tuple[Part, ...]:
         """The calls of a reply that are for us."""

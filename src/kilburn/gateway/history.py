@@ -9,24 +9,29 @@ common; nothing is overwritten. All this can be worked out again from the proces
 from __future__ import annotations
 
 import hashlib
-import itertools
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from kilburn.errors import SpecError, StoreStale
+from kilburn.errors import KilburnError, SpecError, StoreStale
 from kilburn.event import Act
+from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.problems import Problem
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
-from kilburn.message import Kind, Message, Role
+from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
+from kilburn.page import Page, Place
+from kilburn.store import ProcessInfo
 from kilburn.wire.digests import HIDDEN, canonical
 
-__all__ = ["Histories", "Session"]
+__all__ = ["TRIES", "Histories", "Session", "named"]
 
 SESSIONS = 256
 """Sessions that are kept in memory, for each tenant."""
@@ -38,7 +43,7 @@ MEMOS = 64 << 20
 """Bytes of histories that are kept in memory, for each tenant."""
 
 FORKS = 32
-"""Sessions of one beginning that are read again after a restart, newest first."""
+"""Sessions of one beginning that are read again after a restart: those that were used last."""
 
 BESIDE = 8
 """System prompts and lists of tools whose cost is remembered, for each session."""
@@ -46,8 +51,14 @@ BESIDE = 8
 NEWEST = 8
 """Sessions that are read again after a restart to see whether a client has compacted one of them."""
 
-QUOTE = 80
-"""Characters by which a reply is recognised in the message of a client that made it the beginning of its next session."""
+LINKED = 16
+"""Earlier sessions that a search covers."""
+
+LONGEST_NAME = 200
+"""Characters of a client's name for a session."""
+
+TRIES = 5
+"""How often a session is read again because another gateway went on with it."""
 
 Said = tuple[bool, bytes]
 """Whether the assistant says it, and its digest."""
@@ -65,21 +76,23 @@ class Session:
     Args:
         process: the process.
         root: the name that it was asked for by, or that its first message gives; forks have the same.
-        digests: of all that the client sees of it.
-        answered: whether it holds calls of our own.
-        earlier: sessions that the client made this one of, newest first.
+        earlier: numbers of the sessions that the client made this one of, newest first.
     """
 
-    def __init__(
-        self, process: Process, root: str, digests: Sequence[bytes], *, answered: bool, earlier: tuple[str, ...]
-    ) -> None:
-        self.process, self.root, self.earlier = process, root, earlier
-        self.digests = list(digests)
+    def __init__(self, process: Process, root: str, earlier: Sequence[int] = ()) -> None:
+        self.process, self.root, self.earlier = process, root, tuple(earlier)
+        self.turn = process.turn
+        """Messages that it has, as far as is known here; more are of another gateway."""
+        self.digests, self.gaps = _said_in(process)
+        """Of all that the client sees of it; and which of them are of messages with forgotten pages."""
         self.chain = list(_chained(self.digests))
-        self.answered = answered
+        self.answered = any(call.startswith(HIDDEN) for call in process.window.calls)
+        """Whether it holds calls of our own."""
         self._costs: dict[bytes, int] = {}
         self.busy = False
         self.prefilled = False
+        self.memo: Memo | None = None
+        """Of the request that goes on now."""
         self.spoken: list[Message] = []
         """What was said in the request that goes on now."""
         self.last = ""
@@ -91,9 +104,19 @@ class Session:
         return self.process.name
 
     @property
+    def number(self) -> int:
+        """The number of its process."""
+        return self.process.kernel.info.number
+
+    @property
     def user(self) -> str:
         """Whose it is."""
         return self.process.kernel.info.user
+
+    @property
+    def own_pages(self) -> bool:
+        """Whether it holds what a client's history does not say: calls of our own, or that something is believed less."""
+        return self.answered or any(page.trust < TRUST_OF_ROLE[page.role] for page in _live(self.process))
 
     @property
     def whole(self) -> bool:
@@ -110,6 +133,12 @@ class Session:
             known = self._costs[raw] = self.process.counter.count(raw.decode("utf-8", "replace"))
         return known
 
+    def fill(self, digests: Sequence[bytes]) -> None:
+        """Take from a history what the forgotten messages said, if it is that of this session otherwise; nothing is stored."""
+        there = digests[: len(self.digests)]
+        if self.gaps and _agree(self.digests, self.gaps, there):
+            self.digests, self.chain = list(there), list(_chained(there))
+
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""
         self.chain += _chained(digests, self.chain[-1] if self.chain else b"")
@@ -122,13 +151,12 @@ class Memo:
     Args:
         of: the form, the client's name of the session, and the user.
         asked: the request.
-        digests: how many digests the session had then.
     """
 
-    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked, digests: int) -> None:
-        self.session, self.of, self.digests = session, of, digests
-        self.prefix = asked.history.removesuffix(b"]").rstrip()
-        self.lead = asked.lead
+    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked) -> None:
+        self.session, self.of, self.digests = session, of, len(session.digests)
+        self.history, self.lead = asked.history, asked.lead
+        self.prefix = b""
 
 
 class Histories:
@@ -148,6 +176,10 @@ class Histories:
         self._warm: set[str] = set()
         self._seen: set[tuple[str, str]] = set()
         """Roots, each with its user, whose sessions in the store were read since the start."""
+        self._highest: dict[str, int] = {}
+        """The highest number that a session of a root has in the store, as far as it was looked for."""
+        self._away: OrderedDict[bytes, str] = OrderedDict()
+        """Names of sessions that are kept in memory no longer, by the end of their chain."""
 
     # What a history says
 
@@ -201,40 +233,48 @@ class Histories:
         Raises:
             WireError: a message is none, or cannot follow. SpecError: no name of a session. StoreError.
         """
-        for attempt in (1, 2):
-            found = self._remembered(form, asked, name, user) if attempt == 1 else None
-            session, raws, digests = found or self._found(form, asked, name, user)
+        for left in reversed(range(TRIES)):
+            session = None
             try:
+                found = self._remembered(form, asked, name, user) if left == TRIES - 1 else None
+                session, raws, digests = found or self._found(form, asked, name, user)
                 if len(session.digests) + len(raws) > self._messages:
                     raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
-                fresh = [message for raw in raws for message in form.read(raw)]
+                fresh = form.together([message for raw in raws for message in form.read(raw)])
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
                     session.process.append(*following(fresh, session.process))
                     session.extend(digests)
-                self._remember(session, form, asked, name)
+                session.turn = session.process.turn
+                session.memo = Memo(session, (form.name, name, user), asked)
                 return session
             except StoreStale:
-                # Another gateway went on with it: it is read again, once.
-                self.lose(session)
-                if attempt == 2:
+                # Another gateway went on with it: it is read again.
+                if session is not None:
+                    self.lose(session)
+                if not left:
                     raise
             except BaseException:
-                session.busy = False
-                if not session.process.window.last:
-                    # Nothing is left of a session that never began.
-                    self.lose(session)
-                    self.hierarchy.forget(session=session.name)
+                if session is not None:
+                    self._take_back(session)
                 raise
         raise AssertionError("a session is claimed or an error is raised")
+
+    def _take_back(self, session: Session) -> None:
+        """Leave nothing of a session that never began. If even that fails, the next request of its root uses it."""
+        session.busy = False
+        with suppress(KilburnError):
+            session.process.refresh()
+            if not session.process.window.last:
+                self.lose(session)
+                self.hierarchy.forget(session=session.name)
 
     def _found(self, form: Form, asked: Asked, name: str | None, user: str) -> tuple[Session, list[bytes], list[bytes]]:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
-        if name and not name.isprintable():
-            raise SpecError("a session name with control characters", advice="leave them out")
         digests, ends = self.digests(form, asked.messages)
-        session, common = self._claim(name or _root(user, digests), user, digests, asked, form)
+        request = _Request(form, asked, user, digests, ends, root_of(name) if name else _root(user, digests))
+        session, common = self._claim(request)
         return session, asked.messages[ends[common - 1] if common else 0 :], digests[common:]
 
     def _remembered(
@@ -261,13 +301,16 @@ class Histories:
             asked.lead = best.lead
             return session, raws[ends[len(since) - 1] if since else 0 :], digests[len(since) :]
 
-    def _remember(self, session: Session, form: Form, asked: Asked, name: str | None) -> None:
-        """Keep the bytes of a history, by which the next one is recognised."""
+    def _remember(self, session: Session) -> None:
+        """Keep the bytes of a history, by which the next one is recognised: when its request is over, so that nobody waits."""
+        memo, session.memo = session.memo, None
+        if memo is None:
+            return
+        memo.prefix, memo.history = memo.history.removesuffix(b"]").rstrip(), b""
         with self._lock:
             self._forget(session.name)
-            if session.prefilled or len(asked.history) > MEMOS:
+            if session.prefilled or len(memo.prefix) > MEMOS or self._sessions.get(session.name) is not session:
                 return
-            memo = Memo(session, (form.name, name, session.process.kernel.info.user), asked, len(session.digests))
             self._memos[session.name] = memo
             self._kept += len(memo.prefix)
             while self._kept > MEMOS:
@@ -286,136 +329,161 @@ class Histories:
             self.lose(session)
             return
         session.extend(canonical(spoken))
-        session.last = _text_of(spoken)
+        session.last = _text_of(spoken) or session.last
+        self._remember(session)
         session.busy = False
 
     def lose(self, session: Session) -> None:
         """Keep nothing of a session in memory; it is read again from the store when it is asked for."""
         with self._lock:
-            session.busy = False
-            self._sessions.pop(session.name, None)
-            self._forget(session.name)
             self._seen.discard((session.root, session.user))
-            self.hierarchy.release(session.name)
+            self._put_away(session)
 
-    def _claim(self, root: str, user: str, digests: Sequence[bytes], asked: Asked, form: Form) -> tuple[Session, int]:
+    def _put_away(self, session: Session) -> None:
+        session.busy = False
+        if self._sessions.get(session.name) is session:
+            del self._sessions[session.name]
+        self._forget(session.name)
+        self.hierarchy.release(session.name)
+
+    def _claim(self, request: _Request) -> tuple[Session, int]:
         """A session for a history, not busy with another request, and how many of its digests it has."""
+        root, user, chain = request.root, request.user, request.chain
         with self._lock:
-            if (root, user) not in self._seen:
-                self._read_again(root, user)
-                self._seen.add((root, user))
-            chain = list(_chained(digests))
+            self._read_again(root, user)
             family = [session for session in self._sessions.values() if session.root == root and session.user == user]
-            ends = {session.chain[-1]: session for session in family if session.chain and not session.busy}
+            free = [session for session in family if not session.busy]
+            for session in free:
+                session.fill(request.digests)
+            ends = {session.chain[-1]: session for session in free if session.chain}
             for at in range(len(chain), 0, -1):
-                found = ends.get(chain[at - 1])
+                found = ends.get(chain[at - 1]) or self._fetched(chain[at - 1], root, user)
                 if found is not None and len(found.chain) == at:
                     found.busy = True
                     self._sessions.move_to_end(found.name)
                     return found, at
-            return self._fork(root, user, digests, chain, family, form, asked)
+            return self._fork(request, family)
 
-    def _fork(
-        self,
-        root: str,
-        user: str,
-        digests: Sequence[bytes],
-        chain: Sequence[bytes],
-        family: Sequence[Session],
-        form: Form,
-        asked: Asked,
-    ) -> tuple[Session, int]:
+    def _fetched(self, end: bytes, root: str, user: str) -> Session | None:
+        """A session that was put away, if it still ends there."""
+        name = self._away.pop(end, None)
+        info = None if name is None else self._stored(name)
+        if info is None or info.user != user or info.name in self._sessions:
+            return None
+        session = self._sessions[info.name] = self._opened(info.name, root, user)
+        return session if session.chain and session.chain[-1] == end else None
+
+    def _fork(self, request: _Request, family: Sequence[Session]) -> tuple[Session, int]:
         """A new session, with what it has in common with the nearest one."""
+        root, user, chain = request.root, request.user, request.chain
         parent, common = None, 0
         for session in family:
             shared = _common(session.chain, chain)
             if shared > common:
                 parent, common = session, shared
+        before, known = self._compacted(request)
         earlier = () if parent is None else parent.earlier
-        before = self._compacted(form, asked, user, digests, common, parent)
         if before is not None:
-            earlier = (before.name, *before.earlier)
-        process = self.hierarchy.process(self._free_name(root), user)
-        session = Session(process, root, (), answered=False, earlier=earlier)
+            earlier = (before.number, *before.earlier)[:LINKED]
+        copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
+        kept = _kept(parent.process, copied) if parent is not None and copied else []
+        empty = next((each for each in family if not each.busy and not each.process.window.last), None)
+        process = self._new(root, user) if empty is None else empty.process
+        origin = before or parent
+        if origin is not None:
+            old = [*kept, *request.read(copied, max(common, known))]
+            self._begin(process, origin.process, earlier, old, kept)
+        session = self._sessions[process.name] = Session(process, root, earlier)
         session.busy = True
-        if parent is not None and parent.answered:
-            kept = _kept(parent.process, common)
-            process.append(*kept)
-            session.extend(digests[:common])
-            session.answered = True
-        else:
-            common = 0
-        if parent is not None:
-            process.record(Act.NOTE, policy="gateway", forked=parent.name)
-        if earlier:
-            process.record(Act.NOTE, policy="gateway", continues=list(earlier))
-        self._sessions[process.name] = session
         self._trim()
-        return session, common
+        return session, copied
 
-    def _compacted(
-        self, form: Form, asked: Asked, user: str, digests: Sequence[bytes], common: int, parent: Session | None
-    ) -> Session | None:
-        """The session that a client has compacted into this history by itself: the history quotes its last reply, the summary,
-        or goes on with its last messages behind something else."""
-        if user not in self._warm:
-            self._warm.add(user)
-            self._read_newest(user)
-        tail = digests[-3:-1] if len(digests) > 3 else ()
-        texts: list[str] | None = None
-        for session in reversed(self._sessions.values()):
-            if session.process.kernel.info.user != user or session.busy:
-                continue
-            if session is parent and not set(digests[common:]).isdisjoint(session.digests[common:]):
-                return session
-            if session is not parent and tail and _holds(session.digests, tail):
-                return session
-            if len(session.last) >= 2 * QUOTE:
-                texts = _opening(form, asked) if texts is None else texts
-                if _quoted(session.last, texts):
-                    return session
-        return None
+    def _new(self, root: str, user: str) -> Process:
+        number = self._highest[root] = self._last(root) + 1
+        return self.hierarchy.process(root if number == 1 else f"{root}~{number}", user)
+
+    def _begin(
+        self, process: Process, origin: Process, earlier: Sequence[int], known: Sequence[Message], kept: Sequence[Message]
+    ) -> None:
+        """Write into a new session's ledger where it is from, and what of it another one has, and append what is kept of that."""
+        shared = sum(len(message.parts) for message in known)
+        number = origin.kernel.info.number
+        process.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
+        try:
+            if kept:
+                process.append(*kept)
+        except StoreStale:
+            # Another gateway had the same name in mind.
+            self._seen.clear()
+            raise
+
+    def _compacted(self, request: _Request) -> tuple[Session | None, int]:
+        """The session that a client has compacted into this history by itself, if any, and how many of the history's digests are
+        of what it made of it."""
+        if request.user not in self._warm:
+            self._warm.add(request.user)
+            self._read_newest(request.user)
+        others = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
+        ends: list[tuple[range, Session]] = []
+        for session in others:
+            common = _common(session.chain, request.chain)
+            if found := end_of(session.digests, request.digests, request.places, common):
+                ends.append((found, session))
+        for found, session in sorted(ends, key=lambda each: each[0].stop, reverse=True):
+            if is_own(request.read(found.start, found.stop)):
+                return session, found.stop
+        opening = list(request.opening())
+        for session in others:
+            for known, text in opening:
+                quoted = quotes(session.last, text)
+                if quoted and is_summary(session.last, quoted, session.process.originals()):
+                    return session, known
+        return None, 0
 
     def _read_newest(self, user: str) -> None:
         """Read the sessions that were used last before a restart."""
         infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
         for info in [info for info in infos if info.user == user and not info.damaged][-NEWEST:]:
             if info.name not in self._sessions:
-                self._sessions[info.name] = self._opened(info.name, info.name.partition("~")[0], user)
+                self._sessions[info.name] = self._opened(info.name, root_of(info.name), user)
 
-    def _free_name(self, root: str) -> str:
-        return _numbered(root, self._forks(root) + 1)
-
-    def _forks(self, root: str) -> int:
-        """How many sessions of a root the store has; they are counted from 1, so that few questions find the last."""
-        low, high = 0, 1
-        while self._stored(_numbered(root, high)):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._stored(_numbered(root, middle)) else (low, middle)
-        return low
-
-    def _stored(self, name: str) -> bool:
-        return self.hierarchy.store.process(name, time=0.0, create=False) is not None
+    def _last(self, root: str) -> int:
+        """The highest number of a root's sessions. Other gateways may have made some more since it was looked for."""
+        if not self._highest:
+            self._highest[""] = 0
+            for info in self.hierarchy.store.processes():
+                base = root_of(info.name)
+                number = int(info.name[len(base) + 1 :] or 1)
+                self._highest[base] = max(self._highest.get(base, 0), number)
+        number = self._highest.get(root, 0)
+        while self._stored(f"{root}~{number + 1}" if number else root) is not None:
+            number += 1
+        return number
 
     def _read_again(self, root: str, user: str) -> None:
-        """Read a user's sessions of a root from the store, the newest ones."""
-        last = self._forks(root)
-        for name in [_numbered(root, number) for number in range(max(1, last - FORKS + 1), last + 1)]:
-            info = self.hierarchy.store.process(name, time=0.0, create=False)
+        """Read a user's sessions of a root from the store, if there are some that were never read."""
+        known, last = self._highest.get(root, 0), self._last(root)
+        if (root, user) in self._seen and last == known:
+            return
+        self._seen.add((root, user))
+        self._highest[root] = last
+        names = [f"{root}~{number}" if number > 1 else root for number in range(1, min(last, FORKS + 1) + 1)]
+        if last > FORKS:
+            infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
+            names = [info.name for info in infos if root_of(info.name) == root][-FORKS:]
+        for name in names:
+            info = self._stored(name)
             if info is not None and info.user == user and name not in self._sessions:
                 self._sessions[name] = self._opened(name, root, user)
         self._trim()
 
+    def _stored(self, name: str) -> ProcessInfo | None:
+        return self.hierarchy.store.process(name, time=0.0, create=False)
+
     def _opened(self, name: str, root: str, user: str) -> Session:
         process = self.hierarchy.process(name, user)
-        earlier = tuple(name for event in process.events() if event.act is Act.NOTE for name in event.data.get("continues", ()))
-        answered = any(call.startswith(HIDDEN) for call in process.window.calls)
-        messages = process.originals()
-        session = Session(process, root, canonical(messages), answered=answered, earlier=earlier)
-        if messages and messages[-1].role is Role.ASSISTANT:
-            session.last = _text_of(messages[-1:])
+        session = Session(process, root, process.origin().get("continues", ()))
+        session.last = _last_reply(process)
         return session
 
     def _trim(self) -> None:
@@ -423,24 +491,81 @@ class Histories:
             session = next((each for each in self._sessions.values() if not each.busy), None)
             if session is None:
                 return
-            self.lose(session)
+            if session.chain:
+                self._away[session.chain[-1]] = session.name
+                if len(self._away) > KNOWN:
+                    self._away.popitem(last=False)
+            self._put_away(session)
 
     def said(self, session: Session, messages: Sequence[Message]) -> None:
         """Append what the model said and what it was answered here."""
-        try:
-            session.process.append(*following(messages, session.process))
-        except StoreStale:
-            # Another writer went on with it. If it says the same still, only its window is another.
-            self.lose(session)
-            process = self.hierarchy.process(session.name)
-            if canonical(process.originals()) != session.digests + canonical(session.spoken):
-                raise
-            process.append(*following(messages, process))
-            session.process = process
+        for left in reversed(range(TRIES)):
+            try:
+                process = self.own(session)
+                process.append(*following(messages, process))
+                session.turn = process.turn
+                break
+            except StoreStale:
+                if not left:
+                    raise
         session.spoken += messages
         session.answered = session.answered or any(
             (part.call or "").startswith(HIDDEN) for message in messages for part in message.parts
         )
+
+    def own(self, session: Session) -> Process:
+        """The process of a busy session as it is now. If another gateway went on with it meanwhile, the request that goes on
+        here gets one of its own, with what it had until then."""
+        process = self.hierarchy.process(session.name)
+        process.refresh()
+        if process.turn != session.turn:
+            kept, old = _copied(process, session.turn), session.name
+            with self._lock:
+                branch = self._new(session.root, session.user)
+                self._begin(branch, process, session.earlier, kept, kept)
+                if self._sessions.get(old) is session:
+                    del self._sessions[old]
+                self._forget(old)
+                self._seen.discard((session.root, session.user))
+                self._sessions[branch.name] = session
+            process, session.turn = branch, branch.turn
+        session.process = process
+        return process
+
+
+class _Request:
+    """A history that asks for a session.
+
+    Args:
+        digests, ends: what it says, and how many messages end with each digest.
+        root: what its sessions are called.
+    """
+
+    def __init__(self, form: Form, asked: Asked, user: str, digests: list[bytes], ends: list[int], root: str) -> None:
+        self._form, self._asked, self._ends = form, asked, ends
+        self.user, self.digests, self.root = user, digests, root
+        self.chain = list(_chained(digests))
+
+    @cached_property
+    def places(self) -> dict[bytes, list[int]]:
+        """Where each digest is."""
+        places: dict[bytes, list[int]] = {}
+        for at, digest in enumerate(self.digests):
+            places.setdefault(digest, []).append(at)
+        return places
+
+    def read(self, start: int, stop: int) -> list[Message]:
+        """The messages of some of the digests."""
+        raws = self._asked.messages[self._ends[start - 1] if start else 0 : self._ends[stop - 1] if stop else 0]
+        return [message for raw in raws for message in self._form.read(raw)]
+
+    def opening(self) -> Iterator[tuple[int, str]]:
+        """The texts with which it begins, each with how many digests it ends."""
+        beside = [bytes(self._asked.fields[key]) for key in ("system", "instructions") if key in self._asked.fields]
+        for raw in [*self._asked.lead, *beside]:
+            yield from ((0, text) for text in texts_of(raw))
+        for at, raw in enumerate(self._asked.messages[:OPENING], 1):
+            yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
 
 
 def _rest(raw: bytes) -> list[bytes]:
@@ -451,23 +576,25 @@ def _text_of(messages: Iterable[Message]) -> str:
     return "".join(part.text for message in messages for part in message.parts if part.kind is Kind.TEXT)
 
 
-def _holds(digests: Sequence[bytes], tail: Sequence[bytes]) -> bool:
-    """Whether two messages stand behind each other in a session."""
-    first, second = tail
-    return any(one == first and other == second for one, other in itertools.pairwise(digests))
+def _last_reply(process: Process) -> str:
+    """What a session ends with, if the assistant says it."""
+    last = [page for page in _live(process) if page.message == process.turn]
+    return "".join(process.text(page.id) for page in last if page.role is Role.ASSISTANT and page.kind is Kind.TEXT)
 
 
-def _opening(form: Form, asked: Asked) -> list[str]:
-    """The texts of the user with which a history begins."""
-    messages = [message for raw in asked.messages[:3] for message in form.read(raw)]
-    return [_text_of([message]) for message in messages if message.role is Role.USER]
+def _said_in(process: Process) -> tuple[list[bytes], frozenset[int]]:
+    """The digests of what the client sees of a process, and which of them nobody knows, because something was forgotten."""
+    if len(_live(process)) == process.window.last:
+        return canonical(process.originals()), frozenset()
+    one, other = (canonical(process.originals(gone)) for gone in ("one", "other"))
+    return one, frozenset(at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
 
 
-def _quoted(reply: str, texts: Sequence[str]) -> bool:
-    """Whether two of three stretches of a reply are in a text."""
-    ends = [len(reply) * share // 8 for share in (1, 4, 6)]
-    stretches = [reply[start : start + QUOTE].strip() for start in ends]
-    return any(sum(stretch in text for stretch in stretches) >= 2 for text in texts)
+def _agree(digests: Sequence[bytes], gaps: frozenset[int], others: Sequence[bytes]) -> bool:
+    """Whether all are the same but for the gaps."""
+    return len(digests) == len(others) and all(
+        at in gaps or one == other for at, (one, other) in enumerate(zip(digests, others, strict=True))
+    )
 
 
 def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
@@ -482,22 +609,83 @@ def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     return low
 
 
-def _numbered(root: str, number: int) -> str:
-    return root if number == 1 else f"{root}~{number}"
-
-
 def _root(user: str, digests: Sequence[bytes]) -> str:
     first = digests[0] if digests else b""
     return f"chat-{hashlib.blake2b(user.encode() + bytes(1) + first, digest_size=8).hexdigest()}"
 
 
+def named(header: str) -> str | None:
+    """The session's name that a client gives in a header, as HTTP has it: the bytes of its UTF-8. None for none.
+
+    Raises:
+        SpecError: no name that a client may give.
+    """
+    try:
+        name = header.encode("latin-1").decode().strip()
+    except UnicodeError:
+        raise SpecError("a session name that is not UTF-8", advice="send the bytes of its UTF-8, or letters of ASCII") from None
+    if len(name) > LONGEST_NAME:
+        raise SpecError(f"a session name of {len(name):,} characters", advice=f"give one of {LONGEST_NAME} at most")
+    if not name.isprintable():
+        raise SpecError("a session name with characters that cannot be seen", advice="leave them out")
+    if name.startswith("@"):
+        raise SpecError("a session name that begins with @", advice="these names are of collections; give another one")
+    return name or None
+
+
+def root_of(name: str) -> str:
+    """What a session and its forks are called: `work` for `work~2`."""
+    root, mark, number = name.rpartition("~")
+    return root if mark and root and number.isdecimal() and number.isascii() else name
+
+
 def _kept(process: Process, common: int) -> list[Message]:
     """The first messages of a process, with hidden ones, of which the client sees so many."""
     messages = process.originals()
-    for end in range(len(messages), -1, -1):
-        if len(canonical(messages[:end])) <= common:
-            return messages[:end]
-    return []
+    numbers = range(len(messages) + 1)
+    end = bisect_right(numbers, common, key=lambda end: len(canonical(messages[:end]))) - 1
+    return _copied(process, end and _numbers(process)[end - 1])
+
+
+def _copied(process: Process, turn: int) -> list[Message]:
+    """The messages of a process up to a turn, for another one. What was recalled cites what it is from, there and here, and
+    nothing is believed more than it was."""
+    window, number = process.window, process.kernel.info.number
+    pages = _live(process)
+    ids = {each.id: at for at, each in enumerate(pages, 1)}
+    trusts: dict[int, Trust] = {}
+    for each in pages:
+        trusts[each.message] = min(trusts.get(each.message, each.trust), each.trust)
+    copied = []
+    for at, message in zip(trusts, process.originals(), strict=True):
+        if at > turn:
+            break
+        sources: list[int] = []
+        waiting = list(message.sources)
+        while waiting:
+            page = waiting.pop()
+            waiting += window.pages[page].sources if page < 0 else ()
+            sources += [page] if page in ids else []
+        copied.append(
+            msgspec.structs.replace(
+                message,
+                trust=min(trusts[at], TRUST_OF_ROLE[message.role]),
+                sources=tuple(sorted({ids[page] for page in sources})),
+                cites=tuple({*message.cites, *((number, page) for page in sources)}),
+            )
+        )
+    return copied
+
+
+def _live(process: Process) -> list[Page]:
+    """The transcript's pages that are not forgotten."""
+    window = process.window
+    return [page for page in window.pages.values() if page.id > 0 and window.at(page.id) is not Place.DROPPED]
+
+
+def _numbers(process: Process) -> list[int]:
+    """The numbers of the messages that are not forgotten."""
+    return list(dict.fromkeys(page.message for page in _live(process)))
 
 
 def following(messages: Sequence[Message], process: Process) -> list[Message]:

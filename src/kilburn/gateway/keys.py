@@ -74,13 +74,17 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     """The keys of a file, oldest first, revoked ones too.
 
     Raises:
-        SpecError: it is no keys file, or others than its owner may write to it. OSError: it cannot be read.
+        SpecError: there is none, it is no keys file, or others than its owner may write to it. OSError: it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise SpecError(f"{path} is no file", advice="give the file that `kilburn keys add` wrote")
     with open(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise SpecError(f"{path} is no file", advice="give the file that `kilburn keys add` wrote")
         if mode & 0o022:
             raise SpecError(f"others may write to {path}, and so let themselves in", advice=f"chmod go-w {path}")
         data = file.read(LARGEST + 1)
@@ -99,6 +103,10 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
             f"{path} is no keys file: {error}", advice="restore it, or begin a new one with `kilburn keys add`"
         ) from None
     return found.keys
+
+
+def _missing(path: str | os.PathLike[str]) -> SpecError:
+    return SpecError(f"there is no keys file {path}", advice="make a key with `kilburn keys add --keys FILE`")
 
 
 def _check(key: Key) -> None:
@@ -194,6 +202,6 @@ class Keys:
             if seen != self._seen:
                 self._known = {key.name: key for key in read_keys(self.path)}
                 self._seen = seen
-        except (OSError, SpecError):
+        except (OSError, SpecError) as error:
             self._known, self._seen = {}, None
-            raise
+            raise _missing(self.path) if isinstance(error, FileNotFoundError) else error from None

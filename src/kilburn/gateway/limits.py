@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from collections.abc import Iterable
 
 import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["Bucket", "Limits", "check_listening", "is_loopback"]
+__all__ = ["Bucket", "Limits", "check_listening", "is_loopback", "limits_of"]
+
+RATE = 600
+"""Requests per minute of a key, where the operator says nothing: ten a second for as long as it likes, 150 at once."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             if not getattr(self, name) >= 0 or (name != "rate" and getattr(self, name) == 0):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no limit", advice="give a number above 0")
+
+
+def limits_of(given: Iterable[str], *, keyed: bool) -> Limits:
+    """Limits from texts such as "messages=5000".
+
+    Args:
+        keyed: whether clients need keys; then there is a rate, unless it is given. On one's own machine there is none.
+
+    Raises:
+        SpecError: no limit of this name, or no number.
+    """
+    asked: dict[str, str | int] = {"rate": RATE if keyed else 0}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in Limits.__struct_fields__:
+            raise SpecError(f"{text!r} is no limit", advice=f"NAME=N with one of {', '.join(Limits.__struct_fields__)}")
+        asked[name] = value
+    try:
+        return msgspec.convert(asked, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"a limit is no number: {error}", advice="give NAME=N") from None
 
 
 class Bucket:

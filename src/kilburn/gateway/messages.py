@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import OURS, Asked, Form, Reading, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Form, Reading, summed, unreadable, usage_of
+from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -42,6 +43,9 @@ class Messages(Form):
         """See `Form`."""
         fields: dict[str, Any] = {**asked.fields}
         used = sum(raw.count(b'"cache_control"') for raw in asked.beside)
+        lead = getattr(messages, "system", None)  # of the conversation; the client's own system prompt stands beside it
+        if lead:
+            messages = [{"role": "system", "content": lead}, *messages]
         fields["messages"] = marked(messages, wire.BREAKPOINTS - used)
         if specs:
             own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if "tools" in fields else []
@@ -168,7 +172,7 @@ def marked(messages: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]
 
 
 def _without_marks(message: dict[str, Any]) -> dict[str, Any]:
-    content = message["content"]
+    content = message.get("content", "")
     if isinstance(content, str) or not any(
         "cache_control" in block or isinstance(block.get("content"), list) for block in content
     ):
@@ -204,6 +208,7 @@ class MessagesReading(Reading):
 
     def again(self) -> None:
         self.rounds += 1
+        self.spoke = False
         self._blocks = Blocks("the upstream")
         self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] = {}
@@ -217,6 +222,7 @@ class MessagesReading(Reading):
             if kind == "error":
                 self.failed = said
                 return event.raw
+            self.spoke = True
             list(self._blocks.feed(said))
             if kind == "message_start":
                 summed(self.usage, said["message"].get("usage") or {})

@@ -51,20 +51,25 @@ def saved(prices: Prices, exchange: Exchange) -> float:
 
     Without Kilburn the client's whole history goes to the provider once, and all of it that is not new is read from the
     provider's cache, unless that has expired. So it is compared with the best that a client could have had, and also where
-    the history would not have fitted the model's window at all. The first request of a session saves nothing: it may be a
-    fork, of which the provider's cache has more than is known here.
+    the history would not have fitted the model's window at all. As long as nothing has left the window, nothing is saved or
+    lost: the provider gets what the client sent. The first request of a session saves nothing: it may be a fork, of which
+    the provider's cache has more than is known here.
     """
     usage, before, after = exchange.usage, exchange.before, exchange.after
     if usage is None or not usage.sound or before is None or after is None or not before.prompts:
         return 0.0
     rounds = max(1, exchange.rounds)
     shipped = (after.tokens_shipped - before.tokens_shipped) / rounds
-    # What is sent beside the conversation, such as tools: it would have been sent without Kilburn too.
-    beside = max(0.0, usage.prompt / rounds - shipped)
-    prompt = round(exchange.sent + beside)
+    if rounds == 1 and shipped >= exchange.sent:
+        return 0.0
+    # The session's counter may count more than the provider does. What the provider counts beyond it is sent beside the
+    # conversation, such as tools, and would have been sent without Kilburn too.
+    scale = min(1.0, usage.prompt / rounds / shipped) if shipped else 1.0
+    prompt = round(usage.prompt / rounds + scale * (exchange.sent - shipped))
     warm = exchange.idle is not None and exchange.idle <= prices.ttl
-    cached = max(0, prompt - exchange.new) if warm else 0
-    alone = Tokens(prompt=prompt, reply=usage.reply, cached=cached, written=prompt - cached)
+    cached = max(0, prompt - round(scale * exchange.new)) if warm else 0
+    written = prompt - cached if usage.written else 0
+    alone = Tokens(prompt=prompt, reply=usage.reply, cached=cached, written=written)
     return prices.cost(alone) - prices.cost(usage)
 
 

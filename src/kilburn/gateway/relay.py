@@ -7,9 +7,10 @@ one reply. Whatever fails, the session stays valid: a message is in it whole or 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -29,17 +30,17 @@ from kilburn.errors import (
     Unavailable,
     WireError,
 )
-from kilburn.event import Act
-from kilburn.gateway.events import Events, written
+from kilburn.gateway.events import Events
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
 from kilburn.gateway.figures import Figures
-from kilburn.gateway.form import OFFERED, Asked, Form, Reading, hidden
-from kilburn.gateway.history import Histories, Session
+from kilburn.gateway.form import Asked, Form, Reading, hidden
+from kilburn.gateway.history import TRIES, Histories, Session, named
 from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.upstream import Answer, Upstream, status_of
-from kilburn.message import Message, Trust
+from kilburn.kernel.memory_tools import OFFERED
+from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
 
@@ -53,6 +54,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 LONGEST_ERROR = 1 << 20
 """Bytes of an upstream's error that are read."""
+
+TOOLS = msgspec.json.encode(OFFERED)
+"""What the model is told of our tools; the forms differ by a few tokens."""
 
 LONGEST_MODEL = 200
 """Characters of a model's name in a log."""
@@ -95,8 +99,8 @@ class Relay:
         exchange.form = form.name
         asked = form.open(body)
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
-        for attempt in (1, 2):
-            session = self._histories.take(form, asked, headers.get("x-kilburn-session"), key.user)
+        for left in reversed(range(TRIES)):
+            session = self._histories.take(form, asked, named(headers.get("x-kilburn-session", "")), key.user)
             try:
                 self.figures.begin(exchange, session)
                 room = min(key.memory, session.process.budget.window // 4)
@@ -106,18 +110,14 @@ class Relay:
                 work.render()
                 return session, work
             except StoreStale:
-                # Another writer went on with it, and nothing new was appended: it is read again, once.
+                # Another gateway went on with it: it is read again.
                 self._histories.lose(session)
-                if attempt == 2:
+                if not left:
                     raise
             except BaseException:
                 self._histories.give(session)
                 raise
         raise AssertionError("a prompt is made or an error is raised")
-
-    def said(self, session: Session, messages: list[Message]) -> None:
-        """Append what was said in a session."""
-        self._histories.said(session, messages)
 
     @property
     def upstream(self) -> Upstream:
@@ -149,10 +149,8 @@ class _Work:
         self.keeps = asked.choices == 1
         self.body = b""
         self.tokens = 0
-        process = session.process
-        # Room for memory is kept also where nothing is known, so that the window does not change from turn to turn.
-        self._beside = sum(map(session.cost, asked.beside)) + room
-        self._fit(process.budget)
+        # Room for memory and tools is kept also where none are sent, so that the window does not change from turn to turn.
+        self._beside = sum(map(session.cost, asked.beside)) + room + (session.cost(TOOLS) if faults else 0)
 
     def _fit(self, budget: Budget) -> None:
         """Leave room for what is sent beside the conversation, and for the reply, but keep half of the window for it."""
@@ -163,16 +161,23 @@ class _Work:
             self.session.process.resize(Budget(budget.window, reserve, overhead))
 
     def render(self) -> None:
-        """Make the body that goes upstream: the client's own, as long as nothing has left the window."""
+        """Make the body that goes upstream: the client's own, as long as nothing has left the window.
+
+        Raises:
+            StoreStale: another gateway went on with the session.
+        """
         session = self.session
         process = session.process
+        self._fit(process.budget)
         self.faults = self.wanted and (not session.whole or bool(session.earlier))
         self.tokens = process.use
         if session.whole and not self.faults and process.use <= process.capacity:
-            process.record(Act.SHIP, policy="kernel", cause="idle", again=0, window=process.capacity)
+            process.sent_whole()
             self.body = self._with_memory(self.asked.raw)
             return
         prompt = process.render(self.form.rendered)
+        if process.turn != session.turn:
+            raise StoreStale("another gateway went on with the session", advice="read it again")
         self.tokens = prompt.tokens
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
 
@@ -215,6 +220,8 @@ class _Turn:
         self._started = self._given = False
         self._retried = False
         self._reading: Reading | None = None
+        self._shown: list[Part] = []
+        """Texts of the rounds before."""
 
     async def run(self) -> None:
         """Ask until the reply is whole."""
@@ -227,21 +234,31 @@ class _Turn:
             await self._break_off(error)
 
     async def give(self) -> None:
-        """Let others have the session, once: before the client hears the end, because it may go on at once."""
+        """Let others have the session, once, when what was said is durable: before the client hears the end, because it may
+        go on at once."""
         if not self._given:
-            self._given = True
             await run_sync(self._give)
 
     def _give(self) -> None:
-        self._relay.figures.end(self._exchange, self._session)
-        self._relay.histories.give(self._session)
+        self._given = True
+        try:
+            self._relay.histories.hierarchy.store.sync()
+            self._relay.figures.end(self._exchange, self._session)
+        finally:
+            self._relay.histories.give(self._session)
 
     async def _round(self) -> bool:
         """One question to the upstream; returns whether there is another."""
         work, exchange = self._work, self._exchange
         exchange.rounds += 1
         asking = self._relay.upstream.ask("POST", self._path, work.body, self._headers, work.form)
-        async with _waited(asking, exchange) as answer:
+        async with AsyncExitStack() as stack:
+            try:
+                answer = await stack.enter_async_context(_waited(asking, exchange))
+            except Overlong as error:
+                if await self._made_shorter(error):
+                    return True
+                raise
             if answer.status >= 400:
                 return await self._refused(answer)
             if self._reading is None:
@@ -250,47 +267,76 @@ class _Turn:
                 kind = answer.headers.get("content-type", "text/event-stream")
                 if not kind.lower().startswith("text/event-stream"):
                     raise Unavailable(f"the upstream answered a streamed request with {kind}", advice="check the upstream")
-                await self._stream(answer, self._reading)
+                failed = await self._stream(answer, self._reading)
+                if failed is None:
+                    return True
             else:
-                whole = await _gathered(answer)
-                self._reading.take(whole)
+                failed = b""
+                self._reading.take(await _gathered(answer))
             headers = answer.headers
         reading = self._reading
         if reading.failed is not None:
-            # The upstream said so inside its stream, and the client has heard it.
-            await self._finish(b"", headers)
+            # The upstream said so inside its stream.
+            await self._finish(failed, headers)
             return False
         reply = reading.reply()
-        if await run_sync(self._answered, reply, reading):
+        if await run_sync(self._goes_on, reply, reading):
             reading.again()
             return True
         await self._finish(reading.end(), headers)
         return False
 
+    def _goes_on(self, reply: Reply, reading: Reading) -> bool:
+        """Keep a reply; returns whether there is another round, and otherwise gives the session back."""
+        if self._answered(reply, reading):
+            return True
+        self._give()
+        return False
+
     def _answered(self, reply: Reply, reading: Reading) -> bool:
         """Keep a reply; answer what it asks us, and return whether the model goes on."""
         work, session = self._work, self._session
-        process = session.process
         ours = reading.ours(reply)
         self._exchange.finish = str(reply.finish)
         if reply.usage is not None:
-            process.observe(reply.usage, work.counted)
             self._exchange.usage = together(self._exchange.usage, reply.usage)
         if not work.keeps:
             return False
+        goes_on = bool(ours) and len(ours) == len(reply.calls) and reading.rounds <= self._relay.rounds
+        message = reply.message
+        if goes_on:
+            # The client hears one reply, and what it is shown of it is kept once that is whole: it may ask again before.
+            self._shown += [part for part in message.parts if part.kind is Kind.TEXT]
+            message = msgspec.structs.replace(message, parts=tuple(part for part in message.parts if part.kind is not Kind.TEXT))
+        elif self._shown:
+            first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
+            parts = (*message.parts[:first], *self._shown, *message.parts[first:])
+            message = msgspec.structs.replace(message, parts=parts)
         if not ours:
-            self._relay.said(session, [work.heard(reply.message)])
+            self._keep(reply, [work.heard(message)])
             if work.key.learn and not reply.calls:
-                self._relay.learners.learn(self._relay.histories.hierarchy, process, work.key.user)
+                self._relay.learners.learn(self._relay.histories.hierarchy, session.process, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds
-        said, seen = work.heard(hidden(reply.message)), process.kernel.ledger.stats.tokens_seen
-        self._relay.said(session, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
+        said, seen = work.heard(hidden(message)), session.process.kernel.ledger.stats.tokens_seen
+        self._keep(reply, [said, *answered(self._relay.histories.hierarchy, session, ours, over=over)])
         self._relay.figures.hide(session, seen)
-        if len(ours) < len(reply.calls) or reading.rounds > self._relay.rounds:
+        if not goes_on:
             return False
-        work.render()
+        for left in reversed(range(TRIES)):
+            with suppress(StoreStale) if left else nullcontext():
+                self._relay.histories.own(session)
+                work.render()
+                break
         return True
+
+    def _keep(self, reply: Reply, messages: list[Message]) -> None:
+        """Append what was said, and learn from its usage how long the prompt was."""
+        self._relay.histories.said(self._session, messages)
+        if reply.usage is not None:
+            # The reply is kept, and the session is made to fit when it is rendered.
+            with suppress(StoreError):
+                self._session.process.observe(reply.usage, self._work.counted)
 
     async def _refused(self, answer: Answer) -> bool:
         """The upstream gave an error: a prompt that was too long is made shorter, once."""
@@ -301,13 +347,8 @@ class _Turn:
         except (msgspec.DecodeError, RecursionError):
             said = None
         error = error_of("the upstream", answer.status, said, body[:400].decode("utf-8", "replace"), answer.headers)
-        if isinstance(error, Overlong) and not self._retried and work.keeps:
-            self._retried = True
-            try:
-                await run_sync(work.shrink, error)
-                return True
-            except Overlong:
-                pass
+        if await self._made_shorter(error):
+            return True
         if self._started:
             raise error
         if not isinstance(said, dict) or "error" not in said:
@@ -317,17 +358,51 @@ class _Turn:
         await self._send({"type": "http.response.body", "body": body})
         return False
 
-    async def _stream(self, answer: Answer, reading: Reading) -> None:
+    async def _made_shorter(self, error: ModelError) -> bool:
+        """Whether the prompt was too long, and is shorter now: once in a request."""
+        if not isinstance(error, Overlong) or self._retried:
+            return False
+        self._retried = True
+        try:
+            await run_sync(self._work.shrink, error)
+        except Overlong:
+            return False
+        return True
+
+    async def _unsaid(self, reading: Reading, failed: dict[str, Any]) -> bool:
+        """Whether a stream that said nothing yet but that the prompt is too long can be asked for again, unnoticed."""
+        if self._started and not self._work.wanted:
+            return False
+        if not await self._made_shorter(error_of("the upstream", None, failed, "")):
+            return False
+        if self._started:
+            reading.faults, reading.failed = True, None
+            reading.again()
+        else:
+            self._reading = None
+        return True
+
+    async def _stream(self, answer: Answer, reading: Reading) -> bytes | None:
+        """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again. None: it only
+        said that the prompt was too long, which is shorter now."""
         events = Events()
         async for piece in answer.pieces:
-            out = b"".join([reading.feed(event) for event in events.feed(piece)])
+            out = b""
+            for event in events.feed(piece):
+                seen = reading.feed(event)
+                if reading.failed is not None and not reading.spoke and await self._unsaid(reading, reading.failed):
+                    return None
+                out += seen
             if not self._started:
                 await self._start(200, {"content-type": "text/event-stream", "cache-control": "no-cache", **answer.headers})
+            if reading.failed is not None:
+                return out
             if out:
                 await self._send({"type": "http.response.body", "body": out, "more_body": True})
         if events.open:
             for event in events.feed(b"\n\n"):
                 await self._send({"type": "http.response.body", "body": reading.feed(event), "more_body": True})
+        return b""
 
     async def _finish(self, last: bytes, headers: dict[str, str]) -> None:
         if not self._started:
@@ -338,17 +413,17 @@ class _Turn:
 
     async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._started = True
-        own = {"x-kilburn-session": self._session.name, "x-kilburn-turn": str(self._turn)}
+        own = {"x-kilburn-session": self._session.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
         await start(self._send, status, {**headers, **own}, length)
 
     async def _break_off(self, error: KilburnError) -> None:
         """Tell a client, in the middle of its stream, that there is no more."""
         status, code = status_of(error)
         said = self._work.form.error(status, error.what, code)
-        name = "error" if self._work.form.name != "chat" else ""
         log.info("session %s: %s", self._session.name, error)
         await self.give()
-        await self._send({"type": "http.response.body", "body": written(said, name)})
+        last = b"" if self._reading is None else self._reading.broken(said)
+        await self._send({"type": "http.response.body", "body": last})
 
 
 @asynccontextmanager
@@ -429,6 +504,6 @@ async def fail(form: Form, error: KilburnError, send: Send) -> None:
     headers = {"content-type": "application/json"}
     wait = getattr(error, "retry_after", None)
     if wait is not None:
-        headers["retry-after"] = str(int(wait) + 1)
+        headers["retry-after"] = str(math.ceil(wait))
     await start(send, status, headers, len(body))
     await send({"type": "http.response.body", "body": body})

@@ -13,20 +13,27 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from kilburn.errors import InvalidMessage, Unavailable, WireError
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import OURS, Asked, Reading, listed, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Reading, listed, summed, unreadable, usage_of
+from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
-from kilburn.message import Message
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
-from kilburn.models.assembly import Assembly
+from kilburn.models.assembly import tokens_of
 from kilburn.wire import chat as wire
 from kilburn.wire import responses as items
 from kilburn.wire.form import parse
+from kilburn.wire.plain import pack, plain, unpack
 
 __all__ = ["Responses"]
 
-KEPT_THERE = (b'"previous_response_id"', b'"conversation"', b'"background"')
+KEPT_THERE = ("previous_response_id", "conversation", "background")
+"""Fields of a request that goes on from what its provider keeps, or leaves its reply there."""
+
+NAMED = "item_reference"
+"""The type of an item that only its provider has."""
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -41,13 +48,16 @@ class Responses(Chat):
 
     def unread(self, raw: bytes) -> bool:
         """See `Form`."""
-        if not any(name in raw for name in KEPT_THERE):
+        if not any(f'"{name}"'.encode() in raw for name in (*KEPT_THERE, NAMED)):
             return False
         try:
             fields = _object(raw)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return False
-        return any(fields.get(name.strip(b'"').decode()) for name in KEPT_THERE)
+        given = fields.get("input")
+        listed = given if isinstance(given, list) else []
+        named = any(isinstance(item, dict) and item.get("type") == NAMED for item in listed)
+        return named or any(fields.get(name) for name in KEPT_THERE)
 
     def split(self, asked: Asked) -> None:
         """See `Form`."""
@@ -56,8 +66,22 @@ class Responses(Chat):
         asked.messages = listed(asked.history, self.key)
 
     def _read(self, source: dict[str, Any]) -> list[Message]:
-        made = items.read(source)
-        return [] if made is None else [wire.read(made)]
+        return [wire.read(items.read(source))]
+
+    def together(self, messages: list[Message]) -> list[Message]:
+        """See `Form`. A provider takes reasoning back only with what came of it."""
+        out: list[Message] = []
+        thoughts: tuple[Part, ...] = ()
+        for message in messages:
+            if all(part.kind is Kind.REASONING for part in message.parts):
+                thoughts += message.parts
+                continue
+            if thoughts and message.role is Role.ASSISTANT:
+                extra = pack({**unpack(message.extra), "shape": "list"})
+                message = msgspec.structs.replace(message, parts=thoughts + message.parts, extra=extra)
+            thoughts = ()
+            out.append(message)
+        return out
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
@@ -77,7 +101,7 @@ class Responses(Chat):
         asked = _object(body)
         given = asked["input"]
         listed_items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        messages = [made for item in listed_items if (made := items.read(item)) is not None]
+        messages = _chat(listed_items)
         if asked.get("instructions"):
             messages.insert(0, {"role": "system", "content": asked["instructions"]})
         prompt = render(parse(messages), into, 0)
@@ -104,6 +128,25 @@ class Responses(Chat):
     def whole(self, reply: Reply, model: str) -> dict[str, Any]:
         """See `Form`."""
         return _whole(_head(model), reply)
+
+
+def _chat(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items as another provider takes them: no blocks of OpenAI's own, and one message for all that the assistant says in a
+    row."""
+    out: list[dict[str, Any]] = []
+    for made in map(items.read, given):
+        if made["role"] != "assistant":
+            out.append(made)
+            continue
+        content = made["content"]
+        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        texts = [block for block in texts if block["type"] in ("text", "refusal")]
+        calls = made.get("tool_calls", [])
+        if out and out[-1]["role"] == "assistant":
+            out[-1] = {**out[-1], "content": out[-1]["content"] + texts, "tool_calls": out[-1]["tool_calls"] + calls}
+        elif texts or calls:
+            out.append({"role": "assistant", "content": texts, "tool_calls": calls})
+    return out
 
 
 def _head(model: str) -> dict[str, Any]:
@@ -192,6 +235,7 @@ class _Writer:
         return [*out, self._say(kind, response=whole)]
 
 
+BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDS = ("response.completed", "response.incomplete")
 
 
@@ -210,6 +254,7 @@ class ResponsesReading(Reading):
     def again(self) -> None:
         """See `Reading`."""
         self.rounds += 1
+        self.spoke = False
         self._slots: dict[int, int | None] = {}
         self._response: dict[str, Any] | None = None
 
@@ -221,12 +266,17 @@ class ResponsesReading(Reading):
             said = _object(event.data)
             kind = said["type"]
             if kind in ("error", "response.failed"):
-                self.failed = said
-                return event.raw
+                self.failed = said.get("response") or said
+                return self._numbered(_unseen(said), kind) if self.faults else event.raw
+            self.spoke = self.spoke or kind not in BEGINNINGS
             if kind in ENDS:
                 self._end_round(said["response"])
                 return b"" if self.faults else self._last_of(event.raw)
-            return self._seen(said, kind) if self.faults else event.raw
+            if self.faults:
+                return self._seen(said, kind)
+            self._number += 1
+            self._first = self._first or said.get("response", {})
+            return event.raw
         except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise unreadable(error) from error
 
@@ -241,6 +291,7 @@ class ResponsesReading(Reading):
             if self.rounds:
                 return b""
             self._first = self._first or said["response"]
+            said = _unseen(said)
         if "output_index" in said:
             index = said["output_index"]
             if kind == "response.output_item.added":
@@ -269,39 +320,57 @@ class ResponsesReading(Reading):
 
     def reply(self) -> Reply:
         """See `Reading`."""
-        assembly = Assembly("the upstream")
-        at = 0
-        for item in self._response["output"] if self._response else ():
-            made = items.read(item)
-            if made is None or not (made["content"] is None or isinstance(made["content"], str) or item["type"] == "message"):
-                continue
-            if isinstance(made["content"], list):
-                made["content"] = "".join(block.get("text", "") for block in made["content"])
-            for call in made.get("tool_calls", ()):
-                call["index"], at = at, at + 1
-            list(assembly.feed({"choices": [{"delta": made}]}))
-        if self._response is not None:
-            used = self._response.get("usage") or {}
-            cached = (used.get("input_tokens_details") or {}).get("cached_tokens", 0)
-            usage = {"prompt_tokens": used.get("input_tokens"), "completion_tokens": used.get("output_tokens")}
-            finish = "length" if self._response.get("status") == "incomplete" else "stop"
-            end: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": finish}]}
-            list(assembly.feed({**end, "usage": {**usage, "prompt_tokens_details": {"cached_tokens": cached}}}))
-        return assembly.reply()
+        response = self._response
+        if response is None:
+            raise Unavailable("the upstream: the stream ended before the reply did", advice="try again")
+        try:
+            read = [wire.read(items.read(item)) for item in plain(response["output"], "output")]
+            parts = tuple(part for message in read for part in message.parts if part.text or part.kind is not Kind.TEXT)
+            spoken = [message for message in read if any(part.kind is Kind.TEXT for part in message.parts)]
+            extra = unpack(spoken[0].extra) if len(spoken) == 1 else {"form": "chat"}
+            message = Message(
+                role=Role.ASSISTANT,
+                parts=parts or (Part(kind=Kind.TEXT, text=""),),
+                extra=pack({**extra, "shape": "list"}),
+            )
+            if any(message.role is not Role.ASSISTANT for message in read):
+                raise InvalidMessage("a reply of somebody else")
+            used = response.get("usage") or {}
+            details = used.get("input_tokens_details") or {}
+            figures = {"prompt_tokens": used.get("input_tokens"), "completion_tokens": used.get("output_tokens")}
+            usage = tokens_of({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
+        except (WireError, AttributeError, KeyError, TypeError) as error:
+            raise unreadable(error) from error
+        called = any(part.kind is Kind.CALL for part in parts)
+        finish = Finish.LENGTH if response.get("status") == "incomplete" else Finish.CALLS if called else Finish.STOP
+        return Reply(message=message, finish=finish, usage=usage)
 
     def end(self) -> bytes:
         """See `Reading`."""
         response: dict[str, Any] = self._response or {}
         whole: dict[str, Any] = {**response, **{key: self._first[key] for key in ("id", "created_at") if key in self._first}}
         whole |= {"output": self._output, "usage": self.usage or None}
-        if self._raw:
-            changed = self.faults and (self.rounds or len(self._output) < len(response.get("output", ())))
-            return msgspec.json.encode(whole) if changed else self._raw
         if not self.faults:
-            return b"".join(self._held)
+            return self._raw or b"".join(self._held)
+        whole = _unseen({"response": whole})["response"]
+        if self._raw:
+            return msgspec.json.encode(whole)
         kind = "response.incomplete" if response.get("status") == "incomplete" else "response.completed"
         return self._numbered({"type": kind, "sequence_number": 0, "response": whole}, kind)
 
+    def broken(self, error: dict[str, Any]) -> bytes:
+        """See `Reading`."""
+        return self._numbered({**error["error"], "type": "error", "sequence_number": 0}, "error")
+
+
+def _unseen(said: dict[str, Any]) -> dict[str, Any]:
+    """An event whose response names neither our tools nor calls of them."""
+    response = said.get("response")
+    if not isinstance(response, dict):
+        return said
+    lists = {key: response[key] for key in ("tools", "output") if isinstance(response.get(key), list)}
+    return {**said, "response": response | {key: [each for each in got if not _is_ours(each)] for key, got in lists.items()}}
+
 
 def _is_ours(item: dict[str, Any]) -> bool:
-    return item.get("type") == "function_call" and item.get("name") in OURS
+    return item.get("type") in ("function", "function_call") and item.get("name") in OURS

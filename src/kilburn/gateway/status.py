@@ -28,11 +28,12 @@ FRESH = 1.0
 """Seconds for which a health check's result is given again, so that nobody keeps the disk busy with it."""
 
 
-def routes(metrics: Metrics, check: Callable[[], object], *, keyed: bool) -> list[Route]:
+def routes(metrics: Metrics, check: Callable[[], object], search: Callable[[], str], *, keyed: bool) -> list[Route]:
     """The routes.
 
     Args:
         check: raises if the gateway cannot work.
+        search: says how what was said is found.
         keyed: whether clients have keys. Each then sees its tenant's figures, and one with `figures` those of all.
     """
     known: list[tuple[float, str]] = []
@@ -44,10 +45,8 @@ def routes(metrics: Metrics, check: Callable[[], object], *, keyed: bool) -> lis
                 known[:] = [(time.monotonic(), await asyncio.to_thread(_trouble, check))]
         trouble = known[-1][1]
         # Anyone may ask: it names the class of what is wrong, and no file, host or session.
-        said = {"status": "failing" if trouble else "ok", "version": kilburn.__version__} | (
-            {"problem": trouble} if trouble else {}
-        )
-        return _json(said, 503 if trouble else 200)
+        said = {"status": "failing" if trouble else "ok", "version": kilburn.__version__, "search": search()}
+        return _json(said | ({"problem": trouble} if trouble else {}), 503 if trouble else 200)
 
     def of(request: Request) -> str | None:
         key: Key = request.state.key

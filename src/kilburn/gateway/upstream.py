@@ -6,36 +6,53 @@ also before the first piece.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, RateLimited, Refused, Unavailable
+from kilburn.errors import KilburnError, MissingExtra, ModelError, Overlong, RateLimited, Refused, SpecError, Unavailable
 from kilburn.gateway.form import Form
-from kilburn.model import Delta, Model, Reply
+from kilburn.model import Delta, Model, Reply, Request
 from kilburn.models.chat import Chat
 from kilburn.models.messages import Messages
 from kilburn.models.retry import Retry
 from kilburn.tokens.choice import counter_for
 
 try:
-    import httpx2
+    import aiohttp
+    from yarl import URL
 except ModuleNotFoundError as error:
-    raise MissingExtra("httpx2", "serve") from error
+    raise MissingExtra("aiohttp", "serve") from error
 
-__all__ = ["KEY_FROM", "Answer", "Endpoint", "InProcess", "Upstream", "status_of"]
+__all__ = ["KEY_FROM", "Answer", "Endpoint", "InProcess", "Upstream", "joined", "status_of"]
+
+log = logging.getLogger("kilburn.gateway")
 
 HOP = frozenset({
     "connection", "cookie", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
-    "upgrade", "host", "content-length", "accept-encoding", "content-encoding", "date", "server", "expect",
+    "upgrade", "host", "content-length", "accept-encoding", "content-encoding", "date", "server", "expect", "set-cookie",
+    "proxy-connection", "alt-svc",
 })  # fmt: skip
-"""Headers that are of one connection, or that are made anew."""
+"""Headers that are of one connection or one host, or that are made anew."""
+
+AUTOMATIC = ("user-agent", "accept", "content-type")
+"""Headers that are not sent unless the client has them."""
+
+LONGEST = 1 << 16
+"""Bytes of one header of an answer."""
+
+ABSENT = (404, 405, 501)
+"""Statuses of a path that is not there."""
 
 KEY_FROM = "x-kilburn-key-from"
 """A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
@@ -64,8 +81,27 @@ class Answer(NamedTuple):
     pieces: AsyncIterator[bytes]
 
 
+def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Headers by name, in small letters; those of one name as one list, which means the same (RFC 9110, 5.2)."""
+    out: dict[str, str] = {}
+    for given, value in headers:
+        name = given.lower()
+        out[name] = f"{out[name]}, {value}" if name in out else value
+    return out
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that are not of one connection: neither by their name, nor because `Connection` names them."""
+    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    return {name: value for name, value in headers.items() if name not in HOP and name not in named}
+
+
 class Upstream(Protocol):
     """Answers requests."""
+
+    def speaks(self, form: Form) -> bool:
+        """Whether requests of a form go through as they are, as far as is known; otherwise they are translated."""
+        ...
 
     def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None) -> Any:
         """An async context with the `Answer`.
@@ -91,44 +127,74 @@ class Endpoint:
     Args:
         url: as its SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
         timeout: seconds of silence before a request is given up.
+
+    Raises:
+        SpecError: it is no address of a server.
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+        if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", url):
+            raise SpecError("the upstream's URL is none", advice="give one such as https://api.openai.com/v1")
         self.form = "chat" if url.rstrip("/").endswith("/v1") else "messages"
         self.url = url.rstrip("/").removesuffix("/v1")
         self._models: dict[tuple[str, str | None], InProcess] = {}
+        self._lacks: set[str] = set()
         self._timeout = timeout
-        self._client = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(timeout, connect=min(timeout, 15.0)),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=200),
-            follow_redirects=False,
-            trust_env=False,
-        )
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:  # it belongs to the event loop of the first request
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(self._timeout, 15.0), sock_read=self._timeout),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=AUTOMATIC,
+                max_line_size=LONGEST,
+                max_field_size=LONGEST,
+            )
+        return self._session
+
+    def speaks(self, form: Form) -> bool:
+        """See `Upstream`."""
+        return form.rendered == self.form and form.path not in self._lacks
 
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
     ) -> AsyncIterator[Answer]:
-        """See `Upstream`."""
-        if form is not None and form.rendered != self.form:
+        """See `Upstream`. An endpoint without the path of the responses form is asked for chat completions instead."""
+        if form is not None and not self.speaks(form):
             async with self._translated(body, headers).ask(method, path, body, headers, form) as answer:
                 yield answer
             return
-        request = self._client.build_request(
-            method, f"{self.url}/v1{path}", content=body or None, headers=self._headers(headers, path)
-        )
+        sent = self._headers(headers, path)
+        if body:
+            sent["content-length"] = str(len(body))
+        url = URL(f"{self.url}/v1{path}")
         try:
-            response = await self._client.send(request, stream=True)
-        except httpx2.TimeoutException as error:
+            async with asyncio.timeout(self._timeout):
+                response = await self._client.request(
+                    method, url, data=_one(body) if body else None, headers=sent, allow_redirects=False
+                )
+        except TimeoutError as error:
             raise Unavailable(f"the upstream did not answer within {self._timeout:g} seconds", advice="try again") from error
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (aiohttp.ClientError, ValueError) as error:
             raise Unavailable(f"the upstream cannot be reached: {type(error).__name__}", advice="is it running?") from error
         try:
-            kept = {name: value for name, value in response.headers.items() if name not in HOP}
-            yield Answer(response.status_code, kept, self._pieces(response))
+            if response.status < 200:
+                raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
+            async with AsyncExitStack() as stack:
+                answer = Answer(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
+                if form is not None and form.name == "responses" and response.status in ABSENT:
+                    with suppress(KilburnError):  # then it is the model that is not there
+                        asking = self._translated(body, headers).ask(method, path, body, headers, form)
+                        answer = await stack.enter_async_context(asking)
+                        self._lacks.add(form.path)
+                yield answer
         finally:
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
+            # Closes the connection, unless the answer was read to its end.
+            response.close()
 
     def _translated(self, body: bytes, headers: Mapping[str, str]) -> InProcess:
         """The endpoint as a model, for a client that speaks the other form."""
@@ -147,19 +213,19 @@ class Endpoint:
             known = self._models[name, key] = InProcess(made, cap=REPLY)
         return known
 
-    async def _pieces(self, response: Any) -> AsyncIterator[bytes]:
+    async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
-            async for piece in response.aiter_bytes():
+            async for piece in response.content.iter_any():
                 yield piece
-        except httpx2.TimeoutException as error:
+        except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
-        except httpx2.HTTPError as error:
+        except aiohttp.ClientError as error:
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
     def _headers(self, given: Mapping[str, str], path: str) -> dict[str, str]:
         """The client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the client's
         own, or the provider's usual variable."""
-        headers = {name: value for name, value in given.items() if name not in HOP and not name.startswith("x-kilburn")}
+        headers = {name: value for name, value in _passed_on(given).items() if not name.startswith("x-kilburn")}
         headers["accept-encoding"] = "identity"
         bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
         named = given.get(KEY_FROM, "")
@@ -173,7 +239,8 @@ class Endpoint:
 
     async def close(self) -> None:
         """See `Upstream`."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
 
 class InProcess:
@@ -188,6 +255,10 @@ class InProcess:
         self.model = model
         self._cap = cap
 
+    def speaks(self, form: Form) -> bool:
+        """See `Upstream`."""
+        return False
+
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
@@ -197,11 +268,14 @@ class InProcess:
             yield self._other(path, body)
             return
         try:
-            request = form.request(body, self.model.form, self._cap)
+            made = msgspec.to_builtins(form.request(body, self.model.form, self._cap))
+            request = msgspec.convert(made, Request)  # every field is checked
+            if request.max_tokens < 1:
+                raise ValueError("a reply has at least one token")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
         streamed = bool(msgspec.json.decode(body).get("stream"))
-        said = _Thread(iter(self.model.stream(request)))
+        said = _Thread(self.model.name, iter(self.model.stream(request)))
         try:
             # An error before the first piece has a status of its own.
             first = await said.next()
@@ -247,8 +321,8 @@ class InProcess:
 class _Thread:
     """A generator that blocks, asked from a thread, and closed when nobody listens any more."""
 
-    def __init__(self, pieces: Iterator[Delta | Reply]) -> None:
-        self._pieces = pieces
+    def __init__(self, name: str, pieces: Iterator[Delta | Reply]) -> None:
+        self._name, self._pieces = name, pieces
         self._lock = threading.Lock()
         self._left = False
 
@@ -259,7 +333,14 @@ class _Thread:
     def _next(self) -> Delta | Reply | None:
         with self._lock:
             if not self._left:
-                piece = next(self._pieces, None)
+                try:
+                    piece = next(self._pieces, None)
+                except KilburnError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - its words may quote what was said
+                    place = traceback.extract_tb(error.__traceback__)[-1]
+                    log.warning("%s: %s at %s:%s", self._name, type(error).__name__, place.filename, place.lineno)
+                    raise Unavailable(f"{self._name} failed: {type(error).__name__}", advice="see the gateway's log") from None
                 if not self._left:
                     return piece
             self._end()

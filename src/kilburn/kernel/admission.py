@@ -5,6 +5,7 @@ Everything is checked before anything changes, so an error leaves the process as
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -75,7 +76,7 @@ def pages_of(
     for offset, message in enumerate(messages):
         if not message.parts:
             raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
-        trust = _trust(message, window, cited)
+        trust = _trust(message, window, cited, pages)
         bound = message.role is Role.ASSISTANT and any(part.kind in BOUND for part in message.parts)
         speaker = _speaker(message)
         first = window.last + len(pages) + 1
@@ -115,21 +116,22 @@ def pages_of(
     return pages, texts
 
 
-def _trust(message: Message, window: Window, cited: Mapping[tuple[int, int], Page]) -> Trust:
+def _trust(message: Message, window: Window, cited: Mapping[tuple[int, int], Page], before: Sequence[Page]) -> Trust:
+    there = ChainMap({page.id: page for page in before}, window.pages) if message.sources else window.pages
     own = TRUST_OF_ROLE[message.role]
     if message.trust is not None and message.trust > own:
         raise LawBroken(
             7, f"a {message.role} message cannot have trust {message.trust.name}", advice="leave trust out, or lower it"
         )
     lowest = own if message.trust is None else message.trust
-    unknown = [source for source in message.sources if source not in window.pages]
+    unknown = [source for source in message.sources if source not in there]
     if unknown:
         raise InvalidMessage(f"sources {unknown[:3]} are no pages of this process", advice="cite pages that were recalled here")
     gone = [f"{address_of(page)} of process {process}" for process, page in message.cites if (process, page) not in cited]
     if gone:
         raise InvalidMessage(f"it cites {gone[0]}, which is not there", advice="cite pages of other processes of this tenant")
     trusts = [cited[key].trust for key in message.cites]
-    return min([lowest, *trusts, *(window.pages[source].trust for source in message.sources)])
+    return min([lowest, *trusts, *(there[source].trust for source in message.sources)])
 
 
 def _speaker(message: Message) -> str | None:

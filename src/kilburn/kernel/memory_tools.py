@@ -19,7 +19,7 @@ from kilburn.model import ToolSpec
 from kilburn.page import Page, Place
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["NAMES", "SPECS", "MemoryReply", "call"]
+__all__ = ["NAMES", "OFFERED", "OURS", "SPECS", "MemoryReply", "call"]
 
 SPECS = (
     ToolSpec(
@@ -85,6 +85,11 @@ SPECS = (
     ),
 )
 NAMES = frozenset(spec.name for spec in SPECS)
+
+OFFERED = tuple(spec for spec in SPECS if spec.name in ("recall", "search_memory"))
+"""The tools that the model of a client or of a framework is offered: they read, and move nothing."""
+
+OURS = frozenset(spec.name for spec in OFFERED)
 
 
 class MemoryReply(msgspec.Struct, frozen=True, kw_only=True):

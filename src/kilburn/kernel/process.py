@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -34,9 +35,9 @@ from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
 from kilburn.kernel.window import Window
-from kilburn.message import Message, Part
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Model, Tokens, is_count
-from kilburn.move import Drop, Move
+from kilburn.move import Drop, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
 from kilburn.store import State
@@ -157,7 +158,7 @@ class Process:
                 # Reading works even if nothing can be written; a prompt is made to fit when it is rendered.
                 log.info("session %s: %s", self.name, error)
 
-    def append(self, *messages: Any, time: float | None = None) -> str:
+    def append(self, *messages: Any, time: float | None = None, instead_of: Iterable[int] = ()) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
 
         When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
@@ -167,6 +168,7 @@ class Process:
 
         Args:
             time: when they were said, in seconds since the epoch, for conversations of the past; None for now.
+            instead_of: pages that are taken back with this, in the same transaction; see `take_back`.
 
         Returns:
             The address of the new pages: `p17`, or a range `p17-p19` if there are several parts.
@@ -174,7 +176,7 @@ class Process:
         Raises:
             WireError: not a valid message here. PinsExceedWindow: pins leave no room. StoreError.
         """
-        return run(self._append(messages, time), self._answer)
+        return run(self._append(messages, time, tuple(instead_of)), self._answer)
 
     async def aappend(self, *messages: Any, time: float | None = None) -> str:
         """`append` for async callers: a model that a policy asks runs in a worker thread.
@@ -183,7 +185,9 @@ class Process:
         """
         return await arun(self._append(messages, time), self._answer)
 
-    def _append(self, messages: tuple[Any, ...], time: float | None) -> Generator[Ask, Answer, str]:
+    def _append(
+        self, messages: tuple[Any, ...], time: float | None, instead_of: tuple[int, ...] = ()
+    ) -> Generator[Ask, Answer, str]:
         if time is not None and not (isinstance(time, int | float) and math.isfinite(time)):
             raise KernelError(f"the time {time!r} is none", advice="give seconds since the epoch, or None for now")
         parsed = [message for value in messages for message in parse(value)]
@@ -191,11 +195,31 @@ class Process:
             raise KernelError("append without a message", advice="give at least one message")
 
         def admit() -> tuple[int, ...]:
+            self._take_back(instead_of)
             first, last = self.kernel.take_in(parsed, time)
             return tuple(range(first, last + 1))
 
         admitted = yield from self._settling(admit, Cause.ADMIT)
         return span_of(admitted[0], admitted[-1])
+
+    def take_back(self, pages: Iterable[int]) -> None:
+        """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
+        Those that are gone already are passed over. A call that waits for its result gets one that says so, and both go."""
+        with self.kernel.batch():
+            self._take_back(pages)
+            self._planner.enforce()
+
+    def _take_back(self, pages: Iterable[int]) -> None:
+        window = self.window
+        left = [page for page in pages if page in window.pages and window.at(page) not in (Place.RETIRED, Place.DROPPED)]
+        if waiting := [window.pages[page].call for page in left if page in window.open]:
+            results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
+            first, last = self.kernel.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
+            left += range(first, last + 1)
+        if pinned := [page for page in left if page in window.pins]:
+            self.kernel.unpin(pinned)
+        if left:
+            self.kernel.carry(Retire(pages=tuple(left), why="taken back"))
 
     def idle(self) -> None:
         """Tell the policy that the caller has time: a good moment for work that may wait."""
@@ -311,6 +335,13 @@ class Process:
                 kernel.fail(error)
                 raise
             return prompt
+
+    def sent_whole(self) -> None:
+        """Record that everything appended so far was sent to a model as it came, where nothing has left the window: a prompt
+        that need not be rendered. If the store was opened for reading, nothing happens."""
+        with self.lock:
+            if not self.readonly:
+                self._prompts.sent_whole()
 
     def recall(self, address: str) -> Recalled:
         """The exact text at an address, from whichever level has it: a fault if it is not in the window.
@@ -565,6 +596,17 @@ class Process:
             written = kernel.store.events(kernel.info.number, after)
         return (event for events in (written, waiting) for event in events)
 
+    def origin(self) -> dict[str, Any]:
+        """Where a session is from, if it was made of another one: what its ledger says of it before its first page.
+
+        `forked` is the number of that session's process, `known` the last page here that the other one has too.
+        """
+        written = self.kernel.store.events(self.kernel.info.number, 0)
+        for event in takewhile(lambda event: event.act is not Act.ADMIT, written):
+            if event.act is Act.NOTE and "forked" in event.data:
+                return dict(event.data)
+        return {}
+
     def receipts(self) -> list[Receipt]:
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
         return list(receipts(self.events()))
@@ -576,16 +618,26 @@ class Process:
         """
         return dump(self.originals())
 
-    def originals(self) -> list[Message]:
-        """The whole transcript as messages with their sources, as `append` takes them; see `messages`."""
+    def originals(self, gone: str | None = None) -> list[Message]:
+        """The whole transcript as messages with their sources, as `append` takes them; see `messages`.
+
+        Args:
+            gone: stands in the place of each page that is forgotten; None leaves these out.
+        """
         made: dict[int, Message] = {}
         with self._current() as kernel:
             window = kernel.window
-            kept = [page for page in window.pages.values() if page.id > 0 and window.at(page.id) != Place.DROPPED]
+            kept = [page for page in window.pages.values() if page.id > 0]
+            if gone is None:
+                kept = [page for page in kept if window.at(page.id) != Place.DROPPED]
             for at, page in enumerate(kept):
                 if at % READ == 0:
                     self.fetch(kept[at : at + READ])
-                part, leftovers = self.part(page)
+                if gone is not None and window.at(page.id) == Place.DROPPED:
+                    call = window.pages[page.answers].call if page.answers else None
+                    part, leftovers = Part(kind=page.kind, text=gone, call=call), None
+                else:
+                    part, leftovers = self.part(page)
                 known = made.get(page.message)
                 if known is None:
                     made[page.message] = Message(

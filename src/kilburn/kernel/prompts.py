@@ -23,12 +23,15 @@ class Prompts:
         self._parts: dict[int, tuple[Part, str | None]] = {}
         self._shipped: list[tuple[Any, int]] = []
         self._seen: set[int] = set()
+        # The last page of a prompt that was all of the session, if nobody rendered it.
+        self._whole = 0
 
     def clear(self) -> None:
         """Forget everything: the session was read again."""
         self._parts.clear()
         self._shipped.clear()
         self._seen.clear()
+        self._whole = 0
 
     def forget(self, pages: list[int]) -> None:
         """Remove what is known of forgotten pages."""
@@ -53,6 +56,11 @@ class Prompts:
         finally:
             self._parts.clear()
 
+    def sent_whole(self) -> None:
+        """Record a prompt that was sent without being rendered, because nothing has ever left the window."""
+        self._whole = self._kernel.window.last
+        self._kernel.observe(Act.SHIP, cause=Cause.IDLE, again=0, window=self._kernel.capacity)
+
     def _bring(self, shown: list[Item]) -> None:
         """Cache the parts of all visible pages, and remove others if there are many."""
         kernel = self._kernel
@@ -67,6 +75,11 @@ class Prompts:
     def _ship(self, shown: list[Item]) -> None:
         """Record what this prompt costs: all of it, and what an engine must process again after the first difference."""
         kernel = self._kernel
+        if self._whole:
+            pages = [page for page in kernel.window.pages.values() if 0 < page.id <= self._whole]
+            self._shipped = [(((*page.order, page.id), ""), self._cost(page, "")) for page in pages]
+            self._seen.update(page.id for page in pages)
+            self._whole = 0
         now = [((key, instead), self._cost(page, instead)) for key, page, instead in shown]
         same = 0
         for old, new in zip(self._shipped, now, strict=False):

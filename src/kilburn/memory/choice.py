@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
+from weakref import WeakValueDictionary
 
 from kilburn.errors import KilburnError
 from kilburn.kernel.resolve import resolve
+from kilburn.retrieval import Embedder
 from kilburn.store import Store
 
-__all__ = ["vectors_for"]
+__all__ = ["usual_embedder", "vectors_for"]
+
+_made: WeakValueDictionary[str, Embedder] = WeakValueDictionary()
+"""By name: the stores of a program share the weights."""
+
+
+def usual_embedder(known: Sequence[str] = ()) -> Embedder:
+    """The embedder of a store that has vectors of these; in a store without vectors `minilm`.
+
+    Raises:
+        MissingExtra, Unavailable: it is not installed, or not on this machine; nothing is downloaded.
+        SpecError: no such embedder here.
+    """
+    # Of two, one is being changed for the other, which came later.
+    made: Embedder = resolve("memory.embedders", (known or ["minilm"])[-1], foreign=False)
+    return _made.setdefault(made.name, made)
 
 
 def vectors_for(store: Store, embedder: Any = "auto", *, foreign: bool = True) -> Any:
@@ -28,8 +46,7 @@ def vectors_for(store: Store, embedder: Any = "auto", *, foreign: bool = True) -
         return None
     if embedder == "auto":
         try:
-            # Of two, one is being changed for the other, which came later.
-            embedder = resolve("memory.embedders", (store.embedders() or ["minilm"])[-1], foreign=False)
+            embedder = usual_embedder(store.embedders())
         except KilburnError:
             return None
     else:

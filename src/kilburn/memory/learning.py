@@ -344,7 +344,9 @@ class _Job:
         )
 
     def _progress(self) -> _Progress:
-        return self.bookmarks.of(self.memory, self.process.kernel.info, self.name)
+        known = self.bookmarks.of(self.memory, self.process.kernel.info, self.name)
+        # What a fork has of another session is learned from there, and once.
+        return known if known.upto else msgspec.structs.replace(known, upto=self.process.origin().get("known", 0))
 
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
@@ -624,7 +626,7 @@ def _heard(session: int, pages: Iterable[Page], gone: set[int]) -> Iterable[Utte
         # What a user says is theirs, but an assistant may repeat a planted text long after it was read.
         lowest = min(lowest, page.trust)
         taint = page.trust if speaks else lowest
-        recalled = bool(page.sources) or (recalled and not speaks)
+        recalled = bool(page.sources or page.cites) or (recalled and not speaks)
         told = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
         if told and not page.is_blank and page.id not in gone:
             yield Utterance(session, page, "", recalled, min(taint, Trust.USER))

@@ -1,7 +1,8 @@
 """Search by meaning over the passages of a store: their vectors, kept by the store and scanned in memory.
 
 What waits for a vector is embedded by `catch_up`, by a thread in the background, and, if it is little, by the search
-itself, so that what was just stored is found. Vectors are derived: whatever happens to them, they are made again from
+itself, so that what was just stored is found. Where others wait for every search, as in a gateway, only the thread
+embeds, and it works while nobody asks. Vectors are derived: whatever happens to them, they are made again from
 the passages, and a search never gives one whose passage is gone.
 
 An embedder's name is a spec that makes it again. So after a change of embedder the old vectors serve, with the old
@@ -12,9 +13,12 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -35,14 +39,17 @@ log = logging.getLogger("kilburn")
 
 SHORT, LETTERS = 32, 10_000
 """So many passages, with so many characters at most, are embedded within a search: half a second."""
-BATCH, ASIDE = 64, 16
-"""Passages that are embedded at once: by `catch_up`, and in the background, where the next search or the end may wait."""
+BATCH, ASIDE, MEANWHILE = 64, 16, 2
+"""Passages that are embedded at once: by `catch_up`, in the background, where the next search or the end may wait, and
+beside others, who may want the processor."""
 READ = 4096
 """Vectors that are read from the store at once."""
 QUERIES = 64
 """Vectors of queries that are remembered: one search asks for the same one several times."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between two looks for what waits; after failures they double, up to the second."""
+PATIENCE, GLANCE = 5.0, 0.05
+"""Seconds for which the thread waits for others before each batch, and between two looks whether they are done."""
 
 
 def checked(embedder: Embedder, texts: Sequence[str]) -> Any:
@@ -70,16 +77,18 @@ class _Kept:
         self.last = 0
         self._queries: OrderedDict[str, Any] = OrderedDict()
 
-    def read(self, store: Store) -> None:
-        """Take what any writer has stored since. Vectors of another length are not taken, and dropped."""
-        rows = iter(store.vectors(self.embedder.name, self.last))
-        while some := list(islice(rows, READ)):
-            if any(len(row.data) != size_of(self.embedder.dimensions) for row in some):
-                if not store.readonly:
-                    store.drop_vectors(self.embedder.name)
-                return
+    def read(self, store: Store) -> bool:
+        """Take some of what any writer has stored since; returns whether there may be more. Vectors of another length are
+        not taken, and dropped."""
+        some = list(islice(store.vectors(self.embedder.name, self.last), READ))
+        if any(len(row.data) != size_of(self.embedder.dimensions) for row in some):
+            if not store.readonly:
+                store.drop_vectors(self.embedder.name)
+            return False
+        if some:
             self.scan.add([row.entry for row in some], [row.data for row in some])
             self.last = some[-1].number
+        return len(some) == READ
 
     def vector(self, text: str) -> Any:
         """A query's vector."""
@@ -114,6 +123,7 @@ class Vectors:
         self._embedding = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._busy: Callable[[], bool] | None = None
         self.trouble = ""
         """Why the thread in the background embeds nothing at present, in words; "" if nothing is wrong."""
 
@@ -176,10 +186,16 @@ class Vectors:
                 progress(done)
         return done
 
-    def start(self, pause: float = PAUSE) -> None:
+    def start(self, pause: float = PAUSE, *, busy: Callable[[], bool] | None = None) -> None:
         """Embed what waits from now on, in the background, until `close`: looks for it after so many seconds, again and
-        again. Does nothing for a store that is only read."""
+        again. Does nothing for a store that is only read.
+
+        Args:
+            busy: whether somebody is being served. If given, searches leave all that waits to the thread, and the thread lets
+                others go first, for a few seconds before each small batch.
+        """
         if self._thread is None and not self.store.readonly:
+            self._busy = busy
             self._thread = threading.Thread(target=self._work, args=(pause,), name="kilburn-vectors", daemon=True)
             # The program must not end while the runtime computes in another thread.
             atexit.register(self.close)
@@ -193,35 +209,51 @@ class Vectors:
             atexit.unregister(self.close)
 
     def _work(self, first: float) -> None:
+        if self._busy is not None:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         pause = first
         while not self._stop.wait(pause):
             try:
-                self.catch_up(batch=ASIDE)
-                with self._lock:
-                    self._kept.read(self.store)
+                self._read()
+                self._let_others()
+                self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
+                self._read()
                 self.trouble, pause = "", first
             except Exception as error:  # an embedder may be anybody's, and this thread must go on
                 if not isinstance(error, KilburnError):
                     log.exception("embedding in the background failed")
                 self.trouble, pause = str(error) or type(error).__name__, min(2 * pause, LONGEST_PAUSE)
 
+    def _let_others(self, done: int = 0) -> None:
+        end = time.monotonic() + PATIENCE
+        while self._busy is not None and self._busy() and time.monotonic() < end and not self._stop.wait(GLANCE):
+            pass
+
+    def _read(self) -> None:
+        """Read what the store has, in steps between which others may search."""
+        more = True
+        while more:
+            with self._lock:
+                if not self._looked:
+                    self._old, self._looked = self._predecessor(), True
+                more = any(kept.read(self.store) for kept in (self._kept, self._old) if kept is not None)
+
     def _current(self) -> _Kept:
-        """The vectors that serve now, with what other writers have added, and with what waits if it is little."""
-        waiting = self._waiting()
-        if waiting is not None and waiting and self._embedding.acquire(timeout=1.0):
-            try:
-                self._embed(waiting)
-            finally:
-                self._embedding.release()
+        """The vectors that serve now; unless the thread sees to it, with what other writers have added, and with what waits
+        if it is little."""
+        if self._busy is None:
+            waiting = self._waiting()
+            if waiting and self._embedding.acquire(timeout=1.0):
+                try:
+                    self._embed(waiting)
+                finally:
+                    self._embedding.release()
+            with self._lock:
+                if waiting is not None:
+                    self._old, self._looked = None, True
+                self._read()
         with self._lock:
-            if not self._looked:
-                self._old = None if waiting is not None else self._predecessor()
-                self._looked = True
-            if waiting is not None:
-                self._old = None
-            self._kept.read(self.store)
-            if self._old is not None:
-                self._old.read(self.store)
             return self._old or self._kept
 
     def _waiting(self) -> list[tuple[int, str]] | None:

@@ -337,6 +337,10 @@ class Memory:
             self._check_open()
             self._vectors.pop(embedder, None)
 
+    def sync(self) -> None:
+        """Nothing of this store is ever durable."""
+        self._check_open()
+
     def close(self) -> None:
         """Refuse further use; idempotent."""
         self._closed = True

@@ -1,6 +1,7 @@
 """The durable store: one SQLite file for content, ledger, state and text index.
 
-Every write is one transaction with full sync: when `commit` returns, it survives a power cut.
+Every write is one transaction with full sync: when `commit` returns, it survives a power cut. A caller that can wait for
+several commits at once opens it with less, and calls `sync`.
 Several processes may read while one writes. One object serves one tenant; no method takes one. An
 SQLite that can lose data and a file that is not Kilburn's are refused.
 """
@@ -44,6 +45,8 @@ CHUNK = 1000
 FEW = 200
 """Processes that are read one by one; of more, all of the tenant's are read at once."""
 
+SYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
 PAUSE = 0.005
 """Seconds between two tries to become the writer."""
 
@@ -56,10 +59,10 @@ class Sqlite:
         tenant: the partition that this object serves.
         readonly: refuse every write.
         busy_timeout: seconds to wait for another writer.
-        synchronous: "FULL" survives a power cut; "NORMAL" may lose the last commits in one, and
+        synchronous: "FULL" survives a power cut; "NORMAL" may lose the commits after the last `sync` in one, and
             "OFF" the file; neither loses anything to a killed process.
         vfs: the name of a registered APSW VFS. Such a one has no shared memory, so that the file is
-            held by this object alone.
+            held by this object alone, and `sync` does nothing.
         restore: make the tenant's own row good where it is damaged, instead of refusing the file.
 
     Raises:
@@ -91,6 +94,10 @@ class Sqlite:
         self._patience = busy_timeout
         # Set while the write-ahead log may still contain erased bytes.
         self._log_uncut = False
+        # Commits, and how many of them `sync` has made durable.
+        self._commits = self._synced = 0
+        self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
+        self._sync_lock = threading.Lock()
         self._nothing_waits: dict[str, tuple[object, int]] = {}
         # All processes and their extents, each with the state of the file of which it is known.
         self._known: tuple[tuple[object, int], Sequence[Session]] | None = None
@@ -257,6 +264,7 @@ class Sqlite:
                 if self._begin(last=time.monotonic() >= deadline):
                     yield
                     self._db.execute("COMMIT")
+                    self._commits += 1
                     return
             time.sleep(PAUSE)
 
@@ -365,9 +373,10 @@ class Sqlite:
         with self._writing("writing", wait=batch.wait):
             Transaction(self._db, self._sealed, self._index, self._vectors, self._number, process).write(batch)
             uncut = row(self._db, "SELECT 1 FROM erasure") is not None
-        with self._lock:
-            self._log_uncut = uncut
-            self._cut_log(wait=bool(batch.erase))
+        if uncut or self._log_uncut:
+            with self._lock:
+                self._log_uncut = uncut
+                self._cut_log(wait=bool(batch.erase))
 
     def pages(self, process: int) -> Iterator[tuple[Page, State]]:
         """All pages of a process with their states: p1, p2, ..., then f1, f2, ..."""
@@ -589,6 +598,24 @@ class Sqlite:
         with self._lock:
             self._log_uncut = True
             self._cut_log(wait=True)
+
+    def sync(self) -> None:
+        """See `Store`. Threads that wait for the same disk share what it does."""
+        wanted = self._commits
+        with self._sync_lock:
+            if self._synced >= wanted or not self._lazy:
+                return
+            upto = self._commits
+            try:
+                # Without synchronous="FULL" SQLite writes the log and leaves it to the system when it is on the disk.
+                log = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    SYNC(log)
+                finally:
+                    os.close(log)
+            except OSError as error:
+                raise StoreError(f"syncing {self.path}: {error.strerror}", advice="check the disk, then try again") from error
+            self._synced = upto
 
     def close(self) -> None:
         """Release the file; idempotent."""

@@ -286,7 +286,7 @@ class Upstream:
         """A request to the responses API with the items that it continues."""
         if sent.api != "responses":
             return sent.body
-        before = self._responses.get(sent.body.get("previous_response_id") or "", [])
+        before = self._responses.get(str(sent.body.get("previous_response_id")), [])
         return {**sent.body, "input": [*before, *_input_items(sent.body)]}
 
     def _count(self, sent: Sent, items: Sequence[bytes], breakpoints: Sequence[int]) -> None:
@@ -514,7 +514,7 @@ def _judge(api: str, body: Json) -> None:
         raise _Wrong("max_tokens: Field required")
     validate_messages(transcript)
     for message in transcript:
-        for block in message["content"] if isinstance(message["content"], list) else ():
+        for block in message["content"] if isinstance(message.get("content"), list) else ():
             signed = str(block.get("signature", ""))
             if block["type"] == "thinking" and signed.startswith(SIGNED) and signed != signature(block["thinking"]):
                 raise _Wrong("Invalid `signature` in `thinking` block")
@@ -570,7 +570,7 @@ def _prompt(api: str, body: Json) -> tuple[list[bytes], list[int]]:
         for block in [{"type": "text", "text": system}] if isinstance(system, str) else system:
             add(block)
         for message in body["messages"]:
-            content = message["content"]
+            content = message.get("content", "")
             for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
                 add(block, message["role"])
         if body.get("cache_control") and items:

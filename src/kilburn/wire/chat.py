@@ -113,6 +113,9 @@ def _read_block(block: Any, where: str) -> Part:
         return Part(kind=Kind.IMAGE, text=image["url"], extra=None if default else pack({"block": template}))
     if kind == "image_url":
         raise InvalidMessage(f"{where}.image_url: {type_of(image)} where an object with a string `url` belongs")
+    if kind == "reasoning":
+        # An item of OpenAI's responses, which is sent back as it is.
+        return Part(kind=Kind.REASONING, text="", extra=pack({"block": block}))
     return Part(kind=Kind.OPAQUE, text=pack(block))
 
 
@@ -217,7 +220,8 @@ def _write_block(part: Part) -> dict[str, Any]:
         block["image_url"]["url"] = part.text
         return block
     block = block or {"type": "text", "text": None}
-    block[block["type"]] = part.text
+    if part.kind is not Kind.REASONING:
+        block[block["type"]] = part.text
     return block
 
 
@@ -311,10 +315,10 @@ def _render_assistant(turn: Turn) -> dict[str, Any] | None:
     own = turn.form == "chat"
     out = _template(turn, Role.ASSISTANT)
     content, calls = _fill_asides(turn, out)
-    kept = [part for part in content if part.kind in PROSE or (own and part.kind is Kind.OPAQUE)]
+    kept = [part for part in content if part.kind in PROSE or (own and part.kind in (Kind.OPAQUE, Kind.REASONING))]
     shape = turn.extra.get("shape", "text")
     if shape == "void":
-        kept = [part for part in kept if part.text]
+        kept = [part for part in kept if part.text or part.kind is Kind.REASONING]
     if kept and (shape == "list" or len(kept) > 1):
         out["content"] = [_write_block(part) for part in kept]
     elif kept:

@@ -6,8 +6,9 @@ One dict of this form may become several messages, because tool results travel i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
@@ -18,7 +19,7 @@ from kilburn.wire.quotation import quote
 from kilburn.wire.sent import FAILED, SAID, UNSHOWN, is_sent
 from kilburn.wire.turns import MESSAGES_ID, PROSE, Turn, safe_id, safe_name, turns
 
-__all__ = ["BREAKPOINTS", "OPENING", "SERVED", "THOUGHTS", "as_blocks", "read", "render", "tools", "write"]
+__all__ = ["BREAKPOINTS", "OPENING", "SERVED", "SETTINGS", "THOUGHTS", "as_blocks", "read", "render", "tools", "write"]
 
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
@@ -34,6 +35,10 @@ def read(source: dict[str, Any], where: str = "message") -> list[Message]:
     role = role_at(source, _ROLES, "messages", where)
     content = source.get("content")
     extra: dict[str, Any] = {"form": "messages"}
+    if role is Role.SYSTEM and "content" not in source:
+        # It may have settings for what follows, and no text.
+        bare = pack({**extra, "shape": "bare", "dict": source})
+        return [Message(role=role, parts=(Part(kind=Kind.TEXT, text=""),), extra=bare)]
     if list(source) != ["role", "content"]:
         extra["dict"] = {**source, "content": None if content else content}
     if isinstance(content, list):
@@ -165,7 +170,7 @@ def write(messages: Sequence[Message]) -> dict[str, Any]:
         out["content"] = only_text(first.parts)
     elif shape == "list":
         out["content"] = [block for message in messages for block in _write_parts(message.parts)]
-    else:
+    elif shape == "void":
         out["content"] = []
     return out
 
@@ -249,6 +254,8 @@ def _write_image(url: str, block: dict[str, Any] | None) -> dict[str, Any]:
 _MEDIA = ("image/jpeg", "image/png", "image/gif", "image/webp")
 OPENING = "(conversation continues)"
 THOUGHTS = ("thinking", "redacted_thinking")
+SETTINGS = ("clear_at", "output_config")
+"""Keys of a system message among the others, besides role and content."""
 SERVED = ("server_tool_use", "mcp_tool_use")
 BREAKPOINTS = 4
 """Anthropic refuses a request with more cache breakpoints than this."""
@@ -261,18 +268,19 @@ def render(messages: Sequence[Message]) -> tuple[str | Blocks | None, list[dict[
 
     Parts of a message may be missing. Blocks and reasoning of another provider are left out, as is
     text without a visible character. System messages at the start become `system` (None without
-    any), later ones user text in `<system>` tags. Of more than four cache breakpoints the last four
-    stay. The same messages give the same bytes.
+    any); later ones stay what they are if they came in this form and still stand where the API takes
+    them, and otherwise become user text in `<system>` tags. Of more than four cache breakpoints the
+    last four stay. The same messages give the same bytes.
     """
     queue = turns(messages)
     start = next((index for index, turn in enumerate(queue) if turn.role is not Role.SYSTEM), len(queue))
     system = _system(queue[:start])
     groups = _merge([_message_of(turn) for turn in queue[start:]])
-    out = _in_order(groups)
-    if queue and (not out or out[0][0] != "user"):
-        out.insert(0, ("user", OPENING))
-    rendered = [{"role": role, "content": content} for role, content in out]
-    _limit_breakpoints([system, *(message["content"] for message in rendered)])
+    out = _in_order(_placed(groups))
+    if queue and (not out or out[0].role == "assistant"):
+        out.insert(0, Said("user", OPENING))
+    rendered = [{"role": said.role, **({"content": said.content} if said.content else {}), **said.more} for said in out]
+    _limit_breakpoints([system, *(said.content for said in out)])
     return system, rendered
 
 
@@ -299,18 +307,48 @@ def _text(part: Part, turn: Turn) -> dict[str, Any]:
     return block
 
 
-def _message_of(turn: Turn) -> tuple[str, str | Blocks]:
-    """The role and content of one turn, on its own."""
+class Said(NamedTuple):
+    """A message while it is rendered; `more` is what a system message has besides."""
+
+    role: str
+    content: str | Blocks
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+def _message_of(turn: Turn) -> Said:
+    """One turn, on its own."""
     if turn.result is not None:
-        return "user", _result_blocks(turn)
+        return Said("user", _result_blocks(turn))
+    if turn.role is Role.SYSTEM and turn.form == "messages":
+        more = {key: value for key, value in turn.extra.get("dict", {}).items() if key in SETTINGS}
+        parts = [part for part in turn.parts if part.kind is Kind.OPAQUE or part.text.strip()]
+        plain = turn.extra.get("shape", "text") == "text" and len(parts) == 1
+        return Said("system", parts[0].text if plain else [_write_block(part) for part in parts], more)
     if turn.role is Role.SYSTEM:
-        return "user", [{**block, "text": f"<system>\n{block['text']}\n</system>"} for block in _texts(turn)]
+        return Said("user", _framed(_texts(turn)))
     role = "assistant" if turn.role is Role.ASSISTANT else "user"
     blocks = [block for part in turn.parts for block in _block(part, turn, role)]
     listed = turn.form is not None and turn.extra.get("shape") == "list"
     if not listed and len(blocks) == 1 and list(blocks[0]) == ["type", "text"]:
-        return role, str(blocks[0]["text"])
-    return role, blocks
+        return Said(role, str(blocks[0]["text"]))
+    return Said(role, blocks)
+
+
+def _framed(texts: Blocks) -> Blocks:
+    """What the system says, as a user's text."""
+    return [{**block, "text": f"<system>\n{block['text']}\n</system>"} for block in texts]
+
+
+def _placed(groups: Sequence[Said]) -> list[Said]:
+    """System messages where the API takes them: behind the user, and before the assistant or at the end."""
+    out = []
+    for index, said in enumerate(groups):
+        before, after = groups[index - 1 : index], groups[index + 1 : index + 2]
+        stays = before and before[0].role == "user" and (not after or after[0].role == "assistant")
+        if said.role == "system" and not stays:
+            said = Said("user", _framed([block for block in as_blocks(said.content) if block["type"] == "text"]))
+        out.append(said)
+    return _merge(out)
 
 
 def _block(part: Part, turn: Turn, role: str) -> Blocks:
@@ -363,16 +401,17 @@ def _result_blocks(turn: Turn) -> Blocks:
     return [block, *moved]
 
 
-def _merge(spoken: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
+def _merge(spoken: Sequence[Said]) -> list[Said]:
     """Neighbouring messages of one role, joined; empty messages are left out."""
-    merged: list[tuple[str, str | Blocks]] = []
-    for role, content in spoken:
-        if not content:
+    merged: list[Said] = []
+    for said in spoken:
+        if not said.content and not said.more:
             continue
-        if merged and merged[-1][0] == role:
-            merged[-1] = (role, _join(as_blocks(merged[-1][1]), as_blocks(content)))
+        if merged and merged[-1].role == said.role:
+            joined = _join(as_blocks(merged[-1].content), as_blocks(said.content))
+            merged[-1] = Said(said.role, joined, {**merged[-1].more, **said.more})
         else:
-            merged.append((role, content))
+            merged.append(said)
     return merged
 
 
@@ -390,19 +429,20 @@ def as_blocks(content: str | Blocks) -> Blocks:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _in_order(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str | Blocks]]:
+def _in_order(groups: Sequence[Said]) -> list[Said]:
     """Results first, without halves of server-side calls, and without thinking at the end."""
-    said = [block for role, content in groups if role == "assistant" and isinstance(content, list) for block in content]
+    said = [block for one in groups if one.role == "assistant" and isinstance(one.content, list) for block in one.content]
     started = {block.get("id") for block in said if block["type"] in SERVED}
     ended = {block.get("tool_use_id") for block in said if _is_served_result(block)}
-    ordered: list[tuple[str, str | Blocks]] = []
-    for index, (role, content) in enumerate(groups):
+    ordered: list[Said] = []
+    for index, one in enumerate(groups):
+        content = one.content
         if isinstance(content, str):
-            ordered.append((role, content))
+            ordered.append(one)
             continue
-        if role != "assistant":
+        if one.role != "assistant":
             # What was moved out of one result must not stand before the next one.
-            ordered.append((role, sorted(content, key=lambda block: block["type"] != "tool_result")))
+            ordered.append(one._replace(content=sorted(content, key=lambda block: block["type"] != "tool_result")))
             continue
         if index == len(groups) - 1:
             ended = started
@@ -414,7 +454,7 @@ def _in_order(groups: Sequence[tuple[str, str | Blocks]]) -> list[tuple[str, str
         ]
         while kept and kept[-1]["type"] in THOUGHTS:
             kept.pop()
-        ordered.append((role, kept))
+        ordered.append(one._replace(content=kept))
     return _merge(ordered)
 
 

@@ -1,7 +1,7 @@
 """Items of OpenAI's responses API, from messages of the chat form and back.
 
-A reasoning item has no message: its provider takes it back only unchanged, and does without it. An item that only its
-provider understands becomes a block of an assistant's message, and stays as it is.
+An item that only its provider understands becomes a block of an assistant's message, and stays as it is. So does a reasoning
+item. An item's own id is left out: with it the provider would ask for the reasoning that came before, which may have left.
 """
 
 from __future__ import annotations
@@ -10,34 +10,37 @@ from collections.abc import Sequence
 from typing import Any
 
 from kilburn.errors import InvalidMessage
+from kilburn.wire.chat import ASIDES
+from kilburn.wire.parts import kind_at
 from kilburn.wire.plain import string_at, type_of
 
-__all__ = ["LOST", "read", "write"]
-
-LOST = frozenset({"reasoning", "item_reference"})
-"""Types of items that have no message."""
+__all__ = ["read", "write"]
 
 CALLS = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
 RESULTS = ("function_call_output", "custom_tool_call_output")
 TEXTS = ("input_text", "output_text", "text")
+OWN = ("id", "status")
+"""Keys of an item that its provider gives it."""
 
 
-def read(item: dict[str, Any], where: str = "input") -> dict[str, Any] | None:
-    """The message of the chat form that an item is; None for one that has none.
+def read(item: dict[str, Any], where: str = "input") -> dict[str, Any]:
+    """The message of the chat form that an item is.
 
     Raises:
         InvalidMessage: not an item.
     """
     kind = item.get("type", "message")
-    if kind in LOST:
-        return None
+    if not isinstance(kind, str):
+        raise InvalidMessage(f"{where}.type: {type_of(kind)} where a string belongs")
     if kind in CALLS:
         body, slot = CALLS[kind]
         inner = {"name": string_at(item, "name", where), slot: string_at(item, slot, where, empty=True)}
-        call = {"id": string_at(item, "call_id", where), "type": body, body: inner}
+        rest = _rest(item, "call_id", "name", slot)
+        call = {"id": string_at(item, "call_id", where), "type": body, body: inner, **({"item": rest} if rest else {})}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind in RESULTS:
-        return {"role": "tool", "tool_call_id": string_at(item, "call_id", where), "content": _output(item.get("output"), where)}
+        head = {"role": "tool", "tool_call_id": string_at(item, "call_id", where)}
+        return {**head, "content": _output(item.get("output"), where), **_rest(item, "call_id", "output")}
     if kind != "message":
         return {"role": "assistant", "content": [item]}
     content = item.get("content")
@@ -45,7 +48,13 @@ def read(item: dict[str, Any], where: str = "input") -> dict[str, Any] | None:
         content = [_block(block, where) for block in content]
     elif not isinstance(content, str):
         raise InvalidMessage(f"{where}.content: {type_of(content)} where a string or a list belongs")
-    return {"role": item.get("role"), "content": content}
+    return {"role": item.get("role"), "content": content, **_rest(item, "role", "content")}
+
+
+def _rest(item: dict[str, Any], *read: str) -> dict[str, Any]:
+    """What else an item has."""
+    known = {"type", "tool_calls", "tool_call_id", *OWN, *ASIDES, *read}
+    return {key: value for key, value in item.items() if key not in known}
 
 
 def _output(output: Any, where: str) -> Any:
@@ -57,25 +66,24 @@ def _output(output: Any, where: str) -> Any:
 
 
 def _block(block: Any, where: str) -> dict[str, Any]:
-    if not isinstance(block, dict):
-        raise InvalidMessage(f"{where}.content: {type_of(block)} where an object belongs")
-    if block.get("type") in TEXTS:
-        return {"type": "text", "text": string_at(block, "text", where, empty=True)}
-    if block.get("type") == "input_image" and isinstance(block.get("image_url"), str):
+    if kind_at(block, where) in TEXTS:
+        return {**block, "type": "text", "text": string_at(block, "text", where, empty=True)}
+    if block["type"] == "input_image" and isinstance(block.get("image_url"), str):
         image = {"url": block["image_url"], **({"detail": block["detail"]} if "detail" in block else {})}
-        return {"type": "image_url", "image_url": image}
-    return block
+        rest = {key: value for key, value in block.items() if key not in ("type", "image_url", "detail")}
+        return {"type": "image_url", "image_url": image, **rest}
+    return dict(block)
 
 
 def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of messages of the chat form."""
+    """The items of messages of the chat form. Reasoning with nothing of the assistant behind it is left out."""
     items: list[dict[str, Any]] = []
     for message in messages:
         role, content = message["role"], message.get("content")
+        rest = _rest(message, "role", "content")
         if role == "tool":
-            items.append(
-                {"type": "function_call_output", "call_id": message["tool_call_id"], "output": _written(content, "input")}
-            )
+            output = {"call_id": message["tool_call_id"], "output": _written(content, "input")}
+            items.append({"type": "function_call_output", **output, **rest})
             continue
         side = "output" if role == "assistant" else "input"
         if isinstance(content, list):
@@ -83,16 +91,22 @@ def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             content = [block for block in content if not _is_item(block)]
         if content:
             text = content if isinstance(content, str) and side == "input" else _written(content, side, listed=True)
-            items.append({"type": "message", "role": role, "content": text})
+            items.append({"type": "message", "role": role, "content": text, **rest})
         for call in message.get("tool_calls") or ():
             body = "custom" if call.get("type") == "custom" else "function"
             kind, slot = ("custom_tool_call", "input") if body == "custom" else ("function_call", "arguments")
-            items.append({"type": kind, "call_id": call["id"], "name": call[body]["name"], slot: call[body][slot]})
+            called = {"call_id": call["id"], "name": call[body]["name"], slot: call[body][slot]}
+            items.append({"type": kind, **called, **call.get("item", {})})
     custom = {item["call_id"] for item in items if item["type"] == "custom_tool_call"}
     for item in items:
         if item["type"] == "function_call_output" and item["call_id"] in custom:
             item["type"] = "custom_tool_call_output"
-    return items
+    behind = [*items[1:], {"type": "message", "role": "user"}]
+    return [
+        item
+        for item, after in zip(items, behind, strict=True)
+        if item["type"] != "reasoning" or (after["type"] not in RESULTS and after.get("role", "assistant") == "assistant")
+    ]
 
 
 def _is_item(block: dict[str, Any]) -> bool:
@@ -107,8 +121,14 @@ def _written(content: Any, side: str, *, listed: bool = False) -> Any:
 
 def _written_block(block: dict[str, Any], side: str) -> dict[str, Any]:
     if block["type"] == "text":
-        return {"type": f"{side}_text", "text": block["text"]}
+        return {**block, "type": f"{side}_text"}
     if block["type"] == "image_url":
         image = block["image_url"]
-        return {"type": "input_image", "image_url": image["url"], **({"detail": image["detail"]} if "detail" in image else {})}
+        rest = {key: value for key, value in block.items() if key not in ("type", "image_url")}
+        return {
+            "type": "input_image",
+            "image_url": image["url"],
+            **({"detail": image["detail"]} if "detail" in image else {}),
+            **rest,
+        }
     return block

@@ -63,7 +63,7 @@ def is_signed(part: Part) -> bool:
     if part.kind is not Kind.REASONING or part.extra is None:
         return False
     block = unpack(part.extra).get("block") or {}
-    return block.get("type") == "redacted_thinking" or bool(block.get("signature"))
+    return block.get("type") in ("redacted_thinking", "reasoning") or bool(block.get("signature"))
 
 
 def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
@@ -76,10 +76,10 @@ def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
     if part.kind is Kind.REASONING:
         if form != into or role is not Role.ASSISTANT:
             return False
-        return is_signed(part) if into == "messages" else "at" in unpack(part.extra)
+        return is_signed(part) or (into == "chat" and "at" in unpack(part.extra))
     if part.kind is Kind.OPAQUE:
         # Only their own provider understands its blocks; a chat's tool message has texts only.
-        return form == into and role is not Role.SYSTEM and not (into == "chat" and part.call is not None)
+        return form == into and not (into == "chat" and (part.call is not None or role is Role.SYSTEM))
     if part.kind is Kind.IMAGE and role in (Role.ASSISTANT, Role.SYSTEM):
         return into == "messages" and role is Role.ASSISTANT
     return True

@@ -11,7 +11,7 @@ from typing import Any
 
 from kilburn.errors import DuplicateCall, InvalidMessage, OrphanResult
 from kilburn.wire.chat import ROLES, UNVOICED
-from kilburn.wire.messages import BREAKPOINTS, SERVED, THOUGHTS, as_blocks
+from kilburn.wire.messages import BREAKPOINTS, SERVED, SETTINGS, THOUGHTS, as_blocks
 from kilburn.wire.parts import role_at
 
 __all__ = ["validate_chat", "validate_messages"]
@@ -108,9 +108,9 @@ def validate_messages(transcript: Sequence[dict[str, Any]]) -> None:
 
     Raises:
         InvalidMessage: an empty transcript or message, a first message that is not the user's, roles that do not
-            alternate, keys beside role and content, a call without its result in the next message, half of a
-            server-side call, text without a visible character, thinking that is unsigned or comes last, an impossible
-            id or name, too many cache breakpoints.
+            alternate, a system message in another place than between the user and the assistant, other keys than role and
+            content, a call without its result in the next message, half of a server-side call, text without a visible
+            character, thinking that is unsigned or comes last, an impossible id or name, too many cache breakpoints.
         OrphanResult: a tool_result that answers no call of the message before.
         DuplicateCall: two tool_use blocks have one id.
     """
@@ -122,6 +122,9 @@ def validate_messages(transcript: Sequence[dict[str, Any]]) -> None:
     for index, message in enumerate(transcript):
         where = f"messages[{index}]"
         role = message.get("role")
+        if role == "system" and index:
+            _check_system(message, before, [after.get("role") for after in transcript[index + 1 : index + 2]], where)
+            continue
         if role not in ("user", "assistant"):
             raise InvalidMessage(f"{where}.role: {str(role)[:40]!r} is no role of the messages form")
         if set(message) != {"role", "content"}:
@@ -141,9 +144,21 @@ def validate_messages(transcript: Sequence[dict[str, Any]]) -> None:
     _check_breakpoints(transcript)
 
 
+def _check_system(message: dict[str, Any], before: str, after: Sequence[Any], where: str) -> None:
+    """A system message among the others, as newer models take it."""
+    if before != "user" or after not in ([], ["assistant"]):
+        raise InvalidMessage(f"{where}: a system message stands behind the user's, and before the assistant's")
+    if set(message) - {"role", "content", *SETTINGS}:
+        raise InvalidMessage(f"{where}: a system message has role, content and settings, and no other key")
+    if "content" in message:
+        _blocks(message["content"], where)
+    elif not message.get("output_config"):
+        raise InvalidMessage(f"{where}: a system message with neither content nor settings")
+
+
 def _all_blocks(transcript: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     for index, message in enumerate(transcript):
-        if isinstance(message["content"], list):
+        if isinstance(message.get("content"), list):
             yield from ((index, block) for block in message["content"])
 
 

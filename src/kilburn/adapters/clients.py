@@ -1,0 +1,288 @@
+"""The `openai` and `anthropic` clients in one line: `client = wrap(client, process)`.
+
+The wrap stands where the client sends its requests, so all of its ways to ask go through the process: chat completions, responses
+and messages, `create`, `parse` and `stream`, beta or not, plain or async, raw responses too. It does in the program what the
+gateway does beside it, by the same code. All other requests (embeddings, batches, counts of tokens) go on as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from kilburn.adapters.history import KeptHistory, Recollections
+from kilburn.errors import KilburnError, MissingExtra, SpecError
+from kilburn.gateway.chat import Chat
+from kilburn.gateway.events import Events
+from kilburn.gateway.form import Form, Reading
+from kilburn.gateway.messages import Messages
+from kilburn.gateway.responses import Responses
+from kilburn.kernel.memory_tools import OFFERED
+from kilburn.kernel.process import Process
+from kilburn.kernel.render import Prompt
+from kilburn.message import Message, Role
+from kilburn.models.provider_errors import error_of
+from kilburn.wire import messages as wire
+
+try:
+    import httpx2
+except ImportError as error:
+    raise MissingExtra("httpx2", "openai") from error
+
+__all__ = ["ROUNDS", "wrap"]
+
+ROUNDS = 5
+"""Times that a model may use its memory before it has to reply."""
+
+CLIENTS = {"OpenAI", "AsyncOpenAI", "Anthropic", "AsyncAnthropic"}
+
+FORMS: tuple[Form, ...] = (Chat(), Responses(), Messages())
+
+CARRIED = ("content-encoding", "content-length", "transfer-encoding")
+"""Headers that say how a body was carried; what is handed on is carried otherwise."""
+
+Client = TypeVar("Client")
+
+
+def wrap(client: Client, process: Process, *, recollections: Recollections | None = None, tools: bool = True) -> Client:
+    """A copy of an `OpenAI`, `AsyncOpenAI`, `Anthropic` or `AsyncAnthropic` client whose conversation goes through a process.
+
+    Hand over the whole history in each call, as the APIs want it. Kilburn's own errors are raised as they are.
+
+    Args:
+        recollections: long-term memory to put before the user's messages.
+        tools: whether the model is offered `recall` and `search_memory`, which are answered here.
+
+    Raises:
+        SpecError: not one of these clients; one for another cloud has its own kind of requests. The calls raise it where the
+            provider keeps the conversation (`previous_response_id`), so that there is no window to send.
+    """
+    source: Any = client
+    inner = getattr(source, "_client", None)
+    if not CLIENTS & {kind.__name__ for kind in type(client).__mro__} or not isinstance(
+        inner, httpx2.Client | httpx2.AsyncClient
+    ):
+        raise SpecError(f"a client of type {type(client).__name__}", advice="wrap OpenAI, Anthropic or their async clients")
+
+    def begin(form: Form, body: bytes) -> _Turn:
+        return _Turn(history, form, body, tools)
+
+    history = KeptHistory(process, recollections)
+    http: httpx2.Client | httpx2.AsyncClient
+    if isinstance(inner, httpx2.Client):
+        http = httpx2.Client(transport=_Through(inner, begin))
+    else:
+        http = httpx2.AsyncClient(transport=_AsyncThrough(inner, begin))
+    made = source.copy(http_client=http)
+    refused = made._make_status_error
+
+    def raised(message: str, *, body: object, response: Any) -> Exception:
+        own = response.extensions.get("kilburn")
+        return own if own is not None else refused(message, body=body, response=response)  # type: ignore[no-any-return]
+
+    def again(**options: Any) -> Any:
+        return wrap(source.copy(**options), process, recollections=recollections, tools=tools)
+
+    made._make_status_error = raised
+    made.copy = made.with_options = again
+    return made  # type: ignore[no-any-return]
+
+
+class _Turn:
+    """One request of the client, with all its rounds.
+
+    Args:
+        tools: whether ours may be offered.
+    """
+
+    def __init__(self, history: KeptHistory, form: Form, body: bytes, tools: bool) -> None:
+        self._history, self._form = history, form
+        if form.unread(body):
+            raise SpecError("the provider keeps this conversation", advice="hand over the history, or use a client without wrap")
+        self._asked = asked = form.open(body)
+        form.split(asked)
+        choice = bytes(asked.fields.get("tool_choice", b"")).replace(b" ", b"")
+        self._offered = OFFERED if tools and asked.faults and choice not in (b'"none"', b'{"type":"none"}') else ()
+        beside = b" ".join([*asked.beside, msgspec.json.encode(self._offered)])
+        messages = [message for raw in asked.messages for message in form.read(raw)]
+        if form.name == "responses":
+            messages = _joined(messages)
+        self._put(history.prompt(messages, form.rendered, beside.decode()))
+        self._left = ROUNDS
+        self.stream = asked.stream
+        self.reading: Reading = form.reading(bool(self._offered))
+
+    def _put(self, prompt: Prompt) -> None:
+        asked = self._asked
+        if prompt.system:
+            own = wire.as_blocks(msgspec.json.decode(asked.fields["system"])) if "system" in asked.fields else []
+            asked = msgspec.structs.replace(asked, fields={**asked.fields, "system": [*own, *wire.as_blocks(prompt.system)]})
+        self.body = self._form.splice(asked, prompt, self._offered)
+
+    def goes_on(self) -> bool:
+        """Append this round's reply, and what our tools answer; whether another round follows, with another `body`."""
+        reply = self.reading.reply()
+        if self._asked.choices != 1:
+            return False  # which one the client takes, its next request says
+        if not self.reading.ours(reply):
+            self._history.append([reply.message])
+            return False
+        if self._history.answered(reply.message) is not None or not self._left:
+            return False
+        self._left -= 1
+        if not self._left:
+            self._asked.fields["tool_choice"] = msgspec.Raw(b'{"type":"none"}' if self._form.name == "messages" else b'"none"')
+        self._put(self._history.render(self._form.rendered))
+        self.reading.again()
+        return True
+
+    def took(self, body: bytes) -> bool:
+        """Take a whole reply; whether another round follows."""
+        self.reading.take(body)
+        return self.goes_on()
+
+
+def _joined(messages: Iterable[Message]) -> list[Message]:
+    """What the assistant says in a row as one message: a response is several items of the next request."""
+    out: list[Message] = []
+    for message in messages:
+        if out and message.role is out[-1].role is Role.ASSISTANT:
+            message = Message(role=Role.ASSISTANT, parts=(*out.pop().parts, *message.parts))
+        out.append(message)
+    return out
+
+
+def _form_of(request: httpx2.Request) -> Form | None:
+    return next((form for form in FORMS if request.method == "POST" and request.url.path.endswith(form.path)), None)
+
+
+def _with_body(request: httpx2.Request, body: bytes) -> httpx2.Request:
+    headers = [(name, value) for name, value in request.headers.raw if name.lower().decode() not in CARRIED]
+    return httpx2.Request(request.method, request.url, headers=headers, content=body, extensions=request.extensions)
+
+
+def _answer(answer: httpx2.Response, **body: Any) -> httpx2.Response:
+    """A response like the provider's, with another body."""
+    headers = [(name, value) for name, value in answer.headers.raw if name.lower().decode() not in CARRIED]
+    return httpx2.Response(answer.status_code, headers=headers, extensions=answer.extensions, **body)
+
+
+def _refusal(error: KilburnError) -> httpx2.Response:
+    """What the SDKs neither try again nor read, and raise as it is."""
+    return httpx2.Response(400, headers={"x-should-retry": "false"}, json={}, extensions={"kilburn": error})
+
+
+def _broken(answer: httpx2.Response) -> KilburnError:
+    """The error of a later round whose beginning the client has seen."""
+    return error_of("the provider", answer.status_code, None, answer.text, answer.headers)
+
+
+class _Through(httpx2.BaseTransport):
+    """Sends requests by a client's own connections, and through the process."""
+
+    def __init__(self, inner: httpx2.Client, begin: Callable[[Form, bytes], _Turn]) -> None:
+        self._inner, self._begin = inner, begin
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        form = _form_of(request)
+        if form is None:
+            return self._inner.send(request, stream=True)
+        try:
+            turn = self._begin(form, request.read())
+            while True:
+                answer = self._inner.send(_with_body(request, turn.body), stream=True)
+                if turn.stream and answer.status_code < 400:
+                    return _answer(answer, stream=_Streamed(self._inner, request, turn, answer))
+                body = answer.read()
+                if answer.status_code >= 400 or not turn.took(body):
+                    return _answer(answer, content=body if answer.status_code >= 400 else turn.reading.end())
+        except KilburnError as error:
+            return _refusal(error)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Streamed(httpx2.SyncByteStream):
+    """A streamed reply, over all rounds. If it is closed early, nothing of the round that was under way is appended."""
+
+    def __init__(self, inner: httpx2.Client, request: httpx2.Request, turn: _Turn, answer: httpx2.Response) -> None:
+        self._inner, self._request, self._turn, self._answer = inner, request, turn, answer
+
+    def __iter__(self) -> Iterator[bytes]:
+        turn = self._turn
+        while True:
+            events = Events()
+            for piece in self._answer.iter_bytes():
+                yield b"".join(map(turn.reading.feed, events.feed(piece)))
+            yield b"".join(map(turn.reading.feed, events.feed(b"\n\n")))
+            self._answer.close()
+            if turn.reading.failed is not None:
+                return
+            if not turn.goes_on():
+                yield turn.reading.end()
+                return
+            self._answer = self._inner.send(_with_body(self._request, turn.body), stream=True)
+            if self._answer.status_code >= 400:
+                self._answer.read()
+                raise _broken(self._answer)
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+class _AsyncThrough(httpx2.AsyncBaseTransport):
+    """`_Through` for async clients."""
+
+    def __init__(self, inner: httpx2.AsyncClient, begin: Callable[[Form, bytes], _Turn]) -> None:
+        self._inner, self._begin = inner, begin
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        form = _form_of(request)
+        if form is None:
+            return await self._inner.send(request, stream=True)
+        try:
+            turn = await asyncio.to_thread(self._begin, form, await request.aread())
+            while True:
+                answer = await self._inner.send(_with_body(request, turn.body), stream=True)
+                if turn.stream and answer.status_code < 400:
+                    return _answer(answer, stream=_AsyncStreamed(self._inner, request, turn, answer))
+                body = await answer.aread()
+                if answer.status_code >= 400 or not await asyncio.to_thread(turn.took, body):
+                    return _answer(answer, content=body if answer.status_code >= 400 else turn.reading.end())
+        except KilburnError as error:
+            return _refusal(error)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _AsyncStreamed(httpx2.AsyncByteStream):
+    """`_Streamed` for async clients."""
+
+    def __init__(self, inner: httpx2.AsyncClient, request: httpx2.Request, turn: _Turn, answer: httpx2.Response) -> None:
+        self._inner, self._request, self._turn, self._answer = inner, request, turn, answer
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        turn = self._turn
+        while True:
+            events = Events()
+            async for piece in self._answer.aiter_bytes():
+                yield b"".join(map(turn.reading.feed, events.feed(piece)))
+            yield b"".join(map(turn.reading.feed, events.feed(b"\n\n")))
+            await self._answer.aclose()
+            if turn.reading.failed is not None:
+                return
+            if not await asyncio.to_thread(turn.goes_on):
+                yield turn.reading.end()
+                return
+            self._answer = await self._inner.send(_with_body(self._request, turn.body), stream=True)
+            if self._answer.status_code >= 400:
+                await self._answer.aread()
+                raise _broken(self._answer)
+
+    async def aclose(self) -> None:
+        await self._answer.aclose()

@@ -1,0 +1,491 @@
+"""Upstreams that fail, lie or speak less than they should, seen from the official SDKs in all three forms."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+import pytest
+
+from kilburn.errors import Overlong, Unavailable
+from kilburn.gateway.app import Settings, build
+from kilburn.gateway.events import Events
+from kilburn.models.scripted import Scripted
+from kilburn.testing.upstream import Break, Refusal, Upstream, calling, serving
+
+FILLER = "The river carries sand, and the sand carries gold. "
+FORMS = ["chat", "messages", "responses"]
+BODIES = {
+    "chat": {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Fine."}}]},
+    "messages": {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "Fine."}],
+                 "stop_reason": "end_turn"},
+    "responses": {
+        "object": "response",
+        "status": "completed",
+        "output": [
+            {"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": [
+                {"type": "output_text", "text": "Fine.", "annotations": []}
+            ]}
+        ],
+    },
+}  # fmt: skip
+
+
+def talk(turns: int = 1) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    for turn in range(turns):
+        out += [{"role": "user", "content": f"q{turn} {FILLER * 10}"}, {"role": "assistant", "content": f"a{turn} {FILLER * 10}"}]
+    return [*out, {"role": "user", "content": "?"}]
+
+
+def ask(setup: Any, form: str, given: Any = None, *, streamed: bool = False, **more: Any) -> str:
+    """The text of a reply, by the SDK of the form."""
+    given = given or talk()
+    if form == "messages":
+        if not streamed:
+            whole = setup.anthropic.messages.create(model="m", max_tokens=99, messages=given, **more)
+            return "".join(block.text for block in whole.content if block.type == "text")
+        with setup.anthropic.messages.stream(model="m", max_tokens=99, messages=given, **more) as events:
+            return str(events.get_final_text())
+    if form == "chat":
+        if not streamed:
+            return str(setup.openai.chat.completions.create(model="m", messages=given, **more).choices[0].message.content)
+        chunks = list(setup.openai.chat.completions.create(model="m", messages=given, stream=True, **more))
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    if not streamed:
+        return str(setup.openai.responses.create(model="m", input=given, **more).output_text)
+    with setup.openai.responses.stream(model="m", input=given, **more) as events:
+        return str(events.get_final_response().output_text)
+
+
+class Far:
+    """A provider that sends bytes: `say` answers each request, and `asked` holds them."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, str], bytes]] = []
+        self.say: Callable[[dict[str, Any]], tuple[int, list[tuple[str, str]], list[bytes]]] = lambda body: (200, [], [b"{}"])
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        raw = b""
+        while (message := await receive()).get("more_body"):
+            raw += message["body"]
+        raw += message.get("body", b"")
+        headers = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"]]
+        self.asked.append((dict(headers), raw))
+        status, said, pieces = self.say({"path": scope["path"], "headers": headers, **(json.loads(raw) if raw else {})})
+        packed = [(name.encode(), value.encode()) for name, value in said]
+        await send({"type": "http.response.start", "status": status, "headers": packed})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class Near:
+    """A gateway before it, and clients."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0, timeout=20)
+        self.anthropic = anthropic.Anthropic(base_url=url, api_key="key", max_retries=0, timeout=20)
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Callable[..., tuple[Far, Near]]]:
+    with ExitStack() as stack:
+
+        def start(form: str = "chat", **settings: Any) -> tuple[Far, Near]:
+            made = Far()
+            url = stack.enter_context(serving(made))
+            upstream = url if form == "messages" else f"{url}/v1"
+            given = {"db": str(tmp_path / "far.db"), "upstream": upstream, "tokenizer": "chars/4", **settings}
+            near = Near(stack.enter_context(serving(build(Settings(**given)))))
+            stack.callback(near.openai.close)
+            stack.callback(near.anthropic.close)
+            return made, near
+
+        yield start
+
+
+JSON = [("content-type", "application/json")]
+EVENTS = [("content-type", "text/event-stream")]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_prompt_that_is_too_long_is_made_shorter_once(gateway: Any, form: str, streamed: bool) -> None:
+    far = "messages" if form == "messages" else "chat"
+    setup = gateway(upstream=Upstream(otherwise="Fits.", window=2500), window=100_000, form=far)
+    assert ask(setup, form, talk(10), streamed=streamed) == "Fits."
+    assert [sent.status for sent in setup.upstream.sent] == [400, 200]
+    setup.upstream.enqueue(Refusal(overlong=True), Refusal(overlong=True))
+    before = len(setup.upstream.sent)
+    with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)):
+        ask(setup, form, [{"role": "user", "content": "Another. " + FILLER}, *talk(9)[1:]], streamed=streamed)
+    assert len(setup.upstream.sent) == before + 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_of_this_process_is_asked_again_too(gateway: Any, form: str, streamed: bool) -> None:
+    model = Scripted([Overlong("m: prompt is too long"), "Fits.", Overlong("m: prompt is too long")] + [Overlong("still")] * 2)
+    setup = gateway(model=model, window=100_000)
+    assert ask(setup, form, talk(10), streamed=streamed) == "Fits."
+    first, second = (len(str(request.messages)) for request in model.requests)
+    assert second < 0.9 * first
+    with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)):
+        ask(setup, form, [{"role": "user", "content": "Another."}, *talk(9)[1:]], streamed=streamed)
+    assert len(model.requests) == 4
+
+
+def test_a_stream_that_only_says_that_the_prompt_is_too_long_is_asked_for_again(far: Any) -> None:
+    made, near = far(window=100_000)
+    begun = {"id": "r1", "object": "response", "created_at": 1, "status": "in_progress", "model": "m", "output": [], "tools": [],
+             "parallel_tool_calls": True, "tool_choice": "auto"}  # fmt: skip
+    error = {"code": "context_length_exceeded", "message": "Your input exceeds the context window of this model."}
+    whole = {**begun, **BODIES["responses"], "id": "r2"}
+
+    def event(kind: str, number: int, **data: Any) -> bytes:
+        return f"event: {kind}\ndata: {json.dumps({'type': kind, 'sequence_number': number, **data})}\n\n".encode()
+
+    def say(body: dict[str, Any]) -> Any:
+        head = event("response.created", 0, response=begun)
+        if len(made.asked) % 2:
+            failed = event("response.failed", 1, response={**begun, "status": "failed", "error": error})
+            return 200, EVENTS, [head, failed] if len(made.asked) == 1 else [head + failed]
+        return 200, EVENTS, [head, event("response.completed", 1, response=whole)]
+
+    made.say = say
+    for count in (2, 4):
+        events = list(
+            near.openai.responses.create(model="m", input=[{"role": "user", "content": str(count)}, *talk(9)], stream=True)
+        )
+        assert [each.type for each in events] == ["response.created", "response.completed"]
+        assert [each.sequence_number for each in events] == [0, 1]
+        assert events[-1].response.id == events[0].response.id == "r1" if count == 2 else "r2"
+        assert len(made.asked) == count
+        assert len(made.asked[-1][1]) < 0.9 * len(made.asked[-2][1])
+
+
+@pytest.mark.parametrize("form", ["chat", "messages"])
+def test_an_error_at_the_beginning_of_a_stream(far: Any, form: str) -> None:
+    made, near = far(form, window=100_000)
+    name = "event: error\n" if form == "messages" else ""
+
+    def say(body: dict[str, Any]) -> Any:
+        said = {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 9 > 8"}}
+        return 200, EVENTS, [f"{name}data: {json.dumps(said)}\n\n".encode()]
+
+    made.say = say
+    with pytest.raises((openai.APIError, anthropic.APIError), match="too long"):
+        ask(near, form, talk(9), streamed=True)
+    assert len(made.asked) == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_client_of_several_replies_has_its_prompt_shortened_too(gateway: Any, form: str) -> None:
+    if form != "chat":
+        pytest.skip("one reply")
+    setup = gateway(Refusal(overlong=True), ("One.", "Two."), window=100_000)
+    reply, _ = setup.chat(talk(9), n=2)
+    assert [choice.message.content for choice in reply.choices] == ["One.", "Two."]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("status", [429, 500, 529])
+def test_statuses_and_their_words_are_told_as_they_were(gateway: Any, form: str, status: int, streamed: bool) -> None:
+    setup = gateway(Refusal(status=status, words="Not now.", retry_after=7), form="messages" if form == "messages" else "chat")
+    with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as caught:
+        ask(setup, form, streamed=streamed)
+    assert caught.value.status_code == status
+    assert caught.value.response.headers["retry-after"] == "7"
+    assert "Not now." in caught.value.message
+    with setup.store() as store:
+        (info,) = store.processes()
+        assert info.pages == 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("how", ["cut", "torn", "short", "garbled", "error", "silent"])
+def test_a_stream_that_breaks_ends_with_an_error_of_the_form(gateway: Any, form: str, how: Any) -> None:
+    far = "messages" if form == "messages" else "chat"
+    broken = Break(how=how, after=4, reply="This is a longer reply, é, of several pieces.")
+    setup = gateway(upstream=Upstream(broken, "Whole.", pause=0.02), form=far, timeout=1.0)
+    path = {"chat": "chat/completions"}.get(form, form)
+    key = "input" if form == "responses" else "messages"
+    body = {"model": "m", "max_tokens": 50, "stream": True, key: talk()}
+    with httpx2.stream("POST", f"{setup.url}/v1/{path}", json=body, timeout=20) as reply:
+        assert reply.status_code == 200
+        text = reply.read().decode()
+    last = json.loads(text.rstrip().rpartition("data: ")[2])
+    if form == "messages":
+        assert (last["type"], set(last["error"])) == ("error", {"type", "message"})
+        assert text.count("event: error") == 1
+    elif form == "chat":
+        assert set(last["error"]) == {"message", "type", "param", "code"}
+    else:
+        assert set(last) == {"type", "code", "message", "param", "sequence_number"}
+        assert last["type"] == "error"
+    assert ask(setup, form) == "Whole."
+    with setup.store() as store:
+        (info,) = store.processes()
+        assert info.pages == 4
+
+
+NONSENSE = [
+    ("text/html", b"<html>Bad gateway</html>"),
+    ("application/json", b""),
+    ("application/json", b"[]"),
+    ("application/json", b'{"choices": 7, "content": 7, "output": 7}'),
+    ("application/json", b'{"choices": [{}], "content": [{}], "output": [{}]}'),
+    ("application/json", b'{"choices": [], "content": [5], "output": [5]}'),
+    ("application/json", b'{"choices": [{"message": {"role": "assistant", "content": 5, "tool_calls": 3}}], "usage": 3}'),
+    ("application/json", b"[" * 100_000),
+    ("application/json", b'{"choices": "\xff"}'),
+    ("text/event-stream", b"data: {}\n\n"),
+    ("text/event-stream", b"data: 5\n\ndata: \xff\n\n"),
+    ("text/event-stream", b"\x00\x01\x02"),
+    ("text/event-stream", b"data: " + b"[" * 100_000 + b"\n\n"),
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_no_reply_is_an_error(far: Any, form: str, streamed: bool) -> None:
+    made, near = far(form)
+    for kind, body in NONSENSE:
+        made.say = lambda _, kind=kind, body=body: (200, [("content-type", kind)], [body])
+        with pytest.raises((openai.APIError, anthropic.APIError, RuntimeError)) as caught:
+            ask(near, form, streamed=streamed)
+        assert getattr(caught.value, "status_code", 502) in (200, 502), (body[:99], caught.value)
+    made.say = lambda _: (200, JSON, [json.dumps(BODIES[form]).encode()])
+    assert ask(near, form) == "Fine."
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("status", [400, 404, 413, 500, 503])
+def test_an_error_that_is_no_json_gets_the_form(far: Any, form: str, status: int) -> None:
+    made, near = far(form)
+    made.say = lambda _: (status, [("content-type", "text/html"), ("retry-after", "3")], [b"<html>no</html>"])
+    with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as caught:
+        ask(near, form)
+    assert (caught.value.status_code, caught.value.response.headers["retry-after"]) == (status, "3")
+    body: Any = caught.value.body
+    assert (body.get("error") or body)["type"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_compressed_answer_is_read(far: Any, form: str) -> None:
+    made, near = far(form)
+    packed = gzip.compress(json.dumps(BODIES[form]).encode())
+    made.say = lambda _: (200, [*JSON, ("content-encoding", "gzip")], [packed])
+    assert ask(near, form) == "Fine."
+    assert made.asked[0][0]["accept-encoding"] == "identity"
+    made.say = lambda _: (200, [*JSON, ("content-encoding", "gzip")], [packed[:20]])
+    with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as caught:
+        ask(near, form)
+    assert caught.value.status_code == 502
+
+
+def test_an_event_may_be_very_long_and_takes_no_longer_than_its_bytes(far: Any) -> None:
+    made, near = far()
+    text = "é" * 4_000_000
+    chunk = {"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}]}
+    last = {"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    raw = b"".join(b"data: " + json.dumps(each, ensure_ascii=False).encode() + b"\r\n\r\n" for each in (chunk, last))
+    made.say = lambda _: (200, EVENTS, [raw[at : at + 9_999] for at in range(0, len(raw), 9_999)])
+    assert ask(near, "chat", streamed=True) == text
+    events, began, seconds = Events(), 0.0, []
+    for size in (4 << 20, 16 << 20):
+        began = time.perf_counter()
+        for _ in range(size >> 12):
+            assert not events.feed(b"x" * 4096)
+        seconds.append(time.perf_counter() - began)
+        assert len(events.feed(b"\n\n")) == 1
+    assert seconds[1] < 12 * seconds[0] + 0.2
+    for _ in range(64):
+        events.feed(b"x" * (1 << 20))
+    with pytest.raises(Unavailable, match="does not end"):
+        events.feed(b"x")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_line_ends_of_all_kinds_wherever_they_are_torn(size: int) -> None:
+    raw = b": hi\r\n\r\nevent: a\rdata: 1\r\rdata: 2\n\ndata: 3\r\ndata: 4\r\n\r\n"
+    events = Events()
+    found = [event for at in range(0, len(raw), size) for event in (*events.feed(raw[at : at + size]), *events.feed(b""))]
+    assert [(event.name, event.data) for event in found] == [("", b""), ("a", b"1"), ("", b"2"), ("", b"3\n4")]
+    assert not events.open
+
+
+def test_headers_of_a_connection_and_cookies_stay_there(far: Any) -> None:
+    made, near = far()
+    said = [("set-cookie", "a=1"), ("set-cookie", "b=2"), ("connection", "x-once"), ("x-once", "1"), ("alt-svc", 'h3=":443"'),
+            ("x-many", "1"), ("x-many", "2"), ("via", "1.1 far")]  # fmt: skip
+    made.say = lambda _: (200, [*JSON, *said], [json.dumps(BODIES["chat"]).encode()])
+    given = [("connection", "x-mine, keep-alive"), ("x-mine", "1"), ("te", "trailers"), ("cookie", "s=1"), ("openai-beta", "a"),
+             ("openai-beta", "b")]  # fmt: skip
+    for _ in range(2):
+        reply = httpx2.post(f"{near.url}/v1/chat/completions", json={"model": "m", "messages": talk()}, headers=given)
+        assert reply.status_code == 200
+        assert not [name for name in ("set-cookie", "x-once", "alt-svc") if name in reply.headers]
+        assert reply.headers["x-many"] == "1, 2"
+        sent = made.asked[-1][0]
+        assert not [name for name in ("x-mine", "te", "cookie") if name in sent]
+        assert sent["openai-beta"] == "a, b"
+
+
+def test_a_client_that_expects_100_gets_it_after_its_key_and_before_its_body(far: Any) -> None:
+    made, near = far()
+    made.say = lambda _: (200, JSON, [json.dumps(BODIES["chat"]).encode()])
+    body = json.dumps({"model": "m", "messages": talk()}).encode()
+    with socket.create_connection(("127.0.0.1", int(near.url.rsplit(":", 1)[1])), timeout=10) as made_by_hand:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+        made_by_hand.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode())
+        assert made_by_hand.recv(100).startswith(b"HTTP/1.1 100")
+        made_by_hand.sendall(body)
+        assert made_by_hand.recv(1000).startswith(b"HTTP/1.1 200")
+    assert "expect" not in made.asked[0][0]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{",
+        b"HTTP/9 nonsense\r\n\r\n",
+        b"",
+        b"\x00" * 99,
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 99_999 + b"\r\n\r\n{}",
+        b"HTTP/1.1 101 Switching\r\nupgrade: x\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nlocation: /\r\n\r\n",
+    ],
+)
+def test_an_upstream_that_does_not_speak_http(tmp_path: Path, raw: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            while True:
+                try:
+                    with listening.accept()[0] as one:
+                        one.recv(65536)
+                        one.sendall(raw)
+                except OSError:
+                    return
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        with serving(build(Settings(db=str(tmp_path / "a.db"), upstream=url, tokenizer="chars/4", timeout=3))) as near:
+            for path in ("chat/completions", "embeddings"):
+                with httpx2.stream("POST", f"{near}/v1/{path}", json={"model": "m", "messages": talk()}, timeout=20) as reply:
+                    try:
+                        text = reply.read().decode()
+                    except httpx2.RemoteProtocolError:
+                        text = ""
+                if path == "chat/completions":
+                    assert reply.status_code in (502, 504)
+                    assert json.loads(text)["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_upstream_without_the_responses_form_is_asked_for_chat_completions(gateway: Any, streamed: bool) -> None:
+    class ChatOnly(Upstream):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope.get("path") == "/v1/responses":
+                absent.append(1)
+                await send({"type": "http.response.start", "status": 404, "headers": [(b"content-type", b"text/plain")]})
+                await send({"type": "http.response.body", "body": b"404 page not found"})
+            else:
+                await super().__call__(scope, receive, send)
+
+    absent: list[int] = []
+    tool = {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}, "strict": False}
+    setup = gateway(upstream=ChatOnly(calling(("read", {"path": "a"}, "c1"), text="I read."), "Done.", Refusal(status=404)))
+    options = {"model": "m", "tools": [tool], "instructions": "Rules."}
+    given: list[Any] = [{"role": "user", "content": "Go"}]
+    reply = setup.openai.responses.create(input=given, **options)
+    assert [item.type for item in reply.output] == ["message", "function_call"]
+    given += [item.model_dump(exclude_none=True) for item in reply.output]
+    given += [
+        {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "xyz"},
+        {"type": "web_search_call", "id": "ws", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": "file"},
+    ]
+    assert ask(setup, "responses", given, streamed=streamed, tools=[tool]) == "Done."
+    assert len(absent) == 1
+    assert not setup.upstream.refused
+    assert [message["role"] for message in setup.upstream.sent[-1].body["messages"]] == ["user", "assistant", "tool"]
+    with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
+        setup.openai.responses.create(model="m", input="And?", previous_response_id=reply.id)
+
+
+def test_a_model_that_is_not_there_is_told_as_the_provider_does(far: Any) -> None:
+    made, near = far()
+    error = {"error": {"message": "The model `m` does not exist", "type": "invalid_request_error", "code": "model_not_found"}}
+    made.say = lambda _: (404, JSON, [json.dumps(error).encode()])
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        near.openai.responses.create(model="m", input="Hi")
+
+
+@pytest.mark.parametrize("more", [{"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"background": True}, {}])
+def test_what_a_provider_keeps_is_not_to_be_had_from_a_model_here(gateway: Any, more: dict[str, Any]) -> None:
+    setup = gateway(model=Scripted([]))
+    given: Any = "And?" if more else [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "And?"}]
+    with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
+        setup.openai.responses.create(model="m", input=given, **more)
+    with setup.store() as store:
+        assert not store.processes()
+
+
+def test_items_that_are_only_named_go_to_the_provider_who_has_them(gateway: Any) -> None:
+    setup = gateway("Hello.", "Kept.")
+    reply = setup.openai.responses.create(model="m", input="Hi")
+    given = [
+        {"role": "user", "content": "Hi"},
+        {"type": "item_reference", "id": reply.output[0].id},
+        {"role": "user", "content": "?"},
+    ]
+    assert setup.openai.responses.create(model="m", input=given).output_text == "Kept."
+    assert setup.upstream.sent[-1].body["input"] == given
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_of_this_process_may_fail_in_any_way(gateway: Any, form: str) -> None:
+    setup = gateway(model=Scripted([ValueError("canary"), TypeError("canary"), "Fine."]))
+    for _ in range(2):
+        with pytest.raises((openai.InternalServerError, anthropic.InternalServerError)) as caught:
+            ask(setup, form)
+        assert caught.value.status_code == 502
+        assert "canary" not in caught.value.message
+    assert ask(setup, form) == "Fine."
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_memory_is_put_beside_the_question_in_every_form(gateway: Any, form: str) -> None:
+    from kilburn.memory.retention import remember
+
+    setup = gateway(upstream=Upstream(otherwise="Noted."), memory=300, form="messages" if form == "messages" else "chat")
+    with setup.store() as store:
+        remember(store, "The locker of the user is number 12.")
+    question = "What is the number of my locker?"
+    texts: list[Any] = [[{"role": "user", "content": question}]]
+    if form == "responses":
+        texts += [question, [{"role": "user", "content": [{"type": "input_text", "text": question}]}]]
+    for given in texts:
+        for streamed in (False, True):
+            assert ask(setup, form, given, streamed=streamed) == "Noted."
+            assert re.search(r"locker.*<memory-.*number 12", setup.upstream.sent[-1].raw.decode(), re.S)
+    assert not setup.upstream.refused

@@ -1,0 +1,77 @@
+"""`kilburn serve` that cannot begin says why and what to do; its limits are those that it names."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from cli.terminal import kilburn, program
+from kilburn.cli.serve import BOUNDS
+from kilburn.errors import SpecError
+from kilburn.gateway.keys import Key, add_key
+from kilburn.gateway.limits import RATE, Limits, limits_of
+
+FAR = ("serve", "--upstream", "http://127.0.0.1:9/v1")
+
+
+def test_what_keeps_it_from_listening_is_told(tmp_path: Path) -> None:
+    add_key(tmp_path / "keys.json", Key())
+    (tmp_path / "bad.json").write_text("{")
+    db = ("--db", tmp_path / "a.db")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words, said, status in (
+            (("--port", port), "already in use", 2),
+            (("--host", "no-such-host.invalid", "--keys", tmp_path / "keys.json"), "no-such-host.invalid", 2),
+            (("--host", "0.0.0.0"), "no keys are set", 2),
+            (("--keys", tmp_path / "none.json"), "there is no keys file", 2),
+            (("--keys", tmp_path / "bad.json"), "is no keys file", 2),
+            (("--keys", tmp_path), "is no file", 2),
+            (("--log", tmp_path / "no" / "log"), "No such file", 1),
+            (("--limit", "messages=many"), "is no number", 2),
+            (("--limit", "messages=0"), "is no limit", 2),
+            (("--limit", "pages=5"), "messages", 2),
+            (("--model", "nobody"), "give one of --upstream and --model", 2),
+        ):
+            done = kilburn(*FAR, "--port", "0", *db, *words)
+            assert (done.status, said in done.err) == (status, True), done.err
+            assert "Traceback" not in done.err
+            assert done.err.count("\n") == 1
+
+
+def test_a_file_of_keys_that_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
+    done = kilburn(*FAR, "--port", "0", "--keys", tmp_path / "loop.json")
+    assert done.status == 1
+    assert "loop.json: Too many levels" in done.err
+
+
+def test_without_its_extra_it_names_it(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('no', name='uvicorn')")
+    done = program(*FAR, folder=tmp_path, PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2] / 'src'}")
+    assert done.status in (1, 2)
+    assert "kilburn[serve]" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_every_limit_is_named_with_its_default() -> None:
+    named = dict(re.findall(r"(\w+)=(\d+)", BOUNDS))
+    assert {name: float(value) for name, value in named.items()} == {
+        **{name: float(getattr(Limits(), name)) for name in Limits.__struct_fields__},
+        "rate": RATE,
+    }
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "threat-model.md").read_text()
+    assert f"{RATE} with keys" in page
+    assert f"{Limits().messages:,}" in page
+
+
+def test_limits_are_read_and_checked() -> None:
+    assert limits_of((), keyed=False) == Limits()
+    assert limits_of((), keyed=True).rate == RATE
+    assert limits_of(["rate=0", "messages=9", "patience=0.5"], keyed=True) == Limits(messages=9, patience=0.5)
+    for wrong in ("body", "body=", "body=-1", "body=x", "patience=nan", "body=1.5", "=3"):
+        with pytest.raises(SpecError):
+            limits_of([wrong], keyed=False)
