@@ -78,7 +78,7 @@ def sample_of(
         SpecError: no such file, or no runs.
         InvalidMessage: a line that is no run.
     """
-    every = synthetic(limit or MADE, seed) if path is None else _distinct(read(path))
+    every = synthetic(limit or MADE, seed, copying=True) if path is None else _distinct(read(path))
     taken = islice((run for run in every if not referring or references(run, reply=reply)), limit)
     runs = tuple(taken if session is None else braided(taken, session, seed))
     if not runs:

@@ -114,21 +114,22 @@ def shell_call(id: str, thought: str, command: str) -> dict[str, Any]:
     }
 
 
-def synthetic(runs: int, seed: int) -> Iterator[Trajectory]:
+def synthetic(runs: int, seed: int, *, copying: bool = False) -> Iterator[Trajectory]:
     """`runs` made-up runs: an agent reads, searches, edits and tests a code base that does not exist.
 
-    Later actions name functions and files that only older outputs mentioned, and copy lines of them, as real ones do.
-    The same seed gives the same runs.
+    Later actions name functions and files that only older outputs mentioned, as real ones do. With `copying` they copy
+    lines of them too. The same seed gives the same runs.
     """
     for number in range(runs):
-        yield _Made(random.Random(f"{seed}/{number}")).run(f"made-{seed}-{number}")
+        yield _Made(random.Random(f"{seed}/{number}"), copying).run(f"made-{seed}-{number}")
 
 
 class _Made:
     """One made-up code base and the agent that walks through it."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, copying: bool) -> None:
         self.chance = chance
+        self.copying = copying
         self.used: set[str] = set()
         self.package = self._word()
         self.files = {f"src/{self.package}/{self._word()}.py": self._functions() for _ in range(chance.randint(6, 12))}
@@ -183,7 +184,7 @@ class _Made:
             return self._view()
         target = self.chance.choice(self.seen)
         hint = target.split("_")[0]
-        copied = f"{self.lines[target]}\n" if target in self.lines else ""
+        copied = f"{self.lines[target]}\n" if self.copying and target in self.lines else ""
         self._add(
             f"The {hint} function has to check for empty input first.",
             f"edit 3:3\n    {target}(value or 0)\n{copied}end_of_edit",
