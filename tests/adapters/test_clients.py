@@ -414,3 +414,42 @@ async def test_an_async_stream_that_is_left_half_way(stop: str, store: kilburn.H
         await client.close()
     assert not upstream.refused
     check_laws(process)
+
+
+@both
+@streamed
+def test_a_prompt_that_is_too_long_for_the_provider_is_made_shorter_once(
+    kind: Any, stream: bool, store: kilburn.Hierarchy
+) -> None:
+    upstream, process = Upstream(window=900), store.process("s")
+    with serving(upstream) as url, kind(url, process) as client:
+        history: list[Any] = []
+        for number in range(14):
+            history.append(user(f"Valve {number}: " + "pressure normal, " * 40))
+            client.ask(history, stream)
+    assert not upstream.refused
+    assert 0 < sum(sent.tokens > 900 for sent in upstream.sent) < 6
+    assert process.budget.window < WINDOW
+    assert len(process.messages()) == 28
+
+
+def test_a_tool_runner_and_azures_client(store: kilburn.Hierarchy) -> None:
+    upstream = Upstream(calling(("search_memory", {"query": "x"}), ("look", {"at": "a"})), "Nothing there.")
+
+    @anthropic.beta_tool
+    def look(at: str) -> str:
+        """Look at something."""
+        return f"{at} is empty"
+
+    process = store.process("s")
+    with serving(upstream) as url:
+        client = wrap(anthropic.Anthropic(base_url=url, api_key="none"), process)
+        given: Any = {"model": "claude-opus-4-8", "max_tokens": 500, "messages": [user("Look.")], "tools": [look]}
+        assert client.beta.messages.tool_runner(**given).until_done().content[0].text == "Nothing there."
+        client.close()
+        azure = wrap(openai.AzureOpenAI(azure_endpoint=url, api_key="none", api_version="1", max_retries=0), store.process("t"))
+        with pytest.raises(openai.NotFoundError):
+            azure.chat.completions.create(model="m", messages=[user("Hi.")])
+        azure.close()
+    assert "a is empty" in json.dumps(process.messages())
+    assert "search_memory" in upstream.sent[-1].raw.decode(), "it went through the process"

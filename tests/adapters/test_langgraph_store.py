@@ -238,3 +238,13 @@ def test_a_graph_with_the_store(store: kilburn.Hierarchy) -> None:
     builder.add_edge("note", END)
     builder.compile(store=KilburnStore(store)).invoke({"said": "The pump is K-4711."})
     assert "K-4711" in store.search("pump", where="facts")[0].text
+
+
+def test_a_search_by_meaning(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), embedder="hashing(64)") as store:
+        kept = KilburnStore(store)
+        for number in range(5):
+            kept.put(ANA, f"k{number}", {"text": f"The harbour of town {number} is deep."})
+        found = kept.search(ANA, query="harbours in towns")
+        assert len(found) == 5
+        assert found[0].score is not None

@@ -12,8 +12,9 @@ import pytest
 import kilburn
 from gateway.talk import TALK, TOPICS, Talk, said, user, work
 from kilburn.gateway.chat import Chat
-from kilburn.gateway.history import Histories, Session
+from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import Messages
+from kilburn.gateway.sessions import Session
 from kilburn.wire.form import parse
 
 CHAT, MESSAGES = Chat(), Messages()

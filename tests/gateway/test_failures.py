@@ -489,3 +489,28 @@ def test_memory_is_put_beside_the_question_in_every_form(gateway: Any, form: str
             assert ask(setup, form, given, streamed=streamed) == "Noted."
             assert re.search(r"locker.*<memory-.*number 12", setup.upstream.sent[-1].raw.decode(), re.S)
     assert not setup.upstream.refused
+
+
+def test_settings_that_both_forms_have_are_translated(gateway: Any) -> None:
+    model, other = Scripted(["Fine."] * 3), Scripted(["Fine."] * 2, form="messages")
+    setup, second = gateway(model=model), gateway(model=other)
+    ask(setup, "chat", stop="END", top_p=0.5)
+    ask(setup, "messages", stop_sequences=["END"])
+    ask(setup, "responses", top_p=0.25)
+    ask(second, "chat", stop=["END", "."])
+    assert [request.options for request in model.requests] == [
+        {"stop": ["END"], "top_p": 0.5},
+        {"stop": ["END"]},
+        {"top_p": 0.25},
+    ]
+    assert other.requests[0].options == {"stop_sequences": ["END", "."]}
+    for wrong in (
+        {"n": 2},
+        {"temperature": "hot"},
+        {"max_tokens": -1},
+        {"seed": 1.5},
+        {"tools": [{"type": "function", "function": {"name": 5}}]},
+    ):
+        with pytest.raises(openai.BadRequestError):
+            ask(second, "chat", extra_body=wrong)
+    assert ask(second, "chat") == "Fine."

@@ -32,7 +32,7 @@ from kilburn.gateway.status import routes
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
 from kilburn.prices import PRICES
-from kilburn.testing.upstream import Sent, Upstream, calling
+from kilburn.testing.upstream import Break, Refusal, Sent, Upstream, calling
 from kilburn.testing.upstream import serving as served
 
 CANARY = "canary-7f3e"
@@ -410,3 +410,60 @@ def test_recalls_without_end_put_the_alarm_on(gateway: Any, capsys: pytest.Captu
     assert "kilburn_sessions_alarmed{tenant=default}" in series(httpx2.get(f"{setup.url}/metrics").text)
     assert main(["top", "--once", "--url", setup.url]) == 0
     assert f"{row['hit_rate']:.1%} low" in capsys.readouterr().out
+
+
+def test_nothing_that_is_said_is_seen_by_who_watches(
+    gateway: Any, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(0)
+    out = io.StringIO()
+    script = [
+        calling(("search_memory", {"query": CANARY}), ("recall", {"address": CANARY})),
+        calling(("write", {"text": CANARY})),
+        Refusal(status=400, words=CANARY),
+        Refusal(status=529, words=CANARY, retry_after=1),
+        *[Break(how=how, after=2) for how in ("cut", "torn", "short", "garbled", "error")],
+    ]
+    setup = gateway(upstream=Upstream(*script, otherwise=CANARY), window=1000, memory=200, log=Log(out))
+    asked = {"role": "user", "content": f"{CANARY} " + "The river carries sand. " * 40}
+    call = {"id": "c1", "type": "function", "function": {"name": CANARY, "arguments": json.dumps({CANARY: CANARY})}}
+    history = [{"role": "system", "content": CANARY}] + [asked, {"role": "assistant", "content": CANARY}] * 12
+    tool = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": CANARY},
+    ]
+    good = [*history, *tool, asked]
+    bodies: list[Any] = [{"model": "m", "messages": good, "user": CANARY, CANARY: 1, "stream": at > 3} for at in range(10)]
+    wrong = (
+        {"role": CANARY, "content": CANARY},
+        {"role": "tool", "tool_call_id": CANARY, "content": CANARY},
+        CANARY,
+        {CANARY: 1},
+    )
+    bodies += [{"model": "m", "messages": [one]} for one in wrong]
+    bodies += [{"model": "m", "messages": CANARY}, {"model": "m", "messages": [asked], "stream": CANARY}, [CANARY]]
+    raw = [json.dumps(body).encode() for body in bodies] + [b'{"' + CANARY.encode(), CANARY.encode() + b"\xff"]
+    heads = {"authorization": f"Bearer {CANARY}", "x-api-key": CANARY, "x-other": CANARY, "user-agent": CANARY, "cookie": CANARY}
+    statuses = set()
+    with httpx2.Client(base_url=setup.url, timeout=20, headers=heads, trust_env=False) as client:
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
+            for body in raw:
+                try:
+                    statuses.add(client.post(f"{path}?q={CANARY}", content=body).status_code)
+                except httpx2.HTTPError:
+                    statuses.add(0)
+        client.request("PUT", "/v1/messages", content=CANARY)
+        client.get("/v1/models", headers={"origin": f"http://{CANARY}"})
+        watched = [client.get(path).text for path in ("/health", "/metrics", "/sessions")]
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert {200, 400, 529} <= statuses
+    assert len(lines) >= 3 * len(raw)
+    assert all(line.get("problem") for line in lines if line["status"] >= 400)
+    assert any(line["status"] == 200 and line.get("problem") for line in lines), "a stream that broke off is told"
+    seen = [
+        out.getvalue(),
+        *watched,
+        *capsys.readouterr(),
+        *(str(vars(record)) for record in caplog.records if "kilburn" in record.name),
+    ]
+    assert not [text for text in seen if CANARY in text]

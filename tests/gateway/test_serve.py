@@ -12,7 +12,7 @@ from cli.terminal import kilburn, program
 from kilburn.cli.serve import BOUNDS
 from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, add_key
-from kilburn.gateway.limits import RATE, Limits, limits_of
+from kilburn.gateway.limits import RATE, Bounds, limits_of
 
 FAR = ("serve", "--upstream", "http://127.0.0.1:9/v1")
 
@@ -20,6 +20,7 @@ FAR = ("serve", "--upstream", "http://127.0.0.1:9/v1")
 def test_what_keeps_it_from_listening_is_told(tmp_path: Path) -> None:
     add_key(tmp_path / "keys.json", Key())
     (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "text.db").write_text("This is a text, and no database.")
     db = ("--db", tmp_path / "a.db")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -34,6 +35,11 @@ def test_what_keeps_it_from_listening_is_told(tmp_path: Path) -> None:
             (("--limit", "messages=many"), "is no number", 2),
             (("--limit", "messages=0"), "is no limit", 2),
             (("--limit", "pages=5"), "messages", 2),
+            (("--upstream", "ftp://x"), "give one such as https://api.openai.com/v1", 2),
+            (("--policy", "nonsense"), "no policies named 'nonsense'", 2),
+            (("--prices", "nonsense"), "hosted, automatic, local", 2),
+            (("--db", tmp_path / "text.db"), "is not a database", 1),
+            (("--db", tmp_path / "none" / "a.db"), "there is no folder", 1),
             (("--model", "nobody"), "give one of --upstream and --model", 2),
         ):
             done = kilburn(*FAR, "--port", "0", *db, *words)
@@ -60,18 +66,18 @@ def test_without_its_extra_it_names_it(tmp_path: Path) -> None:
 def test_every_limit_is_named_with_its_default() -> None:
     named = dict(re.findall(r"(\w+)=(\d+)", BOUNDS))
     assert {name: float(value) for name, value in named.items()} == {
-        **{name: float(getattr(Limits(), name)) for name in Limits.__struct_fields__},
+        **{name: float(getattr(Bounds(), name)) for name in Bounds.__struct_fields__},
         "rate": RATE,
     }
     page = (Path(__file__).parents[2] / "docs" / "explanation" / "threat-model.md").read_text()
     assert f"{RATE} with keys" in page
-    assert f"{Limits().messages:,}" in page
+    assert f"{Bounds().messages:,}" in page
 
 
 def test_limits_are_read_and_checked() -> None:
-    assert limits_of((), keyed=False) == Limits()
+    assert limits_of((), keyed=False) == Bounds()
     assert limits_of((), keyed=True).rate == RATE
-    assert limits_of(["rate=0", "messages=9", "patience=0.5"], keyed=True) == Limits(messages=9, patience=0.5)
+    assert limits_of(["rate=0", "messages=9", "patience=0.5"], keyed=True) == Bounds(messages=9, patience=0.5)
     for wrong in ("body", "body=", "body=-1", "body=x", "patience=nan", "body=1.5", "=3"):
         with pytest.raises(SpecError):
             limits_of([wrong], keyed=False)

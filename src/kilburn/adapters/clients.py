@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from kilburn.adapters.history import KeptHistory, Recollections
-from kilburn.errors import KilburnError, MissingExtra, SpecError
+from kilburn.agents.loop import shrink
+from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import Events
 from kilburn.gateway.form import Form, Reading
@@ -111,7 +112,7 @@ class _Turn:
         if form.name == "responses":
             messages = _joined(messages)
         self._put(history.prompt(messages, form.rendered, beside.decode()))
-        self._left = ROUNDS
+        self._left, self._shortened = ROUNDS, False
         self.stream = asked.stream
         self.reading: Reading = form.reading(bool(self._offered))
 
@@ -121,6 +122,20 @@ class _Turn:
             own = wire.as_blocks(msgspec.json.decode(asked.fields["system"])) if "system" in asked.fields else []
             asked = msgspec.structs.replace(asked, fields={**asked.fields, "system": [*own, *wire.as_blocks(prompt.system)]})
         self.body = self._form.splice(asked, prompt, self._offered)
+        self._tokens = prompt.tokens
+
+    def shortens(self, answer: httpx2.Response) -> bool:
+        """Whether the provider's error is that the prompt was too long, for the first time, and `body` is shorter now."""
+        error = error_of("the provider", answer.status_code, None, answer.text, answer.headers)
+        if self._shortened or not isinstance(error, Overlong):
+            return False
+        self._shortened = True
+        try:
+            shrink(self._history.process, self._tokens, error)
+        except Overlong:
+            return False
+        self._put(self._history.render(self._form.rendered))
+        return True
 
     def goes_on(self) -> bool:
         """Append this round's reply, and what our tools answer; whether another round follows, with another `body`."""
@@ -197,8 +212,11 @@ class _Through(httpx2.BaseTransport):
                 if turn.stream and answer.status_code < 400:
                     return _answer(answer, stream=_Streamed(self._inner, request, turn, answer))
                 body = answer.read()
-                if answer.status_code >= 400 or not turn.took(body):
-                    return _answer(answer, content=body if answer.status_code >= 400 else turn.reading.end())
+                if answer.status_code >= 400:
+                    if not turn.shortens(answer):
+                        return _answer(answer, content=body)
+                elif not turn.took(body):
+                    return _answer(answer, content=turn.reading.end())
         except KilburnError as error:
             return _refusal(error)
 
@@ -251,8 +269,11 @@ class _AsyncThrough(httpx2.AsyncBaseTransport):
                 if turn.stream and answer.status_code < 400:
                     return _answer(answer, stream=_AsyncStreamed(self._inner, request, turn, answer))
                 body = await answer.aread()
-                if answer.status_code >= 400 or not await asyncio.to_thread(turn.took, body):
-                    return _answer(answer, content=body if answer.status_code >= 400 else turn.reading.end())
+                if answer.status_code >= 400:
+                    if not await asyncio.to_thread(turn.shortens, answer):
+                        return _answer(answer, content=body)
+                elif not await asyncio.to_thread(turn.took, body):
+                    return _answer(answer, content=turn.reading.end())
         except KilburnError as error:
             return _refusal(error)
 

@@ -1,7 +1,8 @@
 """LlamaIndex: a memory that is a process.
 
-agent = FunctionAgent(tools=tools, llm=llm)
-await agent.run("Hello.", memory=ProcessMemory.of(store.process("ana-1")))
+memory = ProcessMemory.of(store.process("ana-1"))
+agent = FunctionAgent(tools=tools(memory), llm=llm)
+await agent.run("Hello.", memory=memory)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra, SpecError
+from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.process import Process
 from kilburn.wire.plain import load_object
 
@@ -19,10 +21,11 @@ try:
     from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock, ToolCallBlock
     from llama_index.core.bridge.pydantic import PrivateAttr
     from llama_index.core.memory import BaseMemory
+    from llama_index.core.tools import FunctionTool
 except ImportError as error:
     raise MissingExtra("llama-index-core", "llamaindex") from error
 
-__all__ = ["ProcessMemory"]
+__all__ = ["ProcessMemory", "tools"]
 
 
 OTHER = "input_llamaindex"
@@ -81,6 +84,20 @@ class ProcessMemory(BaseMemory):
     def reset(self) -> None:
         """Take everything back."""
         self._history.process.take_back(range(1, self._history.process.window.last + 1))
+
+
+def tools(memory: ProcessMemory) -> list[FunctionTool]:
+    """`recall` and `search_memory`, for an agent with this memory."""
+    history = memory._history
+
+    def recall(address: str, offset: int = 0) -> str:
+        return history.answer("recall", msgspec.json.encode({"address": address, "offset": offset}).decode())
+
+    def search_memory(query: str, tokens: int = 1000) -> str:
+        return history.answer("search_memory", msgspec.json.encode({"query": query, "tokens": tokens}).decode())
+
+    made: dict[str, Any] = {"recall": recall, "search_memory": search_memory}
+    return [FunctionTool.from_defaults(made[spec.name], name=spec.name, description=spec.description) for spec in OFFERED]
 
 
 def _chat(message: ChatMessage) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.model import Model
 
-__all__ = ["Asked", "JobResult", "Plan", "Rival", "check", "perform"]
+__all__ = ["Checked", "JobResult", "Plan", "Rival", "check", "perform"]
 
 SESSION = "library"
 SYSTEM = "You are an agent that explores a Python library with tools: list, read, search."
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     enough: int = 1_200_000
 
 
-class Asked(Question, frozen=True, kw_only=True):
+class Checked(Question, frozen=True, kw_only=True):
     """A question and its answer from memory; `address` is the page from which it was read."""
 
     answer: str
@@ -109,7 +109,7 @@ class JobResult(msgspec.Struct, kw_only=True):
     faults: int = 0
     recalls: int = 0
     searches: int = 0
-    asked: list[Asked] = []
+    asked: list[Checked] = []
     rivals: list[Rival] = []
     model: str = "none"
     model_folds: list[Folded] = []
@@ -216,7 +216,7 @@ def _answer(process: Process, asked: Sequence[Question], results: JobResult, tol
         told("answers", number, len(asked), question.question)
         found = answer(question.question, process)
         exact = found.text == question.expected
-        results.asked.append(Asked(**msgspec.structs.asdict(question), answer=found.text, address=found.address, exact=exact))
+        results.asked.append(Checked(**msgspec.structs.asdict(question), answer=found.text, address=found.address, exact=exact))
     # Not from `stats`: forty questions and nothing else give a low hit rate, and that is no reason for a warning.
     acts = Counter(event.act for event in process.events())
     results.recalls, results.searches = acts[Act.FAULT], acts[Act.SEARCH]

@@ -19,7 +19,7 @@ from typing import Any
 from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import Bucket, Limits
+from kilburn.gateway.limits import Bounds, Bucket
 from kilburn.gateway.problems import Problem, body_of
 
 __all__ = ["LOOPBACK", "Access", "App", "Receive", "Scope", "Send"]
@@ -65,11 +65,11 @@ class Access:
         anonymous: Key | None = None,
         hosts: Iterable[str] = LOOPBACK,
         origins: Iterable[str] = (),
-        limits: Limits | None = None,
+        limits: Bounds | None = None,
         observe: Callable[[Exchange], None] = lambda exchange: None,
         contents: bool = False,
     ) -> None:
-        self.app, self.keys, self.limits, self.observe, self.contents = app, keys, limits or Limits(), observe, contents
+        self.app, self.keys, self.limits, self.observe, self.contents = app, keys, limits or Bounds(), observe, contents
         self.anonymous = anonymous or Key()
         self.hosts = frozenset(host.lower() for host in hosts)
         self.origins = frozenset(origin.lower() for origin in origins)

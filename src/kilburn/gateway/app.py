@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import msgspec
@@ -23,7 +23,7 @@ from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.form import Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import Limits, check_listening, limits_of
+from kilburn.gateway.limits import Bounds, check_listening, limits_of
 from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import Messages
@@ -45,7 +45,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
-__all__ = ["LOOPBACK", "Gateway", "Limits", "Log", "Settings", "build", "check_listening", "limits_of", "uvicorn_options"]
+__all__ = ["LOOPBACK", "Bounds", "Gateway", "Log", "Settings", "build", "check_listening", "limits_of", "uvicorn_options"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -90,7 +90,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     keys: str | None = None
     hosts: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: Bounds = Bounds()
     memory: int = 0
     prices: Prices = PRICES["hosted"]
     log: Log | None = None
@@ -128,8 +128,7 @@ class Gateway:
         """Load what finds by meaning, so that no request waits for it."""
         try:
             if self._embedder is not None:
-                # By name, because it imports NumPy.
-                import_module("kilburn.memory.vectors").checked(self._embedder, ["a"])
+                self._embedder.embed(["a"])
         except KilburnError as error:
             log.warning("what was said is found by words alone: %s", error)
             self._embedder = None
@@ -230,11 +229,8 @@ class _Endpoint:
             except KilburnError as error:
                 if began:
                     raise
-                log.info("refused: %s", error)
+                scope["state"]["exchange"].problem = type(error).__name__
                 await fail(self._shape, error, send)
-            except OSError:
-                # The client's connection broke while it was written to.
-                log.info("the client went away")
             finally:
                 done.set()
             group.cancel_scope.cancel()
@@ -243,7 +239,10 @@ class _Endpoint:
         headers = joined((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
-        path = scope["path"].removeprefix("/v1")
+        if not {".", ".."}.isdisjoint(scope["path"].split("/")):
+            # The provider's key opens more there than what is spoken here.
+            await _nothing(scope, None, None)
+        path = quote(scope["path"].removeprefix("/v1"), safe="/:@")
         query = scope.get("query_string", b"").decode("latin-1")
         path = f"{path}?{query}" if query else path
         gateway = self._gateway

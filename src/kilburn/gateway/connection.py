@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from kilburn.errors import MissingExtra
-from kilburn.gateway.limits import Limits
+from kilburn.gateway.limits import Bounds
 
 try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 __all__ = ["uvicorn_options"]
 
 
-def uvicorn_options(limits: Limits) -> dict[str, Any]:
+def uvicorn_options(limits: Bounds) -> dict[str, Any]:
     """Options of `uvicorn.Config` that hold the limits which no application can hold. Clients' addresses are those of their
     connections: a forwarded header proves nothing."""
 

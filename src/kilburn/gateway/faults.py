@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kilburn.gateway.history import Session
+from kilburn.gateway.sessions import Session
 from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.memory_tools import MemoryReply

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from kilburn.gateway.exchange import Exchange
-from kilburn.gateway.history import Session
+from kilburn.gateway.sessions import Session
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.wire.digests import HIDDEN

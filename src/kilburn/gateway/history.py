@@ -9,29 +9,29 @@ common; nothing is overwritten. All this can be worked out again from the proces
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
 
-import msgspec
-
-from kilburn.errors import KilburnError, SpecError, StoreStale
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreStale
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.problems import Problem
+from kilburn.gateway.sessions import Memo, Session, beginning_of, chained, copy_of, following, last_reply, shared
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
-from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
-from kilburn.page import Page, Place
-from kilburn.store import ProcessInfo
+from kilburn.message import Kind, Message, Role
+from kilburn.store import ProcessInfo, root_of
 from kilburn.wire.digests import HIDDEN, canonical
 
-__all__ = ["TRIES", "Histories", "Session", "named"]
+__all__ = ["TRIES", "Histories", "named"]
+
+log = logging.getLogger("kilburn.gateway")
 
 SESSIONS = 256
 """Sessions that are kept in memory, for each tenant."""
@@ -45,11 +45,14 @@ MEMOS = 64 << 20
 FORKS = 32
 """Sessions of one beginning that are read again after a restart: those that were used last."""
 
-BESIDE = 8
-"""System prompts and lists of tools whose cost is remembered, for each session."""
-
 NEWEST = 8
 """Sessions that are read again after a restart to see whether a client has compacted one of them."""
+
+LEADS = 1_000
+"""System prompts that are known to have no summary: what is said later cannot be in them."""
+
+SUMMED = 32
+"""Sessions whose last reply is looked for in a new history: those that were used last."""
 
 LINKED = 16
 """Earlier sessions that a search covers."""
@@ -62,101 +65,6 @@ TRIES = 5
 
 Said = tuple[bool, bytes]
 """Whether the assistant says it, and its digest."""
-
-
-def _chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
-    for digest in digests:
-        start = hashlib.blake2b(start + digest, digest_size=16).digest()
-        yield start
-
-
-class Session:
-    """What is known in memory of one session.
-
-    Args:
-        process: the process.
-        root: the name that it was asked for by, or that its first message gives; forks have the same.
-        earlier: numbers of the sessions that the client made this one of, newest first.
-    """
-
-    def __init__(self, process: Process, root: str, earlier: Sequence[int] = ()) -> None:
-        self.process, self.root, self.earlier = process, root, tuple(earlier)
-        self.turn = process.turn
-        """Messages that it has, as far as is known here; more are of another gateway."""
-        self.digests, self.gaps = _said_in(process)
-        """Of all that the client sees of it; and which of them are of messages with forgotten pages."""
-        self.chain = list(_chained(self.digests))
-        self.answered = any(call.startswith(HIDDEN) for call in process.window.calls)
-        """Whether it holds calls of our own."""
-        self._costs: dict[bytes, int] = {}
-        self.busy = False
-        self.prefilled = False
-        self.memo: Memo | None = None
-        """Of the request that goes on now."""
-        self.spoken: list[Message] = []
-        """What was said in the request that goes on now."""
-        self.last = ""
-        """The last reply, by which the client's own compaction is recognised."""
-
-    @property
-    def name(self) -> str:
-        """The session's name."""
-        return self.process.name
-
-    @property
-    def number(self) -> int:
-        """The number of its process."""
-        return self.process.kernel.info.number
-
-    @property
-    def user(self) -> str:
-        """Whose it is."""
-        return self.process.kernel.info.user
-
-    @property
-    def own_pages(self) -> bool:
-        """Whether it holds what a client's history does not say: calls of our own, or that something is believed less."""
-        return self.answered or any(page.trust < TRUST_OF_ROLE[page.role] for page in _live(self.process))
-
-    @property
-    def whole(self) -> bool:
-        """Whether the client's own messages are exactly what is in the window: nothing has left, and nothing is hidden."""
-        window = self.process.window
-        return not self.answered and not window.last_derived and not window.stubs and len(window.shown) == window.last
-
-    def cost(self, raw: bytes) -> int:
-        """Tokens of what is sent beside the conversation."""
-        known = self._costs.get(raw)
-        if known is None:
-            if len(self._costs) >= BESIDE:
-                self._costs.clear()
-            known = self._costs[raw] = self.process.counter.count(raw.decode("utf-8", "replace"))
-        return known
-
-    def fill(self, digests: Sequence[bytes]) -> None:
-        """Take from a history what the forgotten messages said, if it is that of this session otherwise; nothing is stored."""
-        there = digests[: len(self.digests)]
-        if self.gaps and _agree(self.digests, self.gaps, there):
-            self.digests, self.chain = list(there), list(_chained(there))
-
-    def extend(self, digests: Sequence[bytes]) -> None:
-        """Add what was appended."""
-        self.chain += _chained(digests, self.chain[-1] if self.chain else b"")
-        self.digests += digests
-
-
-class Memo:
-    """The bytes of the history of a session's last request.
-
-    Args:
-        of: the form, the client's name of the session, and the user.
-        asked: the request.
-    """
-
-    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked) -> None:
-        self.session, self.of, self.digests = session, of, len(session.digests)
-        self.history, self.lead = asked.history, asked.lead
-        self.prefix = b""
 
 
 class Histories:
@@ -174,6 +82,7 @@ class Histories:
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         self._kept = 0
         self._warm: set[str] = set()
+        self._leads: OrderedDict[bytes, None] = OrderedDict()
         self._seen: set[tuple[str, str]] = set()
         """Roots, each with its user, whose sessions in the store were read since the start."""
         self._highest: dict[str, int] = {}
@@ -378,15 +287,15 @@ class Histories:
         root, user, chain = request.root, request.user, request.chain
         parent, common = None, 0
         for session in family:
-            shared = _common(session.chain, chain)
-            if shared > common:
-                parent, common = session, shared
+            both = shared(session.chain, chain)
+            if both > common:
+                parent, common = session, both
         before, known = self._compacted(request)
         earlier = () if parent is None else parent.earlier
         if before is not None:
             earlier = (before.number, *before.earlier)[:LINKED]
         copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
-        kept = _kept(parent.process, copied) if parent is not None and copied else []
+        kept = beginning_of(parent.process, copied) if parent is not None and copied else []
         empty = next((each for each in family if not each.busy and not each.process.window.last), None)
         process = self._new(root, user) if empty is None else empty.process
         origin = before or parent
@@ -426,18 +335,21 @@ class Histories:
         others = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
         ends: list[tuple[range, Session]] = []
         for session in others:
-            common = _common(session.chain, request.chain)
+            common = shared(session.chain, request.chain)
             if found := end_of(session.digests, request.digests, request.places, common):
                 ends.append((found, session))
         for found, session in sorted(ends, key=lambda each: each[0].stop, reverse=True):
             if is_own(request.read(found.start, found.stop)):
                 return session, found.stop
-        opening = list(request.opening())
-        for session in others:
+        opening = list(request.opening(self._leads))
+        for session in others[:SUMMED] if opening else ():
             for known, text in opening:
                 quoted = quotes(session.last, text)
                 if quoted and is_summary(session.last, quoted, session.process.originals()):
                     return session, known
+        self._leads.update(dict.fromkeys(request.leads))
+        while len(self._leads) > LEADS:
+            self._leads.popitem(last=False)
         return None, 0
 
     def _read_newest(self, user: str) -> None:
@@ -445,7 +357,7 @@ class Histories:
         infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
         for info in [info for info in infos if info.user == user and not info.damaged][-NEWEST:]:
             if info.name not in self._sessions:
-                self._sessions[info.name] = self._opened(info.name, root_of(info.name), user)
+                self._read(info.name, root_of(info.name), user)
 
     def _last(self, root: str) -> int:
         """The highest number of a root's sessions. Other gateways may have made some more since it was looked for."""
@@ -474,16 +386,23 @@ class Histories:
         for name in names:
             info = self._stored(name)
             if info is not None and info.user == user and name not in self._sessions:
-                self._sessions[name] = self._opened(name, root, user)
+                self._read(name, root, user)
         self._trim()
 
     def _stored(self, name: str) -> ProcessInfo | None:
         return self.hierarchy.store.process(name, time=0.0, create=False)
 
+    def _read(self, name: str, root: str, user: str) -> None:
+        """Read a session into memory. One that is damaged stays as it is: what its client sends becomes another one."""
+        try:
+            self._sessions[name] = self._opened(name, root, user)
+        except StoreCorrupt as error:
+            log.warning("session %r is left out: %s", name, error)
+
     def _opened(self, name: str, root: str, user: str) -> Session:
         process = self.hierarchy.process(name, user)
         session = Session(process, root, process.origin().get("continues", ()))
-        session.last = _last_reply(process)
+        session.last = last_reply(process)
         return session
 
     def _trim(self) -> None:
@@ -515,11 +434,18 @@ class Histories:
 
     def own(self, session: Session) -> Process:
         """The process of a busy session as it is now. If another gateway went on with it meanwhile, the request that goes on
-        here gets one of its own, with what it had until then."""
+        here gets one of its own, with what it had until then.
+
+        Raises:
+            StoreStale: the session was forgotten, or others are faster again. StoreError.
+        """
+        info = self._stored(session.name)
+        if info is None or info.number != session.number:
+            raise StoreStale("the session was forgotten meanwhile", advice="ask again")
         process = self.hierarchy.process(session.name)
         process.refresh()
         if process.turn != session.turn:
-            kept, old = _copied(process, session.turn), session.name
+            kept, old = copy_of(process, session.turn), session.name
             with self._lock:
                 branch = self._new(session.root, session.user)
                 self._begin(branch, process, session.earlier, kept, kept)
@@ -544,7 +470,7 @@ class _Request:
     def __init__(self, form: Form, asked: Asked, user: str, digests: list[bytes], ends: list[int], root: str) -> None:
         self._form, self._asked, self._ends = form, asked, ends
         self.user, self.digests, self.root = user, digests, root
-        self.chain = list(_chained(digests))
+        self.chain = list(chained(digests))
 
     @cached_property
     def places(self) -> dict[bytes, list[int]]:
@@ -559,11 +485,21 @@ class _Request:
         raws = self._asked.messages[self._ends[start - 1] if start else 0 : self._ends[stop - 1] if stop else 0]
         return [message for raw in raws for message in self._form.read(raw)]
 
-    def opening(self) -> Iterator[tuple[int, str]]:
-        """The texts with which it begins, each with how many digests it ends."""
+    @cached_property
+    def leads(self) -> dict[bytes, bytes]:
+        """What stands before the history, by digest."""
         beside = [bytes(self._asked.fields[key]) for key in ("system", "instructions") if key in self._asked.fields]
-        for raw in [*self._asked.lead, *beside]:
-            yield from ((0, text) for text in texts_of(raw))
+        return {hashlib.blake2b(raw, digest_size=16).digest(): raw for raw in [*self._asked.lead, *beside]}
+
+    def opening(self, leads: Container[bytes]) -> Iterator[tuple[int, str]]:
+        """The texts with which it begins, each with how many digests it ends.
+
+        Args:
+            leads: digests of what needs no look.
+        """
+        for key, raw in self.leads.items():
+            if key not in leads:
+                yield from ((0, text) for text in texts_of(raw))
         for at, raw in enumerate(self._asked.messages[:OPENING], 1):
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
 
@@ -574,39 +510,6 @@ def _rest(raw: bytes) -> list[bytes]:
 
 def _text_of(messages: Iterable[Message]) -> str:
     return "".join(part.text for message in messages for part in message.parts if part.kind is Kind.TEXT)
-
-
-def _last_reply(process: Process) -> str:
-    """What a session ends with, if the assistant says it."""
-    last = [page for page in _live(process) if page.message == process.turn]
-    return "".join(process.text(page.id) for page in last if page.role is Role.ASSISTANT and page.kind is Kind.TEXT)
-
-
-def _said_in(process: Process) -> tuple[list[bytes], frozenset[int]]:
-    """The digests of what the client sees of a process, and which of them nobody knows, because something was forgotten."""
-    if len(_live(process)) == process.window.last:
-        return canonical(process.originals()), frozenset()
-    one, other = (canonical(process.originals(gone)) for gone in ("one", "other"))
-    return one, frozenset(at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
-
-
-def _agree(digests: Sequence[bytes], gaps: frozenset[int], others: Sequence[bytes]) -> bool:
-    """Whether all are the same but for the gaps."""
-    return len(digests) == len(others) and all(
-        at in gaps or one == other for at, (one, other) in enumerate(zip(digests, others, strict=True))
-    )
-
-
-def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """How many members two chains have in common; a chained digest says all that came before it."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _root(user: str, digests: Sequence[bytes]) -> str:
@@ -631,96 +534,3 @@ def named(header: str) -> str | None:
     if name.startswith("@"):
         raise SpecError("a session name that begins with @", advice="these names are of collections; give another one")
     return name or None
-
-
-def root_of(name: str) -> str:
-    """What a session and its forks are called: `work` for `work~2`."""
-    root, mark, number = name.rpartition("~")
-    return root if mark and root and number.isdecimal() and number.isascii() else name
-
-
-def _kept(process: Process, common: int) -> list[Message]:
-    """The first messages of a process, with hidden ones, of which the client sees so many."""
-    messages = process.originals()
-    numbers = range(len(messages) + 1)
-    end = bisect_right(numbers, common, key=lambda end: len(canonical(messages[:end]))) - 1
-    return _copied(process, end and _numbers(process)[end - 1])
-
-
-def _copied(process: Process, turn: int) -> list[Message]:
-    """The messages of a process up to a turn, for another one. What was recalled cites what it is from, there and here, and
-    nothing is believed more than it was."""
-    window, number = process.window, process.kernel.info.number
-    pages = _live(process)
-    ids = {each.id: at for at, each in enumerate(pages, 1)}
-    trusts: dict[int, Trust] = {}
-    for each in pages:
-        trusts[each.message] = min(trusts.get(each.message, each.trust), each.trust)
-    copied = []
-    for at, message in zip(trusts, process.originals(), strict=True):
-        if at > turn:
-            break
-        sources: list[int] = []
-        waiting = list(message.sources)
-        while waiting:
-            page = waiting.pop()
-            waiting += window.pages[page].sources if page < 0 else ()
-            sources += [page] if page in ids else []
-        copied.append(
-            msgspec.structs.replace(
-                message,
-                trust=min(trusts[at], TRUST_OF_ROLE[message.role]),
-                sources=tuple(sorted({ids[page] for page in sources})),
-                cites=tuple({*message.cites, *((number, page) for page in sources)}),
-            )
-        )
-    return copied
-
-
-def _live(process: Process) -> list[Page]:
-    """The transcript's pages that are not forgotten."""
-    window = process.window
-    return [page for page in window.pages.values() if page.id > 0 and window.at(page.id) is not Place.DROPPED]
-
-
-def _numbers(process: Process) -> list[int]:
-    """The numbers of the messages that are not forgotten."""
-    return list(dict.fromkeys(page.message for page in _live(process)))
-
-
-def following(messages: Sequence[Message], process: Process) -> list[Message]:
-    """The messages with call ids that are their own in this process.
-
-    Some models count their calls from 0 in every reply. A call whose id is taken gets another one, and so does its result,
-    which answers the latest call of that id.
-    """
-    known = process.window.calls
-    seen: set[str] = set()
-    latest: dict[str, str] = {}
-    out = []
-    for message in messages:
-        parts = []
-        for part in message.parts:
-            call = part.call
-            if call and part.kind is Kind.CALL:
-                number, new = 1, call
-                while new in known or new in seen:
-                    number += 1
-                    new = f"{call}_{number}"
-                seen.add(new)
-                latest[call] = new
-                part = part if new == call else msgspec.structs.replace(part, call=new)
-            elif call:
-                new = latest.get(call) or _latest(call, known)
-                part = part if new == call else msgspec.structs.replace(part, call=new)
-            parts.append(part)
-        out.append(message if tuple(parts) == message.parts else msgspec.structs.replace(message, parts=tuple(parts)))
-    return out
-
-
-def _latest(call: str, known: Any) -> str:
-    number, found = 1, call
-    while f"{call}_{number + 1}" in known:
-        number += 1
-        found = f"{call}_{number}"
-    return found

@@ -10,13 +10,13 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-__all__ = ["Bucket", "Limits", "check_listening", "is_loopback", "limits_of"]
+__all__ = ["Bounds", "Bucket", "check_listening", "is_loopback", "limits_of"]
 
 RATE = 600
 """Requests per minute of a key, where the operator says nothing: ten a second for as long as it likes, 150 at once."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds; a request over one is refused before its body is read, or while it is.
 
     Args:
@@ -49,8 +49,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no limit", advice="give a number above 0")
 
 
-def limits_of(given: Iterable[str], *, keyed: bool) -> Limits:
-    """Limits from texts such as "messages=5000".
+def limits_of(given: Iterable[str], *, keyed: bool) -> Bounds:
+    """Bounds from texts such as "messages=5000".
 
     Args:
         keyed: whether clients need keys; then there is a rate, unless it is given. On one's own machine there is none.
@@ -61,11 +61,11 @@ def limits_of(given: Iterable[str], *, keyed: bool) -> Limits:
     asked: dict[str, str | int] = {"rate": RATE if keyed else 0}
     for text in given:
         name, _, value = text.partition("=")
-        if name not in Limits.__struct_fields__:
-            raise SpecError(f"{text!r} is no limit", advice=f"NAME=N with one of {', '.join(Limits.__struct_fields__)}")
+        if name not in Bounds.__struct_fields__:
+            raise SpecError(f"{text!r} is no limit", advice=f"NAME=N with one of {', '.join(Bounds.__struct_fields__)}")
         asked[name] = value
     try:
-        return msgspec.convert(asked, Limits, strict=False)
+        return msgspec.convert(asked, Bounds, strict=False)
     except msgspec.ValidationError as error:
         raise SpecError(f"a limit is no number: {error}", advice="give NAME=N") from None
 

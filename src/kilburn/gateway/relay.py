@@ -6,7 +6,6 @@ one reply. Whatever fails, the session stays valid: a message is in it whole or 
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -35,18 +34,17 @@ from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import answered
 from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import Asked, Form, Reading, hidden
-from kilburn.gateway.history import TRIES, Histories, Session, named
+from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key
 from kilburn.gateway.memories import Learners, Remembered, remembered
-from kilburn.gateway.upstream import Answer, Upstream, status_of
+from kilburn.gateway.sessions import Session
+from kilburn.gateway.upstream import Response, Upstream, status_of
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Reply
 from kilburn.models.provider_errors import error_of
 
 __all__ = ["Receive", "Relay", "Scope", "Send", "fail", "forward", "start"]
-
-log = logging.getLogger("kilburn.gateway")
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -277,6 +275,7 @@ class _Turn:
         reading = self._reading
         if reading.failed is not None:
             # The upstream said so inside its stream.
+            exchange.problem = "upstream_error"
             await self._finish(failed, headers)
             return False
         reply = reading.reply()
@@ -338,7 +337,7 @@ class _Turn:
             with suppress(StoreError):
                 self._session.process.observe(reply.usage, self._work.counted)
 
-    async def _refused(self, answer: Answer) -> bool:
+    async def _refused(self, answer: Response) -> bool:
         """The upstream gave an error: a prompt that was too long is made shorter, once."""
         body = await _gathered(answer, LONGEST_ERROR)
         work = self._work
@@ -353,6 +352,7 @@ class _Turn:
             raise error
         if not isinstance(said, dict) or "error" not in said:
             body = msgspec.json.encode(work.form.error(answer.status, error.what))
+        self._exchange.problem = type(error).__name__
         await self.give()
         await self._start(answer.status, {**_passed_on(answer.headers), "content-type": "application/json"}, len(body))
         await self._send({"type": "http.response.body", "body": body})
@@ -382,7 +382,7 @@ class _Turn:
             self._reading = None
         return True
 
-    async def _stream(self, answer: Answer, reading: Reading) -> bytes | None:
+    async def _stream(self, answer: Response, reading: Reading) -> bytes | None:
         """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again. None: it only
         said that the prompt was too long, which is shorter now."""
         events = Events()
@@ -420,14 +420,14 @@ class _Turn:
         """Tell a client, in the middle of its stream, that there is no more."""
         status, code = status_of(error)
         said = self._work.form.error(status, error.what, code)
-        log.info("session %s: %s", self._session.name, error)
+        self._exchange.problem = type(error).__name__
         await self.give()
         last = b"" if self._reading is None else self._reading.broken(said)
         await self._send({"type": "http.response.body", "body": last})
 
 
 @asynccontextmanager
-async def _waited(asking: AbstractAsyncContextManager[Answer], exchange: Exchange) -> AsyncIterator[Answer]:
+async def _waited(asking: AbstractAsyncContextManager[Response], exchange: Exchange) -> AsyncIterator[Response]:
     """An answer; how long it is waited for is counted, until the client has its first byte."""
 
     @contextmanager
@@ -439,7 +439,7 @@ async def _waited(asking: AbstractAsyncContextManager[Answer], exchange: Exchang
             if exchange.first is None:
                 exchange.waited = (exchange.waited or 0.0) + time.perf_counter() - began
 
-    async def pieces(answer: Answer) -> AsyncIterator[bytes]:
+    async def pieces(answer: Response) -> AsyncIterator[bytes]:
         while True:
             with waiting():
                 piece = await anext(answer.pieces, None)
@@ -453,7 +453,7 @@ async def _waited(asking: AbstractAsyncContextManager[Answer], exchange: Exchang
         yield answer._replace(pieces=pieces(answer))
 
 
-async def _gathered(answer: Answer, most: int = 1 << 28) -> bytes:
+async def _gathered(answer: Response, most: int = 1 << 28) -> bytes:
     """All of an answer's body.
 
     Raises:

@@ -30,11 +30,13 @@ from kilburn.tokens.choice import counter_for
 
 try:
     import aiohttp
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.http import HttpProcessingError
     from yarl import URL
 except ModuleNotFoundError as error:
     raise MissingExtra("aiohttp", "serve") from error
 
-__all__ = ["KEY_FROM", "Answer", "Endpoint", "InProcess", "Upstream", "joined", "status_of"]
+__all__ = ["KEY_FROM", "Endpoint", "InProcess", "Response", "Upstream", "joined", "status_of"]
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -73,7 +75,7 @@ class _Named(msgspec.Struct):
     model: Any = ""
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """An upstream's answer: its status, its headers, and its body in pieces."""
 
     status: int
@@ -104,7 +106,7 @@ class Upstream(Protocol):
         ...
 
     def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None) -> Any:
-        """An async context with the `Answer`.
+        """An async context with the `Response`.
 
         Args:
             path: below `/v1`, with the query.
@@ -141,6 +143,8 @@ class Endpoint:
         self._lacks: set[str] = set()
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
+        # Of each connection that is open, the answer that it had last.
+        self._answers: dict[ResponseHandler, aiohttp.StreamReader] = {}
 
     @property
     def _client(self) -> aiohttp.ClientSession:
@@ -162,7 +166,7 @@ class Endpoint:
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Response]:
         """See `Upstream`. An endpoint without the path of the responses form is asked for chat completions instead."""
         if form is not None and not self.speaks(form):
             async with self._translated(body, headers).ask(method, path, body, headers, form) as answer:
@@ -181,11 +185,12 @@ class Endpoint:
             raise Unavailable(f"the upstream did not answer within {self._timeout:g} seconds", advice="try again") from error
         except (aiohttp.ClientError, ValueError) as error:
             raise Unavailable(f"the upstream cannot be reached: {type(error).__name__}", advice="is it running?") from error
+        self._watch(response)
         try:
             if response.status < 200:
                 raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
             async with AsyncExitStack() as stack:
-                answer = Answer(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
+                answer = Response(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
                 if form is not None and form.name == "responses" and response.status in ABSENT:
                     with suppress(KilburnError):  # then it is the model that is not there
                         asking = self._translated(body, headers).ask(method, path, body, headers, form)
@@ -213,13 +218,33 @@ class Endpoint:
             known = self._models[name, key] = InProcess(made, cap=REPLY)
         return known
 
+    def _watch(self, response: aiohttp.ClientResponse) -> None:
+        """Let an answer end with its connection: aiohttp leaves its reader waiting, if it is framed wrongly."""
+        protocol = response.connection.protocol if response.connection is not None else None
+        if protocol is None:
+            return
+
+        def lost(closed: asyncio.Future[None] | None) -> None:
+            if closed is not None:
+                closed.exception()  # the answer's own says more
+            content = self._answers.pop(protocol)
+            if not content.is_eof() and content.exception() is None:
+                content.set_exception(aiohttp.ClientPayloadError("the connection closed"))
+
+        known, closed = protocol in self._answers, protocol.closed
+        self._answers[protocol] = response.content
+        if closed is None:
+            lost(None)
+        elif not known:
+            closed.add_done_callback(lost)
+
     async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
             async for piece in response.content.iter_any():
                 yield piece
         except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, HttpProcessingError) as error:
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
     def _headers(self, given: Mapping[str, str], path: str) -> dict[str, str]:
@@ -262,7 +287,7 @@ class InProcess:
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], form: Form | None
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Response]:
         """See `Upstream`."""
         if form is None:
             yield self._other(path, body)
@@ -280,7 +305,7 @@ class InProcess:
             # An error before the first piece has a status of its own.
             first = await said.next()
             if streamed:
-                yield Answer(200, {"content-type": "text/event-stream"}, self._streamed(first, said, form))
+                yield Response(200, {"content-type": "text/event-stream"}, self._streamed(first, said, form))
             else:
                 piece = first
                 while piece is not None and not isinstance(piece, Reply):
@@ -288,7 +313,7 @@ class InProcess:
                 if piece is None:
                     raise Unavailable(f"{self.model.name} ended its stream without a reply")
                 whole = msgspec.json.encode(form.whole(piece, self.model.name))
-                yield Answer(200, {"content-type": "application/json"}, _one(whole))
+                yield Response(200, {"content-type": "application/json"}, _one(whole))
         finally:
             with anyio.CancelScope(shield=True):
                 await said.close()
@@ -299,14 +324,14 @@ class InProcess:
             yield b"".join(write(piece))
             piece = None if isinstance(piece, Reply) else await said.next()
 
-    def _other(self, path: str, body: bytes) -> Answer:
+    def _other(self, path: str, body: bytes) -> Response:
         path = path.partition("?")[0]
         if path == "/messages/count_tokens":
             tokens = counter_for(self.model.tokenizer).count(body.decode("utf-8", "replace"))
-            return Answer(200, {"content-type": "application/json"}, _one(msgspec.json.encode({"input_tokens": tokens})))
+            return Response(200, {"content-type": "application/json"}, _one(msgspec.json.encode({"input_tokens": tokens})))
         if path == "/models":
             card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "kilburn"}
-            return Answer(
+            return Response(
                 200, {"content-type": "application/json"}, _one(msgspec.json.encode({"object": "list", "data": [card]}))
             )
         raise Refused(f"{self.model.name} does not answer {path}", advice="give the gateway an upstream that does")

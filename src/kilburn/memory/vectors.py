@@ -220,9 +220,10 @@ class Vectors:
                 self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
                 self._read()
                 self.trouble, pause = "", first
-            except Exception as error:  # an embedder may be anybody's, and this thread must go on
+            except Exception as error:  # noqa: BLE001 - an embedder may be anybody's, and this thread must go on
                 if not isinstance(error, KilburnError):
-                    log.exception("embedding in the background failed")
+                    # Its words may quote what was said.
+                    log.error("embedding in the background failed: %s", type(error).__name__)
                 self.trouble, pause = str(error) or type(error).__name__, min(2 * pause, LONGEST_PAUSE)
 
     def _let_others(self, done: int = 0) -> None:
@@ -299,7 +300,7 @@ class Vectors:
         except (Refused, Overlong) as error:
             # An embedder that refuses every text is at fault, not the passage.
             checked(self.embedder, ["a"])
-            log.warning("a passage has no vector: %s", error)
+            log.warning("a passage has no vector: %s", type(error).__name__)
             return np.zeros(self.embedder.dimensions, np.float32)
 
     def _predecessor(self) -> _Kept | None:

@@ -17,7 +17,7 @@ import msgspec
 from kilburn.message import Kind, Part
 from kilburn.model import Finish
 
-__all__ = ["Answer", "Choice", "Usage", "encoded", "events", "signature", "whole"]
+__all__ = ["Choice", "Replied", "Usage", "encoded", "events", "signature", "whole"]
 
 Json = dict[str, Any]
 Event = tuple[str | None, Any]
@@ -45,7 +45,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     thought: int = 0
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Replied(msgspec.Struct, frozen=True, kw_only=True):
     """All that an API says about one request.
 
     Args:
@@ -84,12 +84,12 @@ def signature(thinking: str) -> str:
     return SIGNED + base64.b64encode(hashlib.blake2b(thinking.encode(), digest_size=24).digest()).decode()
 
 
-def whole(api: str, answer: Answer) -> Json:
+def whole(api: str, answer: Replied) -> Json:
     """The body of a reply that is not streamed. `api`: "chat", "messages" or "responses"."""
     return _WHOLE[api](answer)
 
 
-def events(api: str, answer: Answer) -> Iterator[Event]:
+def events(api: str, answer: Replied) -> Iterator[Event]:
     """The events of a streamed reply, the last one included. `api`: "chat", "messages" or "responses"."""
     return _EVENTS[api](answer)
 
@@ -127,18 +127,18 @@ def _logprob(token: str, top: int) -> Json:
     return {"token": token, "logprob": -0.25, "bytes": raw, "top_logprobs": others}
 
 
-def _chat_logprobs(answer: Answer, tokens: list[str]) -> Json | None:
+def _chat_logprobs(answer: Replied, tokens: list[str]) -> Json | None:
     if not answer.asked.get("logprobs"):
         return None
     return {"content": [_logprob(token, answer.asked.get("top_logprobs") or 0) for token in tokens], "refusal": None}
 
 
-def _chat_head(answer: Answer, kind: str) -> Json:
+def _chat_head(answer: Replied, kind: str) -> Json:
     head = {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
     return {**head, "service_tier": "default", "system_fingerprint": "fp_scripted"}
 
 
-def _whole_chat(answer: Answer) -> Json:
+def _whole_chat(answer: Replied) -> Json:
     choices = []
     for index, choice in enumerate(answer.choices):
         text, thought = _texts(choice.parts, Kind.TEXT), _texts(choice.parts, Kind.REASONING)
@@ -154,7 +154,7 @@ def _whole_chat(answer: Answer) -> Json:
     return {**_chat_head(answer, "chat.completion"), "choices": choices, "usage": _chat_usage(answer.usage)}
 
 
-def _chat_deltas(answer: Answer, choice: Choice) -> Iterator[tuple[Json, list[str]]]:
+def _chat_deltas(answer: Replied, choice: Choice) -> Iterator[tuple[Json, list[str]]]:
     """Each delta, and the tokens of the reply's text in it."""
     yield {"role": "assistant", "content": "", "refusal": None}, []
     said = "refusal" if choice.finish is Finish.REFUSED else "content"
@@ -172,7 +172,7 @@ def _chat_deltas(answer: Answer, choice: Choice) -> Iterator[tuple[Json, list[st
                 yield {"reasoning_content" if thought else said: piece}, [] if thought else [piece]
 
 
-def _events_chat(answer: Answer) -> Iterator[Event]:
+def _events_chat(answer: Replied) -> Iterator[Event]:
     head = _chat_head(answer, "chat.completion.chunk")
     counted = bool((answer.asked.get("stream_options") or {}).get("include_usage"))
     tail = {"usage": None} if counted else {}
@@ -207,7 +207,7 @@ def _messages_usage(usage: Usage) -> Json:
     }
 
 
-def _messages_head(answer: Answer) -> Json:
+def _messages_head(answer: Replied) -> Json:
     return {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": answer.model}
 
 
@@ -227,13 +227,13 @@ def _block(part: Part) -> Json:
     return {"type": "text", "text": part.text}
 
 
-def _whole_messages(answer: Answer) -> Json:
+def _whole_messages(answer: Replied) -> Json:
     choice = answer.choices[0]
     content = [_block(part) for part in choice.parts]
     return {**_messages_head(answer), "content": content, **_messages_end(choice), "usage": _messages_usage(answer.usage)}
 
 
-def _block_deltas(answer: Answer, part: Part, block: Json) -> tuple[Json, list[Json]]:
+def _block_deltas(answer: Replied, part: Part, block: Json) -> tuple[Json, list[Json]]:
     """A block as it starts, and what is added to it."""
     pieces = answer.pieces(part.text)
     if block["type"] == "text":
@@ -246,7 +246,7 @@ def _block_deltas(answer: Answer, part: Part, block: Json) -> tuple[Json, list[J
     return block, []
 
 
-def _events_messages(answer: Answer) -> Iterator[Event]:
+def _events_messages(answer: Replied) -> Iterator[Event]:
     choice, usage = answer.choices[0], _messages_usage(answer.usage)
 
     def event(name: str, **data: Any) -> Event:
@@ -291,7 +291,7 @@ _ECHOED: Json = {
 """Fields of a response that repeat the request, with their defaults."""
 
 
-def _response(answer: Answer, status: str, output: list[Json]) -> Json:
+def _response(answer: Replied, status: str, output: list[Json]) -> Json:
     asked, usage = answer.asked, answer.usage
     echoed = {key: default if asked.get(key) is None else asked[key] for key, default in _ECHOED.items()}
     ended = status in ("completed", "incomplete")
@@ -316,7 +316,7 @@ def _response(answer: Answer, status: str, output: list[Json]) -> Json:
     }
 
 
-def _items(answer: Answer) -> list[tuple[Json, Part]]:
+def _items(answer: Replied) -> list[tuple[Json, Part]]:
     choice, items = answer.choices[0], []
     cut = choice.finish is Finish.LENGTH
     encrypted = "reasoning.encrypted_content" in (answer.asked.get("include") or ())
@@ -346,12 +346,12 @@ def _items(answer: Answer) -> list[tuple[Json, Part]]:
     return items
 
 
-def _whole_responses(answer: Answer) -> Json:
+def _whole_responses(answer: Replied) -> Json:
     status = "incomplete" if answer.choices[0].finish is Finish.LENGTH else "completed"
     return _response(answer, status, [item for item, _ in _items(answer)])
 
 
-def _events_responses(answer: Answer) -> Iterator[Event]:
+def _events_responses(answer: Replied) -> Iterator[Event]:
     end = _whole_responses(answer)
     started = _response(answer, "in_progress", [])
     steps: list[tuple[str, Json]] = [("created", {"response": started}), ("in_progress", {"response": started})]
@@ -362,7 +362,7 @@ def _events_responses(answer: Answer) -> Iterator[Event]:
         yield f"response.{name}", {"type": f"response.{name}", "sequence_number": number, **data}
 
 
-def _item_steps(answer: Answer, index: int, item: Json, part: Part) -> list[tuple[str, Json]]:
+def _item_steps(answer: Replied, index: int, item: Json, part: Part) -> list[tuple[str, Json]]:
     place = {"item_id": item.get("id"), "output_index": index}
     pieces = answer.pieces(part.text)
     steps: list[tuple[str, Json]]
@@ -400,12 +400,12 @@ def _content_steps(at: Json, content: Json, pieces: list[str]) -> list[tuple[str
     return [*steps, ("content_part.done", {**at, "part": content})]
 
 
-_WHOLE: dict[str, Callable[[Answer], Json]] = {
+_WHOLE: dict[str, Callable[[Replied], Json]] = {
     "chat": _whole_chat,
     "messages": _whole_messages,
     "responses": _whole_responses,
 }
-_EVENTS: dict[str, Callable[[Answer], Iterator[Event]]] = {
+_EVENTS: dict[str, Callable[[Replied], Iterator[Event]]] = {
     "chat": _events_chat,
     "messages": _events_messages,
     "responses": _events_responses,

@@ -35,7 +35,7 @@ import msgspec
 from kilburn.errors import KilburnError, MissingExtra, Unavailable
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Reply
-from kilburn.testing.replies import SIGNED, Answer, Choice, Usage, encoded, events, signature, whole
+from kilburn.testing.replies import SIGNED, Choice, Replied, Usage, encoded, events, signature, whole
 from kilburn.wire.form import parse
 from kilburn.wire.validity import validate_chat, validate_messages
 
@@ -389,7 +389,7 @@ class Upstream:
             await send({"type": "http.response.body", "body": body[: len(body) // 2], "more_body": True})
             await self._fail(sent, fault.how, b"", send)
 
-    async def _stream(self, sent: Sent, answer: Answer, fault: Break | None, send: Send) -> None:
+    async def _stream(self, sent: Sent, answer: Replied, fault: Break | None, send: Send) -> None:
         await _begin(sent, 200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"}, send)
         for number, event in enumerate(events(sent.api, answer)):
             data = encoded(event)
@@ -421,7 +421,7 @@ class Upstream:
             last = encoded((None if sent.api == "chat" else "error", error))
         await send({"type": "http.response.body", "body": last})
 
-    def _answered(self, sent: Sent, entry: Entry) -> Answer:
+    def _answered(self, sent: Sent, entry: Entry) -> Replied:
         number = next(self._number)
         wanted = int(sent.body.get("n") or 1) if sent.api == "chat" else 1
         entries = list(entry) if isinstance(entry, tuple) else [entry]
@@ -434,7 +434,7 @@ class Upstream:
             reply=sum(-(-len(part.text) // LETTERS) for part in parts) or 1,
             thought=sum(-(-len(part.text) // LETTERS) for part in parts if part.kind is Kind.REASONING),
         )
-        answer = Answer(
+        answer = Replied(
             id=f"{number:024d}",
             created=int(time.time()),
             asked=sent.body,

@@ -1,0 +1,237 @@
+"""A session as the gateway knows it: what it says in digests, and its messages as another session takes them over."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from kilburn.gateway.form import Asked
+from kilburn.kernel.process import Process
+from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
+from kilburn.page import Page, Place
+from kilburn.wire.digests import HIDDEN, canonical
+
+__all__ = ["Memo", "Session", "beginning_of", "chained", "copy_of", "following", "last_reply", "shared"]
+
+BESIDE = 8
+"""System prompts and lists of tools whose cost is remembered, for each session."""
+
+
+class Session:
+    """What is known in memory of one session.
+
+    Args:
+        process: the process.
+        root: the name that it was asked for by, or that its first message gives; forks have the same.
+        earlier: numbers of the sessions that the client made this one of, newest first.
+    """
+
+    def __init__(self, process: Process, root: str, earlier: Sequence[int] = ()) -> None:
+        self.process, self.root, self.earlier = process, root, tuple(earlier)
+        self.turn = process.turn
+        """Messages that it has, as far as is known here; more are of another gateway."""
+        self.digests, self.gaps = _said_in(process)
+        """Of all that the client sees of it; and which of them are of messages with forgotten pages."""
+        self.chain = list(chained(self.digests))
+        self.answered = any(call.startswith(HIDDEN) for call in process.window.calls)
+        """Whether it holds calls of our own."""
+        self._costs: dict[bytes, int] = {}
+        self.busy = False
+        self.prefilled = False
+        self.memo: Memo | None = None
+        """Of the request that goes on now."""
+        self.spoken: list[Message] = []
+        """What was said in the request that goes on now."""
+        self.last = ""
+        """The last reply, by which the client's own compaction is recognised."""
+
+    @property
+    def name(self) -> str:
+        """The session's name."""
+        return self.process.name
+
+    @property
+    def number(self) -> int:
+        """The number of its process."""
+        return self.process.kernel.info.number
+
+    @property
+    def user(self) -> str:
+        """Whose it is."""
+        return self.process.kernel.info.user
+
+    @property
+    def own_pages(self) -> bool:
+        """Whether it holds what a client's history does not say: calls of our own, or that something is believed less."""
+        return self.answered or any(page.trust < TRUST_OF_ROLE[page.role] for page in _live(self.process))
+
+    @property
+    def whole(self) -> bool:
+        """Whether the client's own messages are exactly what is in the window: nothing has left, and nothing is hidden."""
+        window = self.process.window
+        return not self.answered and not window.last_derived and not window.stubs and len(window.shown) == window.last
+
+    def cost(self, raw: bytes) -> int:
+        """Tokens of what is sent beside the conversation."""
+        known = self._costs.get(raw)
+        if known is None:
+            if len(self._costs) >= BESIDE:
+                self._costs.clear()
+            known = self._costs[raw] = self.process.counter.count(raw.decode("utf-8", "replace"))
+        return known
+
+    def fill(self, digests: Sequence[bytes]) -> None:
+        """Take from a history what the forgotten messages said, if it is that of this session otherwise; nothing is stored."""
+        there = digests[: len(self.digests)]
+        if self.gaps and _agree(self.digests, self.gaps, there):
+            self.digests, self.chain = list(there), list(chained(there))
+
+    def extend(self, digests: Sequence[bytes]) -> None:
+        """Add what was appended."""
+        self.chain += chained(digests, self.chain[-1] if self.chain else b"")
+        self.digests += digests
+
+
+class Memo:
+    """The bytes of the history of a session's last request.
+
+    Args:
+        of: the form, the client's name of the session, and the user.
+        asked: the request.
+    """
+
+    def __init__(self, session: Session, of: tuple[str, str | None, str], asked: Asked) -> None:
+        self.session, self.of, self.digests = session, of, len(session.digests)
+        self.history, self.lead = asked.history, asked.lead
+        self.prefix = b""
+
+
+def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
+    """For each digest, one that says all that came before it too."""
+    for digest in digests:
+        start = hashlib.blake2b(start + digest, digest_size=16).digest()
+        yield start
+
+
+def shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """How many members two chains have in common; a chained digest says all that came before it."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def last_reply(process: Process) -> str:
+    """What a session ends with, if the assistant says it."""
+    last = [page for page in _live(process) if page.message == process.turn]
+    return "".join(process.text(page.id) for page in last if page.role is Role.ASSISTANT and page.kind is Kind.TEXT)
+
+
+def _said_in(process: Process) -> tuple[list[bytes], frozenset[int]]:
+    """The digests of what the client sees of a process, and which of them nobody knows, because something was forgotten."""
+    if len(_live(process)) == process.window.last:
+        return canonical(process.originals()), frozenset()
+    one, other = (canonical(process.originals(gone)) for gone in ("one", "other"))
+    return one, frozenset(at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+
+
+def _agree(digests: Sequence[bytes], gaps: frozenset[int], others: Sequence[bytes]) -> bool:
+    """Whether all are the same but for the gaps."""
+    return len(digests) == len(others) and all(
+        at in gaps or one == other for at, (one, other) in enumerate(zip(digests, others, strict=True))
+    )
+
+
+def beginning_of(process: Process, count: int) -> list[Message]:
+    """The first messages of a process, with hidden ones, of which the client sees so many."""
+    messages = process.originals()
+    numbers = range(len(messages) + 1)
+    end = bisect_right(numbers, count, key=lambda end: len(canonical(messages[:end]))) - 1
+    return copy_of(process, end and _numbers(process)[end - 1])
+
+
+def copy_of(process: Process, turn: int) -> list[Message]:
+    """The messages of a process up to a turn, for another one. What was recalled cites what it is from, there and here, and
+    nothing is believed more than it was."""
+    window, number = process.window, process.kernel.info.number
+    pages = _live(process)
+    ids = {each.id: at for at, each in enumerate(pages, 1)}
+    trusts: dict[int, Trust] = {}
+    for each in pages:
+        trusts[each.message] = min(trusts.get(each.message, each.trust), each.trust)
+    copied = []
+    for at, message in zip(trusts, process.originals(), strict=True):
+        if at > turn:
+            break
+        sources: list[int] = []
+        waiting = list(message.sources)
+        while waiting:
+            page = waiting.pop()
+            waiting += window.pages[page].sources if page < 0 else ()
+            sources += [page] if page in ids else []
+        copied.append(
+            msgspec.structs.replace(
+                message,
+                trust=min(trusts[at], TRUST_OF_ROLE[message.role]),
+                sources=tuple(sorted({ids[page] for page in sources})),
+                cites=tuple({*message.cites, *((number, page) for page in sources)}),
+            )
+        )
+    return copied
+
+
+def _live(process: Process) -> list[Page]:
+    """The transcript's pages that are not forgotten."""
+    window = process.window
+    return [page for page in window.pages.values() if page.id > 0 and window.at(page.id) is not Place.DROPPED]
+
+
+def _numbers(process: Process) -> list[int]:
+    """The numbers of the messages that are not forgotten."""
+    return list(dict.fromkeys(page.message for page in _live(process)))
+
+
+def following(messages: Sequence[Message], process: Process) -> list[Message]:
+    """The messages with call ids that are their own in this process.
+
+    Some models count their calls from 0 in every reply. A call whose id is taken gets another one, and so does its result,
+    which answers the latest call of that id.
+    """
+    known = process.window.calls
+    seen: set[str] = set()
+    latest: dict[str, str] = {}
+    out = []
+    for message in messages:
+        parts = []
+        for part in message.parts:
+            call = part.call
+            if call and part.kind is Kind.CALL:
+                number, new = 1, call
+                while new in known or new in seen:
+                    number += 1
+                    new = f"{call}_{number}"
+                seen.add(new)
+                latest[call] = new
+                part = part if new == call else msgspec.structs.replace(part, call=new)
+            elif call:
+                new = latest.get(call) or _latest(call, known)
+                part = part if new == call else msgspec.structs.replace(part, call=new)
+            parts.append(part)
+        out.append(message if tuple(parts) == message.parts else msgspec.structs.replace(message, parts=tuple(parts)))
+    return out
+
+
+def _latest(call: str, known: Any) -> str:
+    number, found = 1, call
+    while f"{call}_{number + 1}" in known:
+        number += 1
+        found = f"{call}_{number}"
+    return found
