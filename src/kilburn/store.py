@@ -16,7 +16,7 @@ from kilburn.errors import SpecError, StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, Place, Span
 
-__all__ = ["Batch", "Passage", "ProcessInfo", "ProcessKind", "State", "Store", "Vector", "check_name"]
+__all__ = ["Batch", "Passage", "ProcessInfo", "ProcessKind", "State", "Store", "Vector", "check_name", "root_of"]
 
 LONGEST_NAME = 500
 """Characters of a session's or a tenant's name."""
@@ -39,6 +39,12 @@ def check_name(name: Any, what: str) -> str:
     if wrong is not None:
         raise SpecError(f"the {what} name {name[:40]!r} has the character U+{ord(wrong):04X}", advice="give another name")
     return name
+
+
+def root_of(name: str) -> str:
+    """What a session and its forks are called: `work` for `work~2`."""
+    root, mark, number = name.rpartition("~")
+    return root if mark and root and number.isdecimal() and number.isascii() else name
 
 
 class ProcessKind(StrEnum):

@@ -38,6 +38,19 @@ def test_ps_gives_stable_keys(db: Path) -> None:
     assert "light" in kilburn("ps", "--db", db).out
 
 
+def test_ps_lists_the_newest_of_many_forks(tmp_path: Path) -> None:
+    path, clock = tmp_path / "agent.db", iter(range(1, 10_000))
+    with package.open(str(path), window=300, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        for name in ("other", "chat", *(f"chat~{number}" for number in range(2, 31)), "chat~", "~2"):
+            store.process(name).append({"role": "user", "content": "go"}, time=float(next(clock)))
+    few = kilburn("ps", "--db", path)
+    listed = [row.split()[0] for row in few.out.splitlines()[1:] if row.split()]
+    assert listed == ["other", *(f"chat~{number}" for number in range(26, 31)), "chat~", "~2"]
+    assert "25 more forks of chat" in few.err
+    assert all(f"chat~{number} " in kilburn("ps", "--all", "--db", path).out for number in range(2, 31))
+    assert len(kilburn("ps", "--db", path, "--json").json) == 33
+
+
 def test_ps_tells_the_window_of_the_last_prompt(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     with package.open(str(path), window=300, policy="fifo", tokenizer="chars/4") as store:

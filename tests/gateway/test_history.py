@@ -243,3 +243,40 @@ def test_an_error_leaves_the_session_as_it_was(histories: Histories) -> None:
         take(histories, [user("hi"), assistant("a"), {"role": "tool", "tool_call_id": "none", "content": "x"}])
     assert turn(histories, [user("hi"), assistant("a"), user("b")], "c") == name
     assert visible(histories.hierarchy, name) == ["hi", "a", "b", "c"]
+
+
+def test_a_fork_of_a_fork(histories: Histories) -> None:
+    base = [user("a"), assistant("1"), user("b"), assistant("2")]
+    name = turn(histories, base[:1], "1")
+    assert turn(histories, base[:3], "2") == name
+    forked = [*base[:2], user("other b")]
+    assert turn(histories, forked, "3") == f"{name}~2"
+    again = [*forked, assistant("3"), user("c")]
+    assert turn(histories, again, "4") == f"{name}~2"
+    assert turn(histories, [*again[:-1], user("other c")], "5") == f"{name}~3"
+    assert turn(histories, [*base, user("d")], "6") == name
+    store = histories.hierarchy
+    assert visible(store, name) == ["a", "1", "b", "2", "d", "6"]
+    assert visible(store, f"{name}~2") == ["a", "1", "other b", "3", "c", "4"]
+    assert visible(store, f"{name}~3") == ["a", "1", "other b", "3", "other c", "5"]
+
+
+def test_many_forks_of_one_beginning_are_each_found_again(tmp_path: Path) -> None:
+    path, count = str(tmp_path / "a.db"), 300
+    options: dict[str, Any] = {"window": 100_000, "policy": "fifo", "tokenizer": "chars/4", "embedder": None}
+    head = [user("a"), assistant("1")]
+    with kilburn.open(path, **options) as store:
+        histories = Histories(store)
+        names = [turn(histories, [*head, user(f"try {number}")], f"reply {number}") for number in range(count)]
+        assert len(set(names)) == count
+        # More than are kept in memory: those that were put away are found by what they say.
+        for number in (0, 7, 150, count - 1):
+            more = [*head, user(f"try {number}"), assistant(f"reply {number}"), user("go on")]
+            assert turn(histories, more, "yes") == names[number]
+    with kilburn.open(path, **options) as store:
+        histories = Histories(store)
+        for number in (count - 2, 7):
+            more = [*head, user(f"try {number}"), assistant(f"reply {number}"), user("go on"), assistant("yes"), user("and on")]
+            more = more if number == 7 else more[:5]
+            assert turn(histories, more, "yes") == names[number], "those that were used last are found after a restart"
+        assert len(store.processes()) == count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -17,12 +18,26 @@ from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.ledger import Stats
 from kilburn.message import Trust
 from kilburn.page import Page, address_of
-from kilburn.store import ProcessInfo, State
+from kilburn.store import ProcessInfo, State, root_of
 from kilburn.terminal import emit, line, say, tell
 
 __all__ = ["cells_of", "ps", "row_of", "show", "stats"]
 
 Session = Annotated[str, typer.Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
+
+
+FORKS = 5
+"""Sessions of one beginning that are listed, unless all are asked for."""
+
+
+def fewer(infos: Sequence[ProcessInfo]) -> tuple[list[ProcessInfo], Counter[str]]:
+    """Of each session and its forks those that were used last; and how many there are more, by the session's name."""
+    families: dict[str, list[ProcessInfo]] = {}
+    for info in sorted(infos, key=lambda info: -info.used):
+        families.setdefault(root_of(info.name), []).append(info)
+    left = Counter({root: len(family) - FORKS for root, family in families.items() if len(family) > FORKS})
+    kept = {info.number for family in families.values() for info in family[:FORKS]}
+    return [info for info in infos if info.number in kept or info.damaged], left
 
 
 def row_of(store: Hierarchy, info: ProcessInfo) -> dict[str, Any]:
@@ -58,8 +73,15 @@ def cells_of(row: dict[str, Any], *keys: str) -> list[Any]:
 
 
 @app.command()
-def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+def ps(
+    every: Annotated[bool, typer.Option("--all", help="All forks of a session, however many there are.")] = False,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
     """List the sessions of a store: pages, tokens, what is in the window, hit rate, last use.
+
+    Of a session with many forks (`NAME~2`, ...), those that were used last.
 
     Example:
 
@@ -67,6 +89,9 @@ def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
     """
     with reading(db, tenant) as store:
         infos = store.processes()
+        left: Counter[str] = Counter()
+        if not (every or json):
+            infos, left = fewer(infos)
         with progress("reading the ledgers", len(infos)) as done:
             rows = []
             for number, info in enumerate(infos, start=1):
@@ -78,6 +103,8 @@ def ps(db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
     heads = ("session", "pages", "tokens", "in window", "of", "hit rate", "faults", "folds", "last use")
     keys = ("pages", "tokens", "tokens_in_window", "window", "hit_rate", "faults", "folds")
     table(heads, [cells_of(row, *keys) for row in rows])
+    for root, number in left.items():
+        say(f"and {count(number)} more forks of {line(root)}, which were used before: kilburn ps --all")
     for row in rows:
         if row["damaged"]:
             say(line(f"kilburn: {row['session']!r} is damaged: {row['damaged']}; see kilburn fsck"))

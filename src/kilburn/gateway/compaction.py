@@ -72,9 +72,15 @@ def quotes(reply: str, text: str) -> list[str]:
     """The stretches of a reply that a text has; none, if they are too few for a quotation."""
     if len(reply) < SHORTEST or len(text) * STRETCHES < len(reply) * FOUND:
         return []
-    starts = (number * (len(reply) - STRETCH) // (STRETCHES - 1) for number in range(STRETCHES))
-    found = [stretch for start in starts if (stretch := reply[start : start + STRETCH].strip()) in text]
-    return found if len(found) >= FOUND else []
+    found: list[str] = []
+    for number in range(STRETCHES):
+        start = number * (len(reply) - STRETCH) // (STRETCHES - 1)
+        stretch = reply[start : start + STRETCH].strip()
+        if stretch in text:
+            found.append(stretch)
+        elif len(found) + STRETCHES - 1 - number < FOUND:
+            return []
+    return found
 
 
 def is_summary(reply: str, quoted: Sequence[str], session: Iterable[Message]) -> bool:

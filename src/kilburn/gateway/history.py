@@ -12,7 +12,7 @@ import hashlib
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 
@@ -25,7 +25,7 @@ from kilburn.gateway.sessions import Memo, Session, beginning_of, chained, copy_
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Role
-from kilburn.store import ProcessInfo
+from kilburn.store import ProcessInfo, root_of
 from kilburn.wire.digests import HIDDEN, canonical
 
 __all__ = ["TRIES", "Histories", "named"]
@@ -44,6 +44,12 @@ FORKS = 32
 
 NEWEST = 8
 """Sessions that are read again after a restart to see whether a client has compacted one of them."""
+
+LEADS = 1_000
+"""System prompts that are known to have no summary: what is said later cannot be in them."""
+
+SUMMED = 32
+"""Sessions whose last reply is looked for in a new history: those that were used last."""
 
 LINKED = 16
 """Earlier sessions that a search covers."""
@@ -73,6 +79,7 @@ class Histories:
         self._memos: OrderedDict[str, Memo] = OrderedDict()
         self._kept = 0
         self._warm: set[str] = set()
+        self._leads: OrderedDict[bytes, None] = OrderedDict()
         self._seen: set[tuple[str, str]] = set()
         """Roots, each with its user, whose sessions in the store were read since the start."""
         self._highest: dict[str, int] = {}
@@ -331,12 +338,15 @@ class Histories:
         for found, session in sorted(ends, key=lambda each: each[0].stop, reverse=True):
             if is_own(request.read(found.start, found.stop)):
                 return session, found.stop
-        opening = list(request.opening())
-        for session in others:
+        opening = list(request.opening(self._leads))
+        for session in others[:SUMMED] if opening else ():
             for known, text in opening:
                 quoted = quotes(session.last, text)
                 if quoted and is_summary(session.last, quoted, session.process.originals()):
                     return session, known
+        self._leads.update(dict.fromkeys(request.leads))
+        while len(self._leads) > LEADS:
+            self._leads.popitem(last=False)
         return None, 0
 
     def _read_newest(self, user: str) -> None:
@@ -458,11 +468,21 @@ class _Request:
         raws = self._asked.messages[self._ends[start - 1] if start else 0 : self._ends[stop - 1] if stop else 0]
         return [message for raw in raws for message in self._form.read(raw)]
 
-    def opening(self) -> Iterator[tuple[int, str]]:
-        """The texts with which it begins, each with how many digests it ends."""
+    @cached_property
+    def leads(self) -> dict[bytes, bytes]:
+        """What stands before the history, by digest."""
         beside = [bytes(self._asked.fields[key]) for key in ("system", "instructions") if key in self._asked.fields]
-        for raw in [*self._asked.lead, *beside]:
-            yield from ((0, text) for text in texts_of(raw))
+        return {hashlib.blake2b(raw, digest_size=16).digest(): raw for raw in [*self._asked.lead, *beside]}
+
+    def opening(self, leads: Container[bytes]) -> Iterator[tuple[int, str]]:
+        """The texts with which it begins, each with how many digests it ends.
+
+        Args:
+            leads: digests of what needs no look.
+        """
+        for key, raw in self.leads.items():
+            if key not in leads:
+                yield from ((0, text) for text in texts_of(raw))
         for at, raw in enumerate(self._asked.messages[:OPENING], 1):
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
 
@@ -497,9 +517,3 @@ def named(header: str) -> str | None:
     if name.startswith("@"):
         raise SpecError("a session name that begins with @", advice="these names are of collections; give another one")
     return name or None
-
-
-def root_of(name: str) -> str:
-    """What a session and its forks are called: `work` for `work~2`."""
-    root, mark, number = name.rpartition("~")
-    return root if mark and root and number.isdecimal() and number.isascii() else name
