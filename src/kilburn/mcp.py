@@ -152,7 +152,7 @@ class Show(Struct, forbid_unknown_fields=True):
     session: Name | None = None
 
 
-class Versions(Struct, forbid_unknown_fields=True):
+class Succession(Struct, forbid_unknown_fields=True):
     """Show what a fact superseded and what superseded it, with everything that happened to them."""
 
     address: Address
@@ -246,7 +246,7 @@ class _Door:
             raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice=f"name {SHOWN} at most")
         return {"memories": [provenance(self.store, memory, number, hidden) for number in numbers]}
 
-    def history(self, asked: Versions) -> dict[str, Any]:
+    def history(self, asked: Succession) -> dict[str, Any]:
         return {"memories": versions(self._memory(asked.session), asked.address)}
 
     def forget(self, asked: Forget) -> dict[str, Any]:
@@ -367,7 +367,7 @@ TOOLS: dict[str, tuple[type[Struct], Callable[[_Door, Any], dict[str, Any]], typ
     "read": (Read, _Door.read, READS),
     "list": (List, _Door.facts, READS),
     "show": (Show, _Door.show, READS),
-    "history": (Versions, _Door.history, READS),
+    "history": (Succession, _Door.history, READS),
     "forget": (Forget, _Door.forget, ERASES),
 }
 

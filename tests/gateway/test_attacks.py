@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
 import httpx2
 import pytest
@@ -186,6 +188,34 @@ def test_a_streamed_request_that_is_answered_with_no_stream_is_an_error(gateway:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_that_is_framed_wrongly_in_its_middle_is_an_error_at_once(gateway: Any, streamed: bool) -> None:
+    far = socket.create_server(("127.0.0.1", 0))
+    kind = b"text/event-stream" if streamed else b"application/json"
+
+    def answer() -> None:
+        connection = far.accept()[0]
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n2\r\n: \r\n" % kind)
+            time.sleep(0.2)  # another packet
+            connection.sendall(b"zz\r\nxx\r\n")
+            connection.recv(1)
+
+    settings = Settings(
+        db=str(gateway(upstream=Upstream()).db),
+        upstream=f"http://127.0.0.1:{far.getsockname()[1]}/v1",
+        tokenizer="chars/4",
+        embedder=None,
+    )
+    with far, serving(build(settings)) as near, ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(answer)
+        reply = post(near, [user("Hi")], stream=streamed)
+        assert reply.status_code == (200 if streamed else 502)
+        assert "broke off" in reply.text
+        answered.result(10)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 def test_endless_and_nonsensical_recalls_end(gateway: Any, streamed: bool) -> None:
     setup = gateway(window=2000, upstream=Upstream(otherwise="R"))
     history: list[Any] = []
@@ -203,3 +233,23 @@ def test_endless_and_nonsensical_recalls_end(gateway: Any, streamed: bool) -> No
     setup.upstream.otherwise = "fine"
     assert post(setup.url, [*history, user("go"), said("x"), user("next")]).status_code == 200
     assert not setup.upstream.refused
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses/%2e%2e/files/f1", "/v1/responses/..%2F..%2Fadmin", "/v1/responses/a/%2E%2E/../../admin"]
+)
+def test_a_path_never_leads_out_of_what_is_spoken(gateway: Any, method: str, path: str) -> None:
+    setup = gateway()
+    host, port = setup.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode())
+        assert client.makefile("rb").readline() == b"HTTP/1.1 404 Not Found\r\n"
+    assert not setup.upstream.sent
+
+
+def test_a_name_in_a_path_stays_a_name(gateway: Any) -> None:
+    setup = gateway()
+    for name in ("org/model:1", "a%3Fb=c", "a%23b", "%C3%A9"):
+        assert httpx2.get(f"{setup.url}/v1/models/{name}?after=x").status_code == 200
+        assert setup.upstream.sent[-1].path == f"/v1/models/{unquote(name)}"

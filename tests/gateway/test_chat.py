@@ -65,7 +65,7 @@ def test_what_does_not_fit_leaves_the_prompt_and_stays_in_the_store(gateway: Any
         setup.chat(messages[:end])
         messages[end : end + 1] = [{"role": "assistant", "content": "Fine."}] if end < len(messages) else []
     assert not setup.upstream.refused
-    assert max(sent.tokens for sent in setup.upstream.sent) < 2300
+    assert max(sent.tokens for sent in setup.upstream.sent) < 2060  # our tools among them; the provider counts a little more
     last = setup.upstream.sent[-1].body
     assert last["messages"][0] == messages[0]
     assert last["messages"][-1] == messages[-2]

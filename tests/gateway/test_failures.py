@@ -413,7 +413,10 @@ def test_an_upstream_without_the_responses_form_is_asked_for_chat_completions(ga
 
     absent: list[int] = []
     tool = {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}, "strict": False}
-    setup = gateway(upstream=ChatOnly(calling(("read", {"path": "a"}, "c1"), text="I read."), "Done.", Refusal(status=404)))
+    busy, first = Refusal(status=429, retry_after=3), calling(("read", {"path": "a"}, "c1"), text="I read.")
+    setup = gateway(upstream=ChatOnly(busy, first, "Done."))
+    with pytest.raises(openai.RateLimitError):
+        setup.openai.responses.create(model="m", input="Go")
     options = {"model": "m", "tools": [tool], "instructions": "Rules."}
     given: list[Any] = [{"role": "user", "content": "Go"}]
     reply = setup.openai.responses.create(input=given, **options)
@@ -425,7 +428,7 @@ def test_an_upstream_without_the_responses_form_is_asked_for_chat_completions(ga
         {"type": "function_call_output", "call_id": "c1", "output": "file"},
     ]
     assert ask(setup, "responses", given, streamed=streamed, tools=[tool]) == "Done."
-    assert len(absent) == 1
+    assert len(absent) == 2
     assert not setup.upstream.refused
     assert [message["role"] for message in setup.upstream.sent[-1].body["messages"]] == ["user", "assistant", "tool"]
     with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
@@ -489,3 +492,28 @@ def test_memory_is_put_beside_the_question_in_every_form(gateway: Any, form: str
             assert ask(setup, form, given, streamed=streamed) == "Noted."
             assert re.search(r"locker.*<memory-.*number 12", setup.upstream.sent[-1].raw.decode(), re.S)
     assert not setup.upstream.refused
+
+
+def test_settings_that_both_forms_have_are_translated(gateway: Any) -> None:
+    model, other = Scripted(["Fine."] * 3), Scripted(["Fine."] * 2, form="messages")
+    setup, second = gateway(model=model), gateway(model=other)
+    ask(setup, "chat", stop="END", top_p=0.5)
+    ask(setup, "messages", stop_sequences=["END"])
+    ask(setup, "responses", top_p=0.25)
+    ask(second, "chat", stop=["END", "."])
+    assert [request.options for request in model.requests] == [
+        {"stop": ["END"], "top_p": 0.5},
+        {"stop": ["END"]},
+        {"top_p": 0.25},
+    ]
+    assert other.requests[0].options == {"stop_sequences": ["END", "."]}
+    for wrong in (
+        {"n": 2},
+        {"temperature": "hot"},
+        {"max_tokens": -1},
+        {"seed": 1.5},
+        {"tools": [{"type": "function", "function": {"name": 5}}]},
+    ):
+        with pytest.raises(openai.BadRequestError):
+            ask(second, "chat", extra_body=wrong)
+    assert ask(second, "chat") == "Fine."

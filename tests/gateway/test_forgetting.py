@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
 
 from gateway.talk import TALK, said, user
@@ -104,3 +105,25 @@ def test_a_client_that_still_sends_what_was_forgotten_goes_on(gateway: Any, rest
     assert not in_files(setup, "canary")
     with setup.store() as store:
         assert len(store.process(name).messages()) == len(talk) - 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_session_that_is_forgotten_while_its_reply_is_on_the_way(gateway: Any, streamed: bool) -> None:
+    def forget(_: Any) -> str:
+        with setup.store() as store:
+            store.forget(session=name)
+        return "The canary replies."
+
+    setup = gateway(upstream=Upstream(otherwise="OK."))
+    name = held(setup, [user("Hello."), said("OK.")])
+    setup.upstream.enqueue(forget)
+    body = {"model": "m", "messages": [user("Hello."), said("OK."), user(SECRET)], "stream": streamed}
+    answer = httpx2.post(f"{setup.url}/v1/chat/completions", json=body, timeout=20)
+    assert answer.status_code == (200 if streamed else 503)
+    assert '"error"' in answer.text
+    assert not in_files(setup, "canary")
+    with setup.store() as store:
+        assert not store.processes()
+    setup.chat([user("Hello."), said("OK."), user("Again.")])
+    with setup.store() as store:
+        assert [len(store.process(info.name).messages()) for info in store.processes()] == [4]

@@ -231,6 +231,18 @@ def test_a_session_in_which_the_model_recalled_is_forked(histories: Histories) -
     assert result.sources == (1,)
 
 
+def test_a_damaged_session_stops_no_other_one_and_not_its_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.db"
+    for round in ("before", "after"):
+        with kilburn.open(str(path), window=100_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+            histories = Histories(store)
+            turn(histories, [user(f"fresh {round}")], "2")
+            name = turn(histories, [user("the word sesame")], "1")
+        path.write_bytes(path.read_bytes().replace(b"the word sesame", b"the word damage"))
+    assert name.endswith("~2")
+    assert "is left out" in caplog.text
+
+
 def test_a_name_of_the_client(histories: Histories) -> None:
     assert turn(histories, [user("hi")], "a", name="work") == "work"
     assert turn(histories, [user("hi"), assistant("a"), user("b")], "c", name="work") == "work"

@@ -12,7 +12,7 @@ import pytest
 import kilburn
 from cli.terminal import kilburn as program
 from kilburn.errors import SpecError
-from kilburn.evals.gateway_session import Client, Recorded, Step, evaluate, lost
+from kilburn.evals.gateway_session import Client, Recorded, Speech, evaluate, lost
 from kilburn.evals.trajectories import synthetic
 from kilburn.gateway.app import Settings, build
 from kilburn.testing.upstream import Upstream, serving
@@ -64,7 +64,7 @@ def test_the_gateway_may_restart_in_the_middle_of_a_session(
             client = Client(gateway, recorded)
             client.history = history or client.history
             for index, (reply, following) in enumerate(steps):
-                upstream.otherwise = agent = Step(reply, looks_back=index % 5 == 4)
+                upstream.otherwise = agent = Speech(reply, looks_back=index % 5 == 4)
                 client.ask(following, stream=index % 2 == 0)
                 looked += agent.looked
             history = client.history

@@ -20,6 +20,7 @@ FAR = ("serve", "--upstream", "http://127.0.0.1:9/v1")
 def test_what_keeps_it_from_listening_is_told(tmp_path: Path) -> None:
     add_key(tmp_path / "keys.json", Key())
     (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "text.db").write_text("This is a text, and no database.")
     db = ("--db", tmp_path / "a.db")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -34,6 +35,11 @@ def test_what_keeps_it_from_listening_is_told(tmp_path: Path) -> None:
             (("--limit", "messages=many"), "is no number", 2),
             (("--limit", "messages=0"), "is no limit", 2),
             (("--limit", "pages=5"), "messages", 2),
+            (("--upstream", "ftp://x"), "give one such as https://api.openai.com/v1", 2),
+            (("--policy", "nonsense"), "no policies named 'nonsense'", 2),
+            (("--prices", "nonsense"), "hosted, automatic, local", 2),
+            (("--db", tmp_path / "text.db"), "is not a database", 1),
+            (("--db", tmp_path / "none" / "a.db"), "there is no folder", 1),
             (("--model", "nobody"), "give one of --upstream and --model", 2),
         ):
             done = kilburn(*FAR, "--port", "0", *db, *words)

@@ -30,7 +30,7 @@ from kilburn.prices import prices_of
 from kilburn.testing.upstream import LETTERS, Sent, Upstream, calling, serving
 from kilburn.wire.form import parse
 
-__all__ = ["SYSTEMS", "Client", "Recorded", "SessionReport", "SessionRow", "Step", "evaluate", "lost"]
+__all__ = ["SYSTEMS", "Client", "Recorded", "SessionReport", "SessionRow", "Speech", "evaluate", "lost"]
 
 SYSTEMS = ("pass-through", "truncation", "kilburn")
 
@@ -152,7 +152,7 @@ class Recorded:
         )
 
 
-class Step:
+class Speech:
     """What the scripted model says in one step: the recorded reply, and before it a look at its task, if it may."""
 
     def __init__(self, reply: Message, *, looks_back: bool) -> None:
@@ -281,7 +281,7 @@ def _replayed(system: str, recorded: Recorded, window: int, policy: str, step: C
         client = Client(url, recorded, room=window - REPLY if system == "truncation" else None)
         stack.callback(client.close)
         for index, (reply, following) in enumerate(recorded.steps):
-            upstream.otherwise = agent = Step(reply, looks_back=index % LOOKS_BACK == LOOKS_BACK - 1)
+            upstream.otherwise = agent = Speech(reply, looks_back=index % LOOKS_BACK == LOOKS_BACK - 1)
             client.ask(following, stream=index % 2 == 0)
             recalls += agent.looked
             step()

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import msgspec
@@ -128,8 +128,7 @@ class Gateway:
         """Load what finds by meaning, so that no request waits for it."""
         try:
             if self._embedder is not None:
-                # By name, because it imports NumPy.
-                import_module("kilburn.memory.vectors").checked(self._embedder, ["a"])
+                self._embedder.embed(["a"])
         except KilburnError as error:
             log.warning("what was said is found by words alone: %s", error)
             self._embedder = None
@@ -240,7 +239,10 @@ class _Endpoint:
         headers = joined((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
-        path = scope["path"].removeprefix("/v1")
+        if not {".", ".."}.isdisjoint(scope["path"].split("/")):
+            # The provider's key opens more there than what is spoken here.
+            await _nothing(scope, None, None)
+        path = quote(scope["path"].removeprefix("/v1"), safe="/:@")
         query = scope.get("query_string", b"").decode("latin-1")
         path = f"{path}?{query}" if query else path
         gateway = self._gateway

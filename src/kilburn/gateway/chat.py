@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from kilburn.errors import InvalidMessage
+from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import Asked, Form, Reading, listed, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Form, Reading, listed, options, summed, unreadable, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Message
@@ -81,6 +81,8 @@ class Chat(Form):
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """See `Form`."""
         asked = _object(body)
+        if (asked.get("n") or 1) > 1:
+            raise Refused("one reply is given here at a time, and n asks for more", advice="ask several times")
         prompt = render(parse(asked["messages"]), into, 0) if into != "chat" else None
         tools = [tool["function"] for tool in asked.get("tools") or () if tool.get("type") == "function"]
         schema = (asked.get("response_format") or {}).get("json_schema") or {}
@@ -99,6 +101,7 @@ class Chat(Form):
             temperature=asked.get("temperature"),
             schema=schema.get("schema"),
             seed=asked.get("seed"),
+            options=options(asked, into),
         )
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
@@ -166,7 +169,7 @@ class ChatReading(Reading):
 
     def again(self) -> None:
         self.rounds += 1
-        self._assembly = Assembly("the upstream")
+        self._assembly = Assembly("the upstream", whole=True)
         self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] | None = None
         self.spoke = self._told = False

@@ -294,6 +294,13 @@ def unreadable(error: Exception) -> Unavailable:
     return Unavailable(f"the upstream sent what is no reply: {str(error)[:200]}", advice="check the upstream")
 
 
+def options(asked: Mapping[str, Any], into: str) -> dict[str, Any]:
+    """The settings of a reply that both forms have, as one of them names them."""
+    stop = asked.get("stop") or asked.get("stop_sequences")
+    given = {"stop_sequences" if into == "messages" else "stop": [stop] if isinstance(stop, str) else stop} if stop else {}
+    return {**given, "top_p": asked["top_p"]} if asked.get("top_p") is not None else given
+
+
 def usage_of(tokens: Tokens | None) -> Tokens:
     """What a reply cost, zero where nothing is known."""
     return tokens or Tokens()

@@ -9,6 +9,7 @@ common; nothing is overwritten. All this can be worked out again from the proces
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 
-from kilburn.errors import KilburnError, SpecError, StoreStale
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreStale
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.form import Asked, Form, listed
@@ -29,6 +30,8 @@ from kilburn.store import ProcessInfo, root_of
 from kilburn.wire.digests import HIDDEN, canonical
 
 __all__ = ["TRIES", "Histories", "named"]
+
+log = logging.getLogger("kilburn.gateway")
 
 SESSIONS = 256
 """Sessions that are kept in memory, for each tenant."""
@@ -354,7 +357,7 @@ class Histories:
         infos = sorted(self.hierarchy.processes(), key=lambda info: info.used)
         for info in [info for info in infos if info.user == user and not info.damaged][-NEWEST:]:
             if info.name not in self._sessions:
-                self._sessions[info.name] = self._opened(info.name, root_of(info.name), user)
+                self._read(info.name, root_of(info.name), user)
 
     def _last(self, root: str) -> int:
         """The highest number of a root's sessions. Other gateways may have made some more since it was looked for."""
@@ -383,11 +386,18 @@ class Histories:
         for name in names:
             info = self._stored(name)
             if info is not None and info.user == user and name not in self._sessions:
-                self._sessions[name] = self._opened(name, root, user)
+                self._read(name, root, user)
         self._trim()
 
     def _stored(self, name: str) -> ProcessInfo | None:
         return self.hierarchy.store.process(name, time=0.0, create=False)
+
+    def _read(self, name: str, root: str, user: str) -> None:
+        """Read a session into memory. One that is damaged stays as it is: what its client sends becomes another one."""
+        try:
+            self._sessions[name] = self._opened(name, root, user)
+        except StoreCorrupt as error:
+            log.warning("session %r is left out: %s", name, error)
 
     def _opened(self, name: str, root: str, user: str) -> Session:
         process = self.hierarchy.process(name, user)
@@ -424,7 +434,14 @@ class Histories:
 
     def own(self, session: Session) -> Process:
         """The process of a busy session as it is now. If another gateway went on with it meanwhile, the request that goes on
-        here gets one of its own, with what it had until then."""
+        here gets one of its own, with what it had until then.
+
+        Raises:
+            StoreStale: the session was forgotten, or others are faster again. StoreError.
+        """
+        info = self._stored(session.name)
+        if info is None or info.number != session.number:
+            raise StoreStale("the session was forgotten meanwhile", advice="ask again")
         process = self.hierarchy.process(session.name)
         process.refresh()
         if process.turn != session.turn:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import Asked, Form, Reading, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Form, Reading, options, summed, unreadable, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Message
@@ -79,6 +79,7 @@ class Messages(Form):
             ),
             max_tokens=asked.get("max_tokens") or cap,
             temperature=asked.get("temperature"),
+            options=options(asked, into),
         )
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:

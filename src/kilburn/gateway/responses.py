@@ -16,7 +16,7 @@ import msgspec
 from kilburn.errors import InvalidMessage, Unavailable, WireError
 from kilburn.gateway.chat import Chat
 from kilburn.gateway.events import Event, written
-from kilburn.gateway.form import Asked, Reading, listed, summed, unreadable, usage_of
+from kilburn.gateway.form import Asked, Reading, listed, options, summed, unreadable, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
@@ -69,18 +69,18 @@ class Responses(Chat):
         return [wire.read(items.read(source))]
 
     def together(self, messages: list[Message]) -> list[Message]:
-        """See `Form`. A provider takes reasoning back only with what came of it."""
+        """See `Form`. What the assistant says in a row is one message, as far as its order can be kept: a provider takes
+        reasoning back only with what came of it, and results behind all calls."""
         out: list[Message] = []
-        thoughts: tuple[Part, ...] = ()
         for message in messages:
-            if all(part.kind is Kind.REASONING for part in message.parts):
-                thoughts += message.parts
+            last = out[-1] if out and message.role is out[-1].role is Role.ASSISTANT else None
+            kinds, before = {part.kind for part in message.parts}, {part.kind for part in last.parts} if last else set()
+            told, called = Kind.TEXT in before, Kind.CALL in before
+            if last is None or (Kind.TEXT in kinds and (told or called)) or (Kind.REASONING in kinds and called):
+                out.append(message)
                 continue
-            if thoughts and message.role is Role.ASSISTANT:
-                extra = pack({**unpack(message.extra), "shape": "list"})
-                message = msgspec.structs.replace(message, parts=thoughts + message.parts, extra=extra)
-            thoughts = ()
-            out.append(message)
+            extra = pack({**unpack(last.extra if told else message.extra), "shape": "list"})
+            out[-1] = msgspec.structs.replace(last, parts=last.parts + message.parts, extra=extra)
         return out
 
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
@@ -119,6 +119,7 @@ class Responses(Chat):
             ),
             max_tokens=asked.get("max_output_tokens") or cap,
             temperature=asked.get("temperature"),
+            options=options(asked, into),
         )
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
@@ -352,6 +353,8 @@ class ResponsesReading(Reading):
         whole |= {"output": self._output, "usage": self.usage or None}
         if not self.faults:
             return self._raw or b"".join(self._held)
+        if self._raw and not self.rounds and _unseen({"response": response})["response"] == response:
+            return self._raw
         whole = _unseen({"response": whole})["response"]
         if self._raw:
             return msgspec.json.encode(whole)

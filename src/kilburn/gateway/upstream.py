@@ -30,6 +30,8 @@ from kilburn.tokens.choice import counter_for
 
 try:
     import aiohttp
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.http import HttpProcessingError
     from yarl import URL
 except ModuleNotFoundError as error:
     raise MissingExtra("aiohttp", "serve") from error
@@ -141,6 +143,8 @@ class Endpoint:
         self._lacks: set[str] = set()
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
+        # Of each connection that is open, the answer that it had last.
+        self._answers: dict[ResponseHandler, aiohttp.StreamReader] = {}
 
     @property
     def _client(self) -> aiohttp.ClientSession:
@@ -181,13 +185,14 @@ class Endpoint:
             raise Unavailable(f"the upstream did not answer within {self._timeout:g} seconds", advice="try again") from error
         except (aiohttp.ClientError, ValueError) as error:
             raise Unavailable(f"the upstream cannot be reached: {type(error).__name__}", advice="is it running?") from error
+        self._watch(response)
         try:
             if response.status < 200:
                 raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
             async with AsyncExitStack() as stack:
                 answer = Response(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
                 if form is not None and form.name == "responses" and response.status in ABSENT:
-                    with suppress(KilburnError):  # then it is the model that is not there
+                    with suppress(Refused, MissingExtra):  # then it is the model that is not there
                         asking = self._translated(body, headers).ask(method, path, body, headers, form)
                         answer = await stack.enter_async_context(asking)
                         self._lacks.add(form.path)
@@ -213,13 +218,33 @@ class Endpoint:
             known = self._models[name, key] = InProcess(made, cap=REPLY)
         return known
 
+    def _watch(self, response: aiohttp.ClientResponse) -> None:
+        """Let an answer end with its connection: aiohttp leaves its reader waiting, if it is framed wrongly."""
+        protocol = response.connection.protocol if response.connection is not None else None
+        if protocol is None:
+            return
+
+        def lost(closed: asyncio.Future[None] | None) -> None:
+            if closed is not None:
+                closed.exception()  # the answer's own says more
+            content = self._answers.pop(protocol)
+            if not content.is_eof() and content.exception() is None:
+                content.set_exception(aiohttp.ClientPayloadError("the connection closed"))
+
+        known, closed = protocol in self._answers, protocol.closed
+        self._answers[protocol] = response.content
+        if closed is None:
+            lost(None)
+        elif not known:
+            closed.add_done_callback(lost)
+
     async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
             async for piece in response.content.iter_any():
                 yield piece
         except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, HttpProcessingError) as error:
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
     def _headers(self, given: Mapping[str, str], path: str) -> dict[str, str]:

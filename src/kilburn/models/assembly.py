@@ -27,6 +27,8 @@ _FINISH = {
     "content_filter": Finish.REFUSED,
 }
 _THOUGHTS = ("reasoning_content", "reasoning")
+KNOWN = ("role", "content", "refusal", *_THOUGHTS, "tool_calls")
+"""Keys of a message that are read."""
 
 
 class Halves:
@@ -50,11 +52,30 @@ class Halves:
         return ((place, encodable(half)) for place, half in held.items())
 
 
-class Assembly:
-    """Takes chunks in order and ends with a reply. `who` is the model's name, for errors."""
+def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add pieces of fields: texts and lists are continued, and of anything else the newer one counts."""
+    for key, value in more.items():
+        known: Any = into.get(key)
+        if isinstance(value, dict):
+            into[key] = dict(known) if isinstance(known, dict) else {}
+            _merge(into[key], value)
+        elif (isinstance(value, str) and isinstance(known, str)) or (isinstance(value, list) and isinstance(known, list)):
+            into[key] += value
+        elif value is not None or key not in into:
+            into[key] = value
 
-    def __init__(self, who: str) -> None:
-        self._who = who
+
+class Assembly:
+    """Takes chunks in order and ends with a reply.
+
+    Args:
+        who: the model's name, for errors.
+        whole: whether the message keeps fields of which nothing is known here, such as signatures of thoughts.
+    """
+
+    def __init__(self, who: str, *, whole: bool = False) -> None:
+        self._who, self._whole = who, whole
+        self._beside: dict[str, Any] = {}
         self._texts: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
         self._calls: list[dict[str, Any]] = []
         self._slots: dict[int, int] = {}
@@ -81,6 +102,8 @@ class Assembly:
                         yield Delta(text, key in _THOUGHTS)
             for piece in delta.get("tool_calls") or ():
                 self._feed_call(piece)
+            if self._whole:
+                _merge(self._beside, {key: value for key, value in delta.items() if key not in KNOWN})
             if self._finish is not None:
                 for key, text in self._halves.rest():
                     self._texts[key].append(text)
@@ -88,17 +111,21 @@ class Assembly:
 
     def _feed_call(self, piece: dict[str, Any]) -> None:
         index, given = piece.get("index"), piece.get("id")
-        function = piece.get("function") or {}
         at = self._slots.get(index) if isinstance(index, int) else (len(self._calls) - 1 if self._calls and not given else None)
         if at is None or (given and self._calls[at]["id"] not in ("", given)):
-            self._calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+            self._calls.append({"id": "", "type": "custom" if "custom" in piece else "function"})
             at = len(self._calls) - 1
             if isinstance(index, int):
                 self._slots[index] = at
         call = self._calls[at]
         call["id"] = given or call["id"]
-        call["function"]["name"] += function.get("name") or ""
-        call["function"]["arguments"] += function.get("arguments") or ""
+        body, slot = ("custom", "input") if call["type"] == "custom" else ("function", "arguments")
+        called = call.setdefault(body, {"name": "", slot: ""})
+        for key, text in (piece.get(body) or {}).items():
+            if key in called:
+                called[key] += text or ""
+        if self._whole:
+            _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
 
     def reply(self) -> Reply:
         """The whole reply.
@@ -113,11 +140,14 @@ class Assembly:
             if self._texts[key]:
                 source[key] = "".join(self._texts[key])
         for call in self._calls:
-            call["function"] = {key: encodable(text) for key, text in call["function"].items()}
+            call[call["type"]] = {key: encodable(text) for key, text in call[call["type"]].items()}
             # A result refers to its call by id. If the server gives none, a new unique one is made.
             call["id"] = call["id"] or f"call_{uuid.uuid4().hex[:24]}"
         if self._calls:
             source["tool_calls"] = self._calls
+        source |= {key: value for key, value in self._beside.items() if value not in (None, "", [], {})}
+        if isinstance(source.get("audio"), dict):
+            source["audio"] = {"id": source["audio"].get("id")}  # which is all that is sent back
         try:
             message = chat.read(plain(source, "reply"), "reply")
         except WireError as error:

@@ -6,6 +6,7 @@ item. An item's own id is left out: with it the provider would ask for the reaso
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,12 +87,14 @@ def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             items.append({"type": "function_call_output", **output, **rest})
             continue
         side = "output" if role == "assistant" else "input"
-        if isinstance(content, list):
-            items += [block for block in content if _is_item(block)]
-            content = [block for block in content if not _is_item(block)]
-        if content:
-            text = content if isinstance(content, str) and side == "input" else _written(content, side, listed=True)
+        if isinstance(content, str) and content:
+            text = content if side == "input" else _written(content, side, listed=True)
             items.append({"type": "message", "role": role, "content": text, **rest})
+        elif content:
+            for own, blocks in itertools.groupby(content, _is_item):
+                run = list(blocks)
+                texts = [_written_block(block, side) for block in run]
+                items += run if own else [{"type": "message", "role": role, "content": texts, **rest}]
         for call in message.get("tool_calls") or ():
             body = "custom" if call.get("type") == "custom" else "function"
             kind, slot = ("custom_tool_call", "input") if body == "custom" else ("function_call", "arguments")
