@@ -226,6 +226,7 @@ def names_a_model(page: Path) -> bool:
     return any("smollm2" in block.text for block in blocks_of(page) if block.language == "python" and not block.skipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if not names_a_model(page)], ids=name_of)
 def test_blocks_run(page: Path, nobody: Path, capsys: pytest.CaptureFixture[str], offline: None) -> None:
     check_blocks(page, capsys)

@@ -54,8 +54,11 @@ def test_outcomes_add_up_to_the_rows_and_the_report_is_json() -> None:
     report = evaluate(made(5), [300], ["truncated"])
     for row in report.rows:
         own = [outcome for outcome in report.outcomes if outcome.policy == row.policy]
-        assert len(own) == row.references == report.references
-        assert row.survival == sum(outcome.shown for outcome in own) / len(own)
+        names, copies = ([outcome.shown for outcome in own if outcome.kind == kind] for kind in ("name", "copy"))
+        assert len(names) == row.references == report.references
+        assert row.survival == sum(names) / len(names)
+        assert len(copies) == report.copies
+        assert row.copied == sum(copies) / len(copies)
         assert row.line <= row.survival
         assert row.low <= row.survival <= row.high
     decoded = msgspec.json.decode(report.to_json())
@@ -196,3 +199,37 @@ def test_the_interval_holds_the_mean_and_has_no_width_without_spread() -> None:
     low, high = interval([[1.0], [0.0]] * 20, seed=0)
     assert low < 0.5 < high
     assert interval([], seed=0) == (0.0, 0.0)
+
+
+def test_runs_that_share_an_id_are_runs_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    runs = [msgspec.structs.replace(run, id="task") for run in sample_of(None, 4, referring=True).runs]
+    file.write_bytes(b"\n".join(map(msgspec.json.encode, runs)))
+    sample = sample_of(file)
+    assert [run.id for run in sample.runs] == ["task", "task#2", "task#3", "task#4"]
+    assert evaluate(sample, [1_000_000], ["tail"]).row("tail", 1_000_000).survival == 1.0
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("session", [None, 3000])
+def test_before_a_reply_a_large_window_shows_everything(tools: bool, session: int | None) -> None:
+    sample = sample_of(None, 6, reply=True, tools=tools, session=session)
+    report = evaluate(sample, [1_000_000, 700], ["tail", "tail+bm25-older", "hybrid", "belady"])
+    for policy in ("tail", "tail+bm25-older", "hybrid", "belady"):
+        large = report.row(policy, 1_000_000)
+        assert (large.survival, large.copied, large.overflow) == (1.0, 1.0, 0)
+    assert report.row("belady", 700).survival > report.row("hybrid", 700).survival > report.row("tail", 700).survival
+    assert report.row("hybrid", 700).reachable == 1.0
+
+
+def test_before_a_reply_nothing_of_it_is_shown(tmp_path: Path) -> None:
+    """The thought quotes what the action names: shown before the action, and not before the reply."""
+    file = tmp_path / "runs.jsonl"
+    steps = (
+        Step("look", "ls", "alpha_file.py " + "x" * 400),
+        Step("hm", "pwd", "no"),
+        Step("alpha_file.py", "cat alpha_file.py", ""),
+    )
+    file.write_bytes(msgspec.json.encode(Trajectory("r", (), steps)))
+    assert evaluate(sample_of(file), [20], ["tail"]).row("tail", 20).survival == 1.0
+    assert evaluate(sample_of(file, reply=True), [20], ["tail"]).row("tail", 20).survival == 0.0

@@ -413,7 +413,10 @@ def test_an_upstream_without_the_responses_form_is_asked_for_chat_completions(ga
 
     absent: list[int] = []
     tool = {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}, "strict": False}
-    setup = gateway(upstream=ChatOnly(calling(("read", {"path": "a"}, "c1"), text="I read."), "Done.", Refusal(status=404)))
+    busy, first = Refusal(status=429, retry_after=3), calling(("read", {"path": "a"}, "c1"), text="I read.")
+    setup = gateway(upstream=ChatOnly(busy, first, "Done."))
+    with pytest.raises(openai.RateLimitError):
+        setup.openai.responses.create(model="m", input="Go")
     options = {"model": "m", "tools": [tool], "instructions": "Rules."}
     given: list[Any] = [{"role": "user", "content": "Go"}]
     reply = setup.openai.responses.create(input=given, **options)
@@ -425,7 +428,7 @@ def test_an_upstream_without_the_responses_form_is_asked_for_chat_completions(ga
         {"type": "function_call_output", "call_id": "c1", "output": "file"},
     ]
     assert ask(setup, "responses", given, streamed=streamed, tools=[tool]) == "Done."
-    assert len(absent) == 1
+    assert len(absent) == 2
     assert not setup.upstream.refused
     assert [message["role"] for message in setup.upstream.sent[-1].body["messages"]] == ["user", "assistant", "tool"]
     with pytest.raises(openai.BadRequestError, match="send the whole conversation"):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kilburn.budget import Budget
+from kilburn.gateway.form import hidden
 from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -170,20 +171,16 @@ class KeptHistory:
         return said.text
 
     def answered(self, reply: Message) -> Message | None:
-        """Append a reply that calls tools of ours, and their results; the framework never sees either.
+        """Append a reply that calls tools of ours, with their results; the framework never sees either.
 
         Returns:
             The reply without these calls, or None if nothing of it is for the framework.
         """
         ours = [part for part in reply.parts if part.kind is Kind.CALL and part.name in memory_tools.OURS]
-        parts = [_hide(part) if part in ours else part for part in reply.parts]
-        with self._lock:
-            self.append([msgspec.structs.replace(reply, parts=tuple(parts))])
-            window = self.process.window
-            for page in [page for call, page in window.calls.items() if call.startswith(HIDDEN) and page in window.open]:
-                call = window.pages[page]
-                said = memory_tools.call(self.process, call.name or "", self.process.text(page), call.call)
-                self.process.append(said.message(call.call or ""))
+        results = [
+            memory_tools.call(self.process, part.name or "", part.text).message(HIDDEN + (part.call or "")) for part in ours
+        ]
+        self.append([hidden(reply), *results])
         left = tuple(part for part in reply.parts if part not in ours)
         return msgspec.structs.replace(reply, parts=left) if any(part.kind is Kind.CALL for part in left) else None
 
@@ -254,10 +251,6 @@ class KeptHistory:
         budget = process.budget
         if overhead != budget.overhead:
             process.resize(Budget(budget.window, budget.reserve, overhead))
-
-
-def _hide(part: Part) -> Part:
-    return msgspec.structs.replace(part, call=HIDDEN + (part.call or ""))
 
 
 def _calls(message: Message) -> list[str]:

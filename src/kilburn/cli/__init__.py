@@ -31,6 +31,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     serve,
     session,
     table,
+    tasks,
     top,
     transfer,
     vectors,

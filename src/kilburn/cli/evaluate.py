@@ -65,6 +65,13 @@ def paging(
     tools: Annotated[
         bool, typer.Option("--tools", help="Tell actions and outputs as tool calls and results, for policies that act on those.")
     ] = False,
+    reply: Annotated[
+        bool, typer.Option("--reply", help="Score the prompt before thought and action, which real models write together.")
+    ] = False,
+    session: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="TOKENS", help="Braid runs into sessions of about so many tokens, for large windows."),
+    ] = None,
     model: Annotated[
         str, typer.Option(metavar="SPEC", help="Score policies that can ask a model once more, with this one.")
     ] = "",
@@ -100,7 +107,7 @@ def paging(
             raise SpecError(f"no cost {axis!r} to draw", advice=f"give {REFILLED}, or one of --prices")
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
-    runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, seed=seed)
+    runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, reply=reply, session=session, seed=seed)
     saved = SavedCells(out, runs.digest, resume=resume, force=force) if out is not None else None
     with progress("evaluating") as done:
         report = evaluate(

@@ -36,8 +36,16 @@ class Contender(Protocol):
         """The agent acts."""
         ...
 
+    def reply(self, thought: str, action: str) -> None:
+        """The agent thinks and acts in one message."""
+        ...
+
     def observation(self, text: str) -> None:
         """The world answers."""
+        ...
+
+    def user(self, text: str) -> None:
+        """The user says something."""
         ...
 
     def prompt_text(self) -> str:
@@ -52,13 +60,26 @@ class Tail:
         self.room = window * CHARACTERS
         self.events: list[str] = []
         self.outputs: list[int] = []
+        self.latest = ""
+        """What the agent thought last: what passages are ranked by."""
 
     def thought(self, text: str) -> None:
         """The agent thinks."""
+        self.latest = text
         self.events.append(text)
 
     def action(self, text: str) -> None:
         """The agent acts."""
+        self.events.append(text)
+
+    def reply(self, thought: str, action: str) -> None:
+        """The agent thinks and acts in one message."""
+        self.latest = f"{thought}\n{action}"
+        self.events.append(self.latest)
+
+    def user(self, text: str) -> None:
+        """The user says something."""
+        self.latest = text
         self.events.append(text)
 
     def observation(self, text: str) -> None:
@@ -101,7 +122,7 @@ class Paged(Tail):
         half = self.room // 2
         outputs = [self.events[at] for at in self.outputs]
         chunks = [output[at : at + CHUNK] for output in outputs for at in range(0, len(output), CHUNK)]
-        scores = bm25(self.events[-1], chunks)
+        scores = bm25(self.latest, chunks)
         room = self.room - half
         chosen: list[int] = []
         for index in sorted(range(len(chunks)), key=lambda at: (-scores[at], -at)):
@@ -131,7 +152,7 @@ class PagedOlder(Tail):
             (output, at) for start, output in outputs for at in range(0, len(output), CHUNK) if start + at < len(text) - half
         ]
         chunks = [output[at : at + CHUNK] for output, at in places]
-        scores = bm25(self.events[-1], chunks)
+        scores = bm25(self.latest, chunks)
         room = self.room - half
         chosen: list[tuple[int, str]] = []
         for index in sorted(range(len(chunks)), key=lambda at: (-scores[at], -at)):

@@ -12,7 +12,7 @@ import kilburn
 from kilburn.effect import Outcome
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.future import future_of
-from kilburn.evals.references import Reference, names
+from kilburn.evals.references import KINDS, Reference
 from kilburn.evals.roster import BELADY
 from kilburn.evals.trajectories import Trajectory, shell_call
 from kilburn.event import Act
@@ -56,6 +56,17 @@ class KilburnCandidate:
         else:
             append_and_wait(self._process, {"role": "assistant", "content": text})
 
+    def reply(self, thought: str, action: str) -> None:
+        """The agent thinks and acts in one message."""
+        if self._tools:
+            append_and_wait(self._process, shell_call(f"call-{len(self._outputs)}", thought, action))
+        else:
+            append_and_wait(self._process, {"role": "assistant", "content": f"{thought}\n{action}"})
+
+    def user(self, text: str) -> None:
+        """The user says something."""
+        self._outputs.append(append_and_wait(self._process, {"role": "user", "content": text}))
+
     def observation(self, text: str) -> None:
         """The world answers."""
         if self._tools:
@@ -70,14 +81,19 @@ class KilburnCandidate:
         self.seams = max(0, len(texts) - 1)
         return "\n".join(texts)
 
+    def search(self, query: str, tokens: int) -> str:
+        """What one search of the process's past brings."""
+        return "\n".join(hit.text for hit in self._process.search(query, tokens=tokens))
+
     def finds(self, reference: Reference) -> bool:
         """Whether one search for the name, with 1,000 tokens of hits, finds it."""
-        return any(reference.name in names(hit.text) for hit in self._process.search(reference.name, tokens=1000))
+        read = KINDS[reference.kind]
+        return any(reference.name in read(hit.text) for hit in self._process.search(reference.name, tokens=1000))
 
     def recalls(self, reference: Reference) -> bool:
         """Whether one recall of an output that had the name returns it. It counts as a use of that page, which a policy
         sees, so ask when the run is over."""
-        return reference.name in names(self._process.recall(self._outputs[reference.origins[-1]]))
+        return reference.name in KINDS[reference.kind](self._process.recall(self._outputs[reference.origins[-1]]))
 
     def stats(self) -> Stats:
         """The ledger's figures."""
@@ -114,9 +130,9 @@ def append_and_wait(process: Process, message: dict[str, Any]) -> str:
     return address
 
 
-def policy_for(run: Trajectory, wanted: list[Reference], spec: str) -> str | Policy:
+def policy_for(run: Trajectory, wanted: list[Reference], spec: str, *, reply: bool = False, tools: bool = False) -> str | Policy:
     """The policy for one run: the spec's, or the optimum that knows this run's future."""
-    return Belady(future_of(run, wanted)) if spec == BELADY else spec
+    return Belady(future_of(run, wanted, reply=reply, tools=tools)) if spec == BELADY else spec
 
 
 @lru_cache(maxsize=1)

@@ -25,6 +25,7 @@ class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
     line: bool
     searched: bool | None = None
     reachable: bool | None = None
+    kind: str = "name"
 
 
 @dataclass
@@ -59,6 +60,10 @@ class Cell:
     refused: int = 0
     fallbacks: int = 0
     seconds: float = 0.0
+
+    def outcomes_of(self, kind: str) -> list[ReferenceOutcome]:
+        """The outcomes of one kind of reference."""
+        return [one for one in self.outcomes if one.kind == kind]
 
     def ship(self, before: str, shown: str, fresh: Sequence[str], seams: int = 0) -> None:
         """Count one prompt: `before` is the last one, `fresh` the texts of the events since then,

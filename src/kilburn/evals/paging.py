@@ -25,7 +25,7 @@ from kilburn.evals.candidate import KilburnCandidate, model_of, policy_for
 from kilburn.evals.cost import Rates, rates_of
 from kilburn.evals.outcomes import Cell, ReferenceOutcome, join_cells
 from kilburn.evals.paging_report import PagingReport
-from kilburn.evals.references import Reference, names
+from kilburn.evals.references import KINDS, Reference
 from kilburn.evals.roster import Entrant, entries
 from kilburn.evals.rows import model_differences_of, rows_of, verdicts_of
 from kilburn.evals.sample import Sample
@@ -111,6 +111,7 @@ def _report(sample: Sample, done: list[Cell], rates: Rates) -> PagingReport:
         sample=sample.words,
         runs=len(sample.runs),
         references=sample.references,
+        copies=sample.count("copy"),
         rates=rates,
         rows=rows,
         verdicts=verdicts_of(rows),
@@ -168,29 +169,38 @@ def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(No
         due = sample.wanted.get(run.id, [])
         started = time.perf_counter()
         if spec in BASELINES:
-            _feed(run, due, BASELINES[spec](window), cell)
+            _feed(run, due, BASELINES[spec](window), cell, reply=sample.reply)
         else:
-            with closing(KilburnCandidate(window, policy_for(run, due, spec), model, tools=sample.tools)) as candidate:
-                _feed(run, due, candidate, cell)
+            policy = policy_for(run, due, spec, reply=sample.reply, tools=sample.tools)
+            with closing(KilburnCandidate(window, policy, model, tools=sample.tools)) as candidate:
+                _feed(run, due, candidate, cell, reply=sample.reply)
         cell.seconds += time.perf_counter() - started
     return cell
 
 
-def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, cell: Cell) -> None:
+def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, cell: Cell, *, reply: bool) -> None:
     store = candidate if isinstance(candidate, KilburnCandidate) else None
     before = ""
     fresh: list[str] = []
     found: list[tuple[Reference, ReferenceOutcome]] = []
     for index, step in enumerate(run.steps):
-        candidate.thought(step.thought)
+        if step.user:
+            candidate.user(step.observation)
+            fresh.append(step.observation)
+            continue
+        if not reply:
+            candidate.thought(step.thought)
+            fresh.append(step.thought)
         shown = candidate.prompt_text()
-        fresh.append(step.thought)
         cell.ship(before, shown, fresh, store.seams if store is not None else 0)
         due = [reference for reference in wanted if reference.step == index]
         if due:
             found += zip(due, _outcomes(run, due, shown, store, cell), strict=True)
-        before, fresh = shown, [step.action, step.observation]
-        candidate.action(step.action)
+        before, fresh = shown, [*([step.thought] if reply else []), step.action, step.observation]
+        if reply:
+            candidate.reply(step.thought, step.action)
+        else:
+            candidate.action(step.action)
         candidate.observation(step.observation)
     if store is None:
         cell.outcomes += [outcome for _, outcome in found]
@@ -209,21 +219,23 @@ def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, ce
 def _outcomes(
     run: Trajectory, due: Sequence[Reference], shown: str, store: KilburnCandidate | None, cell: Cell
 ) -> Iterator[ReferenceOutcome]:
-    there = names(shown)
+    there = {kind: read(shown) for kind, read in KINDS.items()}
     lines = {line.rstrip() for line in shown.split("\n")}
     for reference in due:
-        name = reference.name
+        name, read = reference.name, KINDS[reference.kind]
         outputs = (run.steps[at].observation for at in reference.origins)
         whole = any(
-            line.rstrip() in lines and name in names(line) for output in outputs for line in output.split("\n") if name in line
+            line.rstrip() in lines and name in read(line) for output in outputs for line in output.split("\n") if name in line
         )
+        seen = name in there[reference.kind]
         yield ReferenceOutcome(
             run=run.id,
             step=reference.step,
             name=name,
             policy=cell.policy,
             window=cell.window,
-            shown=name in there,
+            shown=seen,
             line=whole,
-            searched=(name in there or store.finds(reference)) if store is not None else None,
+            searched=(seen or store.finds(reference)) if store is not None else None,
+            kind=reference.kind,
         )

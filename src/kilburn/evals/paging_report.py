@@ -19,6 +19,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
     Args:
         sample: in words, which runs these are.
         rates: how prompts were priced.
+        copies: lines and values that are copied from older outputs, beside the names.
         verdicts: against the baselines; empty if not all of them were measured.
         losses: what a model's words changed; empty if none took part.
     """
@@ -26,6 +27,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
     sample: str
     runs: int
     references: int
+    copies: int
     rates: Rates
     rows: list[Row]
     verdicts: list[BaselineMargins]
@@ -38,9 +40,10 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Plain text: what the prompts showed, what they cost, and what follows."""
+        taken = f"{self.references} references and {self.copies} copies in {self.runs} runs"
         parts = [
-            f"{self.references} references in {self.runs} runs; one token is {CHARACTERS} characters\nruns: {self.sample}",
-            "What the next action names and an older output had: shares of the references that the prompt showed",
+            f"{taken}; one token is {CHARACTERS} characters\nruns: {self.sample}",
+            "What the next action names, or copies, and an older output had: shares of the references that the prompt showed",
             self._survival_table(),
             self._cost_heading(),
             self._cost_table(),
@@ -57,7 +60,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
 
     def _survival_table(self) -> str:
         regret = any(row.regret is not None for row in self.rows)
-        heads = ["window", "policy", "survival", "95%", "to tail", "95%", "lines", "search", "fault", "over"]
+        heads = ["window", "policy", "survival", "95%", "to tail", "95%", "lines", "copies", "95%", "search", "fault", "over"]
         body = [
             [
                 str(row.window),
@@ -67,6 +70,8 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
                 f"{row.gain:+.3f}",
                 f"{row.gain_low:+.3f} {row.gain_high:+.3f}",
                 f"{row.line:.3f}",
+                "" if row.copied is None else f"{row.copied:.3f}",
+                "" if row.copied is None else f"{row.copied_low:.3f}-{row.copied_high:.3f}",
                 "" if row.searched is None else f"{row.searched:.3f}",
                 "" if row.reachable is None else f"{row.reachable:.3f}",
                 str(row.overflow),

@@ -19,12 +19,13 @@ ENVELOPE = ("tail", "truncated", "last3", "tail+bm25")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table. Shares are of `references`; intervals are of 95%, resampled by run.
+    """One line of the table. Shares are of `references`, which are names; intervals are of 95%, resampled by run.
 
     Args:
         policy: its label; `spec` is what it was made from, `model` who answered its questions.
         gain: survival minus that of the tail on the same references; `gain_low` and `gain_high` bound it.
         line: share present in a whole line of an older output.
+        copied: share of the copied lines and values that the prompt showed, with its interval; None where there are none.
         searched, reachable: after one search; after one search or one recall. None if there is no store.
         overflow: prompts that were longer than the window.
         shipped: tokens of all prompts. cached: those that continue the prompt before, from its beginning.
@@ -50,6 +51,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gain_low: float
     gain_high: float
     line: float
+    copied: float | None
+    copied_low: float | None
+    copied_high: float | None
     searched: float | None
     reachable: float | None
     overflow: int
@@ -107,25 +111,30 @@ def rows_of(done: Sequence[Cell], rates: Rates, seed: int) -> list[Row]:
 
 
 def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> Row:
-    low, high = interval(_by_run([(own.run, float(own.shown)) for own in cell.outcomes]), seed)
-    gain_low, gain_high = interval(_differences(cell.outcomes, tail.outcomes), seed)
-    survival = mean([o.shown for o in cell.outcomes])
+    outcomes, copies = cell.outcomes_of("name"), cell.outcomes_of("copy")
+    low, high = interval(_by_run([(own.run, float(own.shown)) for own in outcomes]), seed)
+    gain_low, gain_high = interval(_differences(outcomes, tail.outcomes_of("name")), seed)
+    copied_low, copied_high = interval(_by_run([(own.run, float(own.shown)) for own in copies]), seed) if copies else (None, None)
+    survival = mean([o.shown for o in outcomes])
     costs = _costs(cell, rates)
     optimum = _costs(best, rates) if best is not None else {}
     return Row(
         **{name: getattr(cell, name) for name in ("policy", "window", "spec", "model", *COUNTS)},
-        references=len(cell.outcomes),
+        references=len(outcomes),
         survival=survival,
         low=low,
         high=high,
-        gain=survival - mean([o.shown for o in tail.outcomes]),
+        gain=survival - mean([o.shown for o in tail.outcomes_of("name")]),
         gain_low=gain_low,
         gain_high=gain_high,
-        line=mean([o.line for o in cell.outcomes]),
-        searched=_share_of_known([o.searched for o in cell.outcomes]),
+        line=mean([o.line for o in outcomes]),
+        copied=mean([o.shown for o in copies]) if copies else None,
+        copied_low=copied_low,
+        copied_high=copied_high,
+        searched=_share_of_known([o.searched for o in outcomes]),
         reachable=_share_of_known([o.reachable for o in cell.outcomes]),
         costs=costs,
-        regret=None if best is None else mean([o.shown for o in best.outcomes]) - survival,
+        regret=None if best is None else mean([o.shown for o in best.outcomes_of("name")]) - survival,
         cost_regret={name: costs[name] / cost - 1 for name, cost in optimum.items() if cost > 0},
     )
 
@@ -165,15 +174,16 @@ def model_differences_of(done: Sequence[Cell], seed: int) -> list[ModelDifferenc
         without = plain.get((cell.policy.removesuffix(MODEL), cell.window))
         if not cell.model or without is None:
             continue
-        low, high = interval(_differences(cell.outcomes, without.outcomes), seed)
+        own, other = cell.outcomes_of("name"), without.outcomes_of("name")
+        low, high = interval(_differences(own, other), seed)
         found.append(
             ModelDifference(
                 policy=without.policy,
                 window=cell.window,
-                survival=mean([o.shown for o in cell.outcomes]) - mean([o.shown for o in without.outcomes]),
+                survival=mean([o.shown for o in own]) - mean([o.shown for o in other]),
                 low=low,
                 high=high,
-                line=mean([o.line for o in cell.outcomes]) - mean([o.line for o in without.outcomes]),
+                line=mean([o.line for o in own]) - mean([o.line for o in other]),
                 asks=cell.asks,
                 unanswered=cell.unanswered,
             )

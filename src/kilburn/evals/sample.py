@@ -6,14 +6,15 @@ They are a file's runs, or made-up ones; all of them, or a sample, which is desc
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.references import Reference, references, shuffle_names
-from kilburn.evals.trajectories import Trajectory, read, synthetic
+from kilburn.evals.references import KINDS, Reference, references, shuffle_names
+from kilburn.evals.trajectories import Trajectory, braided, read, synthetic
 
 __all__ = ["MADE", "Sample", "sample_of"]
 
@@ -28,6 +29,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         words: which runs these are.
         seed: of made-up runs and of the intervals.
         tools: whether actions and outputs are told as tool calls and results.
+        reply: whether thought and action are one reply, and the prompt before it is scored.
         digest: names the runs and references exactly.
     """
 
@@ -36,12 +38,17 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     words: str
     seed: int = 0
     tools: bool = False
+    reply: bool = False
     digest: str = ""
 
     @property
     def references(self) -> int:
-        """How many there are in all runs."""
-        return sum(map(len, self.wanted.values()))
+        """How many names there are in all runs."""
+        return self.count("name")
+
+    def count(self, kind: str) -> int:
+        """How many references of a kind there are in all runs."""
+        return sum(reference.kind == kind for listed in self.wanted.values() for reference in listed)
 
 
 def sample_of(
@@ -51,6 +58,8 @@ def sample_of(
     shuffle: int | None = None,
     referring: bool = False,
     tools: bool = False,
+    reply: bool = False,
+    session: int | None = None,
     seed: int = 0,
 ) -> Sample:
     """The sample of a file.
@@ -61,23 +70,45 @@ def sample_of(
         shuffle: a seed; each name is replaced by one of another run, so that only chance is left.
         referring: only runs that have references: fewer prompts, the same names.
         tools: present actions and outputs as tool calls and results, for policies that act on those.
-        seed: for made-up runs, and later for the intervals.
+        reply: score the prompt before a reply of thought and action, not the one between them.
+        session: braid the runs into sessions of about so many tokens.
+        seed: for made-up runs, for the places where braided runs are cut, and later for the intervals.
 
     Raises:
         SpecError: no such file, or no runs.
         InvalidMessage: a line that is no run.
     """
-    every = synthetic(limit or MADE, seed) if path is None else read(path)
-    runs = tuple(islice((run for run in every if not referring or references(run)), limit))
+    every = synthetic(limit or MADE, seed, copying=True) if path is None else _distinct(read(path))
+    taken = islice((run for run in every if not referring or references(run, reply=reply)), limit)
+    runs = tuple(taken if session is None else braided(taken, session, seed))
     if not runs:
         raise SpecError(f"{path}: no runs", advice="give a file with one run a line")
-    listed = [reference for run in runs for reference in references(run)]
+    listed = [reference for run in runs for kind in KINDS for reference in references(run, kind, reply=reply)]
     wanted: dict[str, list[Reference]] = {}
     for reference in listed if shuffle is None else shuffle_names(listed, shuffle):
         wanted.setdefault(reference.run, []).append(reference)
-    known = hashlib.sha256(msgspec.json.encode((runs, wanted, tools))).hexdigest()
-    words = _words(path, limit, shuffle, referring) + (", told as tool calls" if tools else "")
-    return Sample(runs=runs, wanted=wanted, words=words, seed=seed, tools=tools, digest=known)
+    known = hashlib.sha256(msgspec.json.encode((runs, wanted, tools, reply))).hexdigest()
+    words = ", ".join(
+        [
+            _words(path, limit, shuffle, referring),
+            *([f"braided into {len(runs)} sessions of about {session:,} tokens"] if session is not None else []),
+            *(["told as tool calls"] if tools else []),
+            *(["scored before thought and action"] if reply else []),
+        ]
+    )
+    return Sample(runs=runs, wanted=wanted, words=words, seed=seed, tools=tools, reply=reply, digest=known)
+
+
+def _distinct(runs: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    """The runs, each with an id of its own: runs of several models share the ids of their tasks."""
+    taken: set[str] = set()
+    for run in runs:
+        name, times = run.id, 1
+        while name in taken:
+            times += 1
+            name = f"{run.id}#{times}"
+        taken.add(name)
+        yield run if name == run.id else msgspec.structs.replace(run, id=name)
 
 
 def _words(path: str | Path | None, limit: int | None, shuffle: int | None, referring: bool) -> str:

@@ -1,14 +1,15 @@
 """Recorded agent runs: a head (system, task) and steps of thought, action and output.
 
 Read from JSON lines, plain or gzip, one run at a time; or made up from a seed, so that a measurement
-runs on a machine without any file.
+runs on a machine without any file. Runs can be braided into longer sessions.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import msgspec
 
 from kilburn.wire.recording import read_as
 
-__all__ = ["HeadMessage", "Step", "Trajectory", "read", "shell_call", "synthetic"]
+__all__ = ["HeadMessage", "Step", "Trajectory", "braided", "read", "shell_call", "synthetic"]
 
 
 class HeadMessage(msgspec.Struct, frozen=True):
@@ -27,11 +28,18 @@ class HeadMessage(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step: what the agent thought, what it did, what came back."""
+    """One step: what the agent thought, what it did, what came back.
+
+    Args:
+        task: which of several tasks it belongs to.
+        user: whether there is no thought and no action, and the observation is what the user says.
+    """
 
     thought: str
     action: str
     observation: str
+    task: str = ""
+    user: bool = False
 
 
 class Trajectory(msgspec.Struct, frozen=True):
@@ -53,6 +61,44 @@ def read(path: str | Path) -> Iterator[Trajectory]:
         yield run
 
 
+STRETCHES = 3
+"""Pieces that a run of a braided session is cut into."""
+
+
+def braided(runs: Iterable[Trajectory], tokens: int, seed: int) -> Iterator[Trajectory]:
+    """Sessions of about `tokens` tokens of four characters, in each of which an agent works at several tasks in turn.
+
+    Each run is cut into three stretches at random steps. First all first stretches are told, then all second ones, then
+    all third ones, so that between two stretches of a task lies most of a third of the session. Runs told one after the
+    other would need a window of one run, however long the session is. The last session may be shorter.
+    """
+    chance = random.Random(seed)
+    group: list[Trajectory] = []
+    length = 0
+    for run in runs:
+        group.append(run)
+        length += sum(len(step.thought) + len(step.action) + len(step.observation) for step in run.steps) // 4
+        if length >= tokens:
+            yield _braid(group, chance)
+            group, length = [], 0
+    if group:
+        yield _braid(group, chance)
+
+
+def _braid(runs: Sequence[Trajectory], chance: random.Random) -> Trajectory:
+    stretches: list[list[Step]] = [[] for _ in range(STRETCHES)]
+    for number, run in enumerate(runs, start=1):
+        steps = [msgspec.structs.replace(step, task=run.id) for step in run.steps]
+        cuts = [0, *sorted(chance.choices(range(len(steps) + 1), k=STRETCHES - 1)), len(steps)]
+        asked = "\n".join(turn.content for turn in run.head if turn.role == "user")
+        said = [f"Task {number}.\n{asked}"] + [f"Go on with task {number}."] * (STRETCHES - 1)
+        for at, (start, stop) in enumerate(pairwise(cuts)):
+            if at == 0 or start < stop:
+                stretches[at] += [Step("", "", said[at], run.id, user=True), *steps[start:stop]]
+    head = tuple(turn for turn in runs[0].head if turn.role == "system")
+    return Trajectory("+".join(run.id for run in runs), head, tuple(step for stretch in stretches for step in stretch))
+
+
 _SYLLABLES = ("ba", "co", "di", "fu", "ga", "he", "ki", "lo", "mu", "na", "pe", "ra", "so", "ti", "vu", "wa", "xe", "yo", "zu")
 _VERBS = ["load", "parse", "merge", "render", "check", "fetch", "store", "split", "bind", "trace"]
 _TYPES = ["int", "str", "bytes", "float", "bool"]
@@ -68,26 +114,28 @@ def shell_call(id: str, thought: str, command: str) -> dict[str, Any]:
     }
 
 
-def synthetic(runs: int, seed: int) -> Iterator[Trajectory]:
+def synthetic(runs: int, seed: int, *, copying: bool = False) -> Iterator[Trajectory]:
     """`runs` made-up runs: an agent reads, searches, edits and tests a code base that does not exist.
 
-    Later actions name functions and files that only older outputs mentioned, as real ones do. The
-    same seed gives the same runs.
+    Later actions name functions and files that only older outputs mentioned, as real ones do. With `copying` they copy
+    lines of them too. The same seed gives the same runs.
     """
     for number in range(runs):
-        yield _Made(random.Random(f"{seed}/{number}")).run(f"made-{seed}-{number}")
+        yield _Made(random.Random(f"{seed}/{number}"), copying).run(f"made-{seed}-{number}")
 
 
 class _Made:
     """One made-up code base and the agent that walks through it."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, copying: bool) -> None:
         self.chance = chance
+        self.copying = copying
         self.used: set[str] = set()
         self.package = self._word()
         self.files = {f"src/{self.package}/{self._word()}.py": self._functions() for _ in range(chance.randint(6, 12))}
         self.steps: list[Step] = []
         self.seen: list[str] = []
+        self.lines: dict[str, str] = {}
 
     def _word(self) -> str:
         while True:
@@ -115,6 +163,7 @@ class _Made:
         kind = self.chance.choice(_TYPES)
         lines = [f"def {function}(value: {kind}) -> {kind}:", f'    """{function.split("_")[0].title()} one value."""']
         lines += [f"    step = value + {self.chance.randint(2, 999)}" for _ in range(self.chance.randint(1, 6))]
+        self.lines[function] = lines[-1]
         return [*lines, "    return step", ""]
 
     def _view(self) -> None:
@@ -135,9 +184,10 @@ class _Made:
             return self._view()
         target = self.chance.choice(self.seen)
         hint = target.split("_")[0]
+        copied = f"{self.lines[target]}\n" if self.copying and target in self.lines else ""
         self._add(
             f"The {hint} function has to check for empty input first.",
-            f"edit 3:3\n    {target}(value or 0)\nend_of_edit",
+            f"edit 3:3\n    {target}(value or 0)\n{copied}end_of_edit",
             "File updated.",
         )
         return None

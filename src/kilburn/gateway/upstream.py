@@ -192,7 +192,7 @@ class Endpoint:
             async with AsyncExitStack() as stack:
                 answer = Response(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
                 if form is not None and form.name == "responses" and response.status in ABSENT:
-                    with suppress(KilburnError):  # then it is the model that is not there
+                    with suppress(Refused, MissingExtra):  # then it is the model that is not there
                         asking = self._translated(body, headers).ask(method, path, body, headers, form)
                         answer = await stack.enter_async_context(asking)
                         self._lacks.add(form.path)

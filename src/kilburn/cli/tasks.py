@@ -1,0 +1,53 @@
+"""`eval tasks`: whether agents get their work done, when all they know is what the window shows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kilburn.cli.evaluate import evals
+from kilburn.cli.screen import progress
+from kilburn.cli.shell import Json
+from kilburn.evals.acting import EVERYBODY, evaluate
+from kilburn.terminal import show
+
+__all__ = ["tasks"]
+
+
+@evals.command()
+def tasks(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help=f"A policy or a baseline; may be given again. {', '.join(EVERYBODY)} by default."),
+    ] = None,
+    window: Annotated[
+        list[int] | None, typer.Option(help="Tokens of four characters; may be given again. 1000, 2000 and 4000 by default.")
+    ] = None,
+    count: Annotated[int, typer.Option("--tasks", min=1, help="How many tasks.")] = 32,
+    search: Annotated[
+        bool, typer.Option("--search", help="The agent may search its memory, which the baselines do not have.")
+    ] = False,
+    patience: Annotated[int, typer.Option(min=0, help="What the agent does again in one task before it gives up.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the tasks and of the intervals.")] = 0,
+    json: Json = False,
+) -> None:
+    """Let a scripted agent work in real source files, when it knows only what its window shows.
+
+    Examples:
+
+        kilburn eval tasks
+
+        kilburn eval tasks --search --window 2000 --policy hybrid --policy cost
+    """
+    with progress("working") as done:
+        report = evaluate(
+            count,
+            windows=window or (1000, 2000, 4000),
+            policies=policy or EVERYBODY,
+            search=search,
+            patience=patience,
+            seed=seed,
+            progress=done,
+        )
+    show(report, json)
