@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
+import anyio
 import httpx2
 import pytest
 
@@ -253,3 +254,27 @@ def test_a_name_in_a_path_stays_a_name(gateway: Any) -> None:
     for name in ("org/model:1", "a%3Fb=c", "a%23b", "%C3%A9"):
         assert httpx2.get(f"{setup.url}/v1/models/{name}?after=x").status_code == 200
         assert setup.upstream.sent[-1].path == f"/v1/models/{unquote(name)}"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_reply_is_over_though_the_upstream_keeps_its_stream_open(gateway: Any, path: str) -> None:
+    provider = Upstream("Done.")
+
+    async def lingering(scope: Any, receive: Any, send: Any) -> None:
+        async def tell(message: dict[str, Any]) -> None:
+            last = message["type"] == "http.response.body" and not message.get("more_body")
+            await send({**message, "more_body": True} if last else message)
+            if last:
+                await anyio.sleep(8)
+
+        await provider(scope, receive, tell if scope["type"] == "http" else send)
+
+    setup = gateway(upstream=lingering, form="messages" if path == "/v1/messages" else "chat")
+    asked = {"model": "m", "stream": True, "max_tokens": 9, "input" if path == "/v1/responses" else "messages": [user("Hi")]}
+    began = time.monotonic()
+    answer = httpx2.post(f"{setup.url}{path}", json=asked, timeout=20)
+    assert time.monotonic() - began < 5
+    assert "Done" in answer.text
+    assert "error" not in answer.text.replace('"error":null', "").replace('"error": null', "")
+    [said] = sessions(setup).values()
+    assert len(said) == 2

@@ -56,6 +56,12 @@ LONGEST_ERROR = 1 << 20
 TOOLS = msgspec.json.encode(OFFERED)
 """What the model is told of our tools; the forms differ by a few tokens."""
 
+LAST = ("message_stop", "response.completed", "response.incomplete")
+"""Names of events that end a reply; the chat form has data for that."""
+
+LINGER = 1.0
+"""Seconds that an upstream may keep its stream open after the event that ends the reply."""
+
 LONGEST_MODEL = 200
 """Characters of a model's name in a log."""
 
@@ -385,20 +391,25 @@ class _Turn:
     async def _stream(self, answer: Response, reading: Reading) -> bytes | None:
         """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again. None: it only
         said that the prompt was too long, which is shorter now."""
-        events = Events()
-        async for piece in answer.pieces:
-            out = b""
-            for event in events.feed(piece):
-                seen = reading.feed(event)
-                if reading.failed is not None and not reading.spoke and await self._unsaid(reading, reading.failed):
-                    return None
-                out += seen
-            if not self._started:
-                await self._start(200, {"content-type": "text/event-stream", "cache-control": "no-cache", **answer.headers})
-            if reading.failed is not None:
-                return out
-            if out:
-                await self._send({"type": "http.response.body", "body": out, "more_body": True})
+        events, over = Events(), False
+        with anyio.move_on_after(math.inf) as patience:
+            async for piece in answer.pieces:
+                out = b""
+                for event in events.feed(piece):
+                    seen = reading.feed(event)
+                    if reading.failed is not None and not reading.spoke and await self._unsaid(reading, reading.failed):
+                        return None
+                    out += seen
+                    over = over or event.data == b"[DONE]" or event.name in LAST
+                if not self._started:
+                    kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
+                    await self._start(200, {**kind, **answer.headers})
+                if reading.failed is not None:
+                    return out
+                if out:
+                    await self._send({"type": "http.response.body", "body": out, "more_body": True})
+                if over:
+                    patience.deadline = min(patience.deadline, anyio.current_time() + LINGER)
         if events.open:
             for event in events.feed(b"\n\n"):
                 await self._send({"type": "http.response.body", "body": reading.feed(event), "more_body": True})
