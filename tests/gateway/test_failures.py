@@ -194,10 +194,7 @@ def test_an_error_at_the_beginning_of_a_stream(far: Any, form: str) -> None:
     assert len(made.asked) == 2
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_client_of_several_replies_has_its_prompt_shortened_too(gateway: Any, form: str) -> None:
-    if form != "chat":
-        pytest.skip("one reply")
+def test_a_client_of_several_replies_has_its_prompt_shortened_too(gateway: Any) -> None:
     setup = gateway(Refusal(overlong=True), ("One.", "Two."), window=100_000)
     reply, _ = setup.chat(talk(9), n=2)
     assert [choice.message.content for choice in reply.choices] == ["One.", "Two."]

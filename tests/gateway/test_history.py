@@ -210,6 +210,34 @@ def test_ids_that_are_counted_from_zero_in_every_reply(histories: Histories) -> 
     assert [message["content"] for message in prompt if message["role"] == "tool"] == ["result 0", "result 1", "result 2"]
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["known", "restarted"])
+@pytest.mark.parametrize("own", ["own{}", "own"])
+def test_a_client_gives_calls_ids_of_its_own(histories: Histories, own: str, again: bool) -> None:
+    def step(number: int, ids: str, results: str) -> list[dict[str, Any]]:
+        calls = [{"id": f"{ids}{n}", "type": "function", "function": {"name": "f", "arguments": f"{number}{n}"}} for n in "01"]
+        said = [{"role": "tool", "tool_call_id": f"{ids}{n}", "content": f"result {number}{n}"} for n in results]
+        return [{"role": "assistant", "content": None, "tool_calls": calls}, *said]
+
+    talk = [user("go")]
+    for number in range(3):
+        session = take(histories, talk)
+        histories.said(session, parse(*step(number, f"theirs{number}", "")))
+        histories.give(session)
+        talk = [*talk, *step(number, own.format(number), "10")]
+        histories = Histories(histories.hierarchy) if again else histories
+        name = take(histories, talk)
+        histories.give(name)
+        talk.append(assistant("next"))
+        histories.give(take(histories, talk))
+        talk.append(user("go on"))
+    assert name.name == session.name
+    prompt = name.process.render()
+    for number in range(3):
+        for n in "01":
+            [result] = [each for each in prompt if each.get("tool_call_id") == f"theirs{number}{n}"]
+            assert result["content"] == f"result {number}{n}"
+
+
 def test_two_requests_at_once_get_two_sessions(histories: Histories) -> None:
     one, two = take(histories, [user("hi")]), take(histories, [user("hi")])
     assert one.name != two.name

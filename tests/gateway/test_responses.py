@@ -79,6 +79,15 @@ def test_page_faults(gateway: Any, streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+def test_a_reply_with_page_faults_is_continued_by_its_id(gateway: Any, streamed: bool) -> None:
+    setup = gateway(calling(("recall", {"address": "p1"})), "River 0.", "Yes.", window=2000)
+    reply = ask(setup, [*talk(12), {"role": "user", "content": "What was first?"}], streamed=streamed, tools=[READ])
+    assert reply.output_text == "River 0."
+    assert setup.openai.responses.create(model="m", input="Sure?", previous_response_id=reply.id).output_text == "Yes."
+    assert not setup.upstream.refused
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 def test_a_local_model_answers(gateway: Any, streamed: bool) -> None:
     setup = gateway(
         model=Scripted([calling(("read", {"path": "a"}, "c1"), text="I read."), "Done."], piece=3), upstream=Upstream()

@@ -17,12 +17,12 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 
-from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreStale
+from kilburn.errors import KilburnError, OrphanResult, SpecError, StoreCorrupt, StoreStale
 from kilburn.event import Act
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.problems import Problem
-from kilburn.gateway.sessions import Memo, Session, beginning_of, chained, copy_of, following, last_reply, shared
+from kilburn.gateway.sessions import Memo, Session, beginning_of, chained, copy_of, following, last_reply, renamed, shared
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Role
@@ -152,7 +152,7 @@ class Histories:
                 fresh = form.together([message for raw in raws for message in form.read(raw)])
                 session.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
-                    session.process.append(*following(fresh, session.process))
+                    self._append(form, asked, session.process, fresh, len(raws))
                     session.extend(digests)
                 session.turn = session.process.turn
                 session.memo = Memo(session, (form.name, name, user), asked)
@@ -168,6 +168,15 @@ class Histories:
                     self._take_back(session)
                 raise
         raise AssertionError("a session is claimed or an error is raised")
+
+    def _append(self, form: Form, asked: Asked, process: Process, fresh: Sequence[Message], count: int) -> None:
+        """Append what is new of a history: its last messages, so many. A result may have the id that the client gave a call."""
+        try:
+            process.append(*following(fresh, process))
+        except OrphanResult:
+            form.split(asked)
+            before = (message for raw in asked.messages[:-count] for message in form.read(raw))
+            process.append(*following(renamed(fresh, before, process), process))
 
     def _take_back(self, session: Session) -> None:
         """Leave nothing of a session that never began. If even that fails, the next request of its root uses it."""

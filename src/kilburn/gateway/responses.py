@@ -349,7 +349,8 @@ class ResponsesReading(Reading):
     def end(self) -> bytes:
         """See `Reading`."""
         response: dict[str, Any] = self._response or {}
-        whole: dict[str, Any] = {**response, **{key: self._first[key] for key in ("id", "created_at") if key in self._first}}
+        # Its id is that of the last round: the provider has an earlier one with calls that have no results there.
+        whole: dict[str, Any] = response | {key: self._first[key] for key in self._first if key == "created_at"}
         whole |= {"output": self._output, "usage": self.usage or None}
         if not self.faults:
             return self._raw or b"".join(self._held)

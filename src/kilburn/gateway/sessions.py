@@ -15,7 +15,7 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, canonical
 
-__all__ = ["Memo", "Session", "beginning_of", "chained", "copy_of", "following", "last_reply", "shared"]
+__all__ = ["Memo", "Session", "beginning_of", "chained", "copy_of", "following", "last_reply", "renamed", "shared"]
 
 BESIDE = 8
 """System prompts and lists of tools whose cost is remembered, for each session."""
@@ -227,6 +227,27 @@ def following(messages: Sequence[Message], process: Process) -> list[Message]:
             parts.append(part)
         out.append(message if tuple(parts) == message.parts else msgspec.structs.replace(message, parts=tuple(parts)))
     return out
+
+
+def renamed(messages: Sequence[Message], before: Iterable[Message], process: Process) -> list[Message]:
+    """The messages with the ids that the process has for calls to which the client gave others.
+
+    Args:
+        before: what the client sent of the process before these, with its own ids. The calls are in the same order.
+    """
+    ours = [page.call for page in _live(process) if page.kind is Kind.CALL and not (page.call or "").startswith(HIDDEN)]
+    theirs = [part.call for message in before for part in message.parts if part.kind is Kind.CALL]
+    names = dict(reversed([*zip(reversed(theirs), reversed(ours), strict=False)]))
+    return [
+        msgspec.structs.replace(
+            message,
+            parts=tuple(
+                part if part.kind is Kind.CALL else msgspec.structs.replace(part, call=names.get(part.call, part.call))
+                for part in message.parts
+            ),
+        )
+        for message in messages
+    ]
 
 
 def _latest(call: str, known: Any) -> str:

@@ -278,7 +278,7 @@ def render(messages: Sequence[Message]) -> tuple[str | Blocks | None, list[dict[
     groups = _merge([_message_of(turn) for turn in queue[start:]])
     out = _in_order(_placed(groups))
     if queue and (not out or out[0].role == "assistant"):
-        out.insert(0, Said("user", OPENING))
+        out.insert(0, Spoken("user", OPENING))
     rendered = [{"role": said.role, **({"content": said.content} if said.content else {}), **said.more} for said in out]
     _limit_breakpoints([system, *(said.content for said in out)])
     return system, rendered
@@ -307,7 +307,7 @@ def _text(part: Part, turn: Turn) -> dict[str, Any]:
     return block
 
 
-class Said(NamedTuple):
+class Spoken(NamedTuple):
     """A message while it is rendered; `more` is what a system message has besides."""
 
     role: str
@@ -315,23 +315,23 @@ class Said(NamedTuple):
     more: Mapping[str, Any] = MappingProxyType({})
 
 
-def _message_of(turn: Turn) -> Said:
+def _message_of(turn: Turn) -> Spoken:
     """One turn, on its own."""
     if turn.result is not None:
-        return Said("user", _result_blocks(turn))
+        return Spoken("user", _result_blocks(turn))
     if turn.role is Role.SYSTEM and turn.form == "messages":
         more = {key: value for key, value in turn.extra.get("dict", {}).items() if key in SETTINGS}
         parts = [part for part in turn.parts if part.kind is Kind.OPAQUE or part.text.strip()]
         plain = turn.extra.get("shape", "text") == "text" and len(parts) == 1
-        return Said("system", parts[0].text if plain else [_write_block(part) for part in parts], more)
+        return Spoken("system", parts[0].text if plain else [_write_block(part) for part in parts], more)
     if turn.role is Role.SYSTEM:
-        return Said("user", _framed(_texts(turn)))
+        return Spoken("user", _framed(_texts(turn)))
     role = "assistant" if turn.role is Role.ASSISTANT else "user"
     blocks = [block for part in turn.parts for block in _block(part, turn, role)]
     listed = turn.form is not None and turn.extra.get("shape") == "list"
     if not listed and len(blocks) == 1 and list(blocks[0]) == ["type", "text"]:
-        return Said(role, str(blocks[0]["text"]))
-    return Said(role, blocks)
+        return Spoken(role, str(blocks[0]["text"]))
+    return Spoken(role, blocks)
 
 
 def _framed(texts: Blocks) -> Blocks:
@@ -339,14 +339,14 @@ def _framed(texts: Blocks) -> Blocks:
     return [{**block, "text": f"<system>\n{block['text']}\n</system>"} for block in texts]
 
 
-def _placed(groups: Sequence[Said]) -> list[Said]:
+def _placed(groups: Sequence[Spoken]) -> list[Spoken]:
     """System messages where the API takes them: behind the user, and before the assistant or at the end."""
     out = []
     for index, said in enumerate(groups):
         before, after = groups[index - 1 : index], groups[index + 1 : index + 2]
         stays = before and before[0].role == "user" and (not after or after[0].role == "assistant")
         if said.role == "system" and not stays:
-            said = Said("user", _framed([block for block in as_blocks(said.content) if block["type"] == "text"]))
+            said = Spoken("user", _framed([block for block in as_blocks(said.content) if block["type"] == "text"]))
         out.append(said)
     return _merge(out)
 
@@ -401,15 +401,15 @@ def _result_blocks(turn: Turn) -> Blocks:
     return [block, *moved]
 
 
-def _merge(spoken: Sequence[Said]) -> list[Said]:
+def _merge(spoken: Sequence[Spoken]) -> list[Spoken]:
     """Neighbouring messages of one role, joined; empty messages are left out."""
-    merged: list[Said] = []
+    merged: list[Spoken] = []
     for said in spoken:
         if not said.content and not said.more:
             continue
         if merged and merged[-1].role == said.role:
             joined = _join(as_blocks(merged[-1].content), as_blocks(said.content))
-            merged[-1] = Said(said.role, joined, {**merged[-1].more, **said.more})
+            merged[-1] = Spoken(said.role, joined, {**merged[-1].more, **said.more})
         else:
             merged.append(said)
     return merged
@@ -429,12 +429,12 @@ def as_blocks(content: str | Blocks) -> Blocks:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _in_order(groups: Sequence[Said]) -> list[Said]:
+def _in_order(groups: Sequence[Spoken]) -> list[Spoken]:
     """Results first, without halves of server-side calls, and without thinking at the end."""
     said = [block for one in groups if one.role == "assistant" and isinstance(one.content, list) for block in one.content]
     started = {block.get("id") for block in said if block["type"] in SERVED}
     ended = {block.get("tool_use_id") for block in said if _is_served_result(block)}
-    ordered: list[Said] = []
+    ordered: list[Spoken] = []
     for index, one in enumerate(groups):
         content = one.content
         if isinstance(content, str):
