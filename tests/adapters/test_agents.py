@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import kilburn
 
 pytest.importorskip("agents.run", reason="the OpenAI Agents SDK is not installed: pip install 'kilburn[agents]'")
 
+from agents.run import ModelInputData
 from agents.testing import ScriptedModel
 
 from agents import Agent, RunConfig, Runner, UserError, function_tool
@@ -162,3 +164,24 @@ async def test_two_runs_with_one_session(store: kilburn.Hierarchy) -> None:
     model = ScriptedModel([{"output": [text("Yes.")]}])
     await Runner.run(Agent(name="a", model=model), "Sure?", session=again, run_config=config(again))
     check_laws(process)
+
+
+def test_a_run_and_the_session_from_two_threads(store: kilburn.Hierarchy) -> None:
+    session = ProcessSession(store.process("s"))
+    given = ModelInputData(input=[{"role": "user", "content": "Hi."}], instructions=None)
+
+    def work(what: Any) -> None:
+        for _ in range(60):
+            what()
+
+    say = [{"role": "assistant", "content": "Hello."}]
+    threads = [
+        threading.Thread(target=work, args=(what,), daemon=True)
+        for what in (lambda: session._window(given), lambda: session.history.append(say), lambda: session._window(given))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "they wait for each other"
+    check_laws(session.history.process)

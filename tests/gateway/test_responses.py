@@ -78,13 +78,20 @@ def test_page_faults(gateway: Any, streamed: bool) -> None:
         assert len(store.processes()) == 1
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_reply_with_page_faults_is_continued_by_its_id(gateway: Any, streamed: bool) -> None:
+def test_a_reply_with_page_faults_is_continued_by_its_id(gateway: Any) -> None:
     setup = gateway(calling(("recall", {"address": "p1"})), "River 0.", "Yes.", window=2000)
-    reply = ask(setup, [*talk(12), {"role": "user", "content": "What was first?"}], streamed=streamed, tools=[READ])
+    reply = ask(setup, [*talk(12), {"role": "user", "content": "What was first?"}], streamed=False, tools=[READ])
     assert reply.output_text == "River 0."
     assert setup.openai.responses.create(model="m", input="Sure?", previous_response_id=reply.id).output_text == "Yes."
     assert not setup.upstream.refused
+
+
+def test_openais_own_stream_takes_a_reply_with_page_faults(gateway: Any) -> None:
+    setup = gateway(calling(("recall", {"address": "p1"})), "River 0.", window=2000)
+    asked = [*talk(12), {"role": "user", "content": "What was first?"}]
+    with setup.openai.responses.stream(model="m", input=asked, tools=[READ]) as stream:
+        assert stream.get_final_response().output_text == "River 0."
+    assert len(setup.upstream.sent) == 2
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -8,7 +8,6 @@ for again), these pages are retired: the model no longer sees them, and they sta
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
@@ -73,7 +72,6 @@ class KeptHistory:
 
     def __init__(self, process: Process, recollections: Recollections | None = None) -> None:
         self.process, self.recollections = process, recollections
-        self._lock = threading.RLock()
         self._digests: dict[int, tuple[bytes, ...]] = {}
         self._shown: set[bytes] = set()
         self._recalled: dict[str, tuple[int, ...]] = {}
@@ -90,7 +88,7 @@ class KeptHistory:
         Raises:
             WireError, PinsExceedWindow, StoreError: nothing was appended.
         """
-        with self._lock:
+        with self.process.lock:
             self._leave_room(beside)
             self.take(messages, rewinds=rewinds)
             return self.render(form)
@@ -104,7 +102,7 @@ class KeptHistory:
     def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> list[Message]:
         """Append what is new of a whole history, and return it; see `prompt`."""
         given = apart(parse(list(messages)))
-        with self._lock, self.process.lock:
+        with self.process.lock:
             self.process.refresh()
             if not self._shown and self.process.window.last:
                 self.render()
@@ -157,7 +155,7 @@ class KeptHistory:
 
     def append(self, messages: Iterable[Any]) -> None:
         """Append messages that are new, a reply for example."""
-        with self._lock, self.process.lock:
+        with self.process.lock:
             self.process.refresh()
             ids: dict[str, str] = {}
             new = [self._renamed(message, ids) for message in apart(parse(list(messages)))]

@@ -349,8 +349,10 @@ class ResponsesReading(Reading):
     def end(self) -> bytes:
         """See `Reading`."""
         response: dict[str, Any] = self._response or {}
-        # Its id is that of the last round: the provider has an earlier one with calls that have no results there.
-        whole: dict[str, Any] = response | {key: self._first[key] for key in self._first if key == "created_at"}
+        # Its id is that of the last round: the provider has an earlier one with calls that have no results there. A stream has
+        # said the first one already, and OpenAI's client takes no other at its end.
+        first = ("created_at",) if self._raw else ("id", "created_at")
+        whole: dict[str, Any] = {**response, **{key: self._first[key] for key in first if key in self._first}}
         whole |= {"output": self._output, "usage": self.usage or None}
         if not self.faults:
             return self._raw or b"".join(self._held)
