@@ -174,7 +174,7 @@ def test_a_stream_that_only_says_that_the_prompt_is_too_long_is_asked_for_again(
         )
         assert [each.type for each in events] == ["response.created", "response.completed"]
         assert [each.sequence_number for each in events] == [0, 1]
-        assert events[-1].response.id == "r2", "the one that the provider can go on from"
+        assert events[-1].response.id == events[0].response.id == "r1" if count == 2 else "r2"
         assert len(made.asked) == count
         assert len(made.asked[-1][1]) < 0.9 * len(made.asked[-2][1])
 
