@@ -182,9 +182,10 @@ class StoreVersion(StoreError):
 
 
 class ModelError(KilburnError):
-    """A language model did not give a usable reply."""
+    """A language model did not give a usable reply. `status` is the HTTP status of its provider, or None."""
 
     boundary = "model"
+    status: int | None = None
 
 
 class Refused(ModelError):

@@ -148,18 +148,20 @@ def test_our_answers_wait_for_the_clients_results(gateway: Any, streamed: bool) 
 
 def test_faults_are_bounded(gateway: Any) -> None:
     setup = gateway(window=2000, rounds=3, upstream=Upstream(otherwise=calling(("recall", {"address": "p1"}))))
-    reply, _ = setup.chat([*talk(12), {"role": "user", "content": "Loop"}])
+    reply, _ = setup.chat([*talk(12), {"role": "user", "content": "Loop"}], extra_headers={"idempotency-key": "k1"})
     assert reply.choices[0].finish_reason == "stop"
     assert len(setup.upstream.sent) == 5
+    # A provider would answer the other questions with its first answer.
+    assert [sent.headers.get("idempotency-key") for sent in setup.upstream.sent] == ["k1", None, None, None, None]
     assert "no more recalls" in setup.upstream.sent[-1].raw.decode()
 
 
 def test_headers_switch_it_off(gateway: Any) -> None:
     setup = gateway(window=2000, upstream=Upstream(otherwise="Yes."))
     messages = [*talk(12), {"role": "user", "content": "?"}]
-    setup.chat(messages, extra_headers={"x-kilburn": "off"})
+    setup.chat(messages, extra_headers={"x-kilburn": "OFF"})
     assert setup.upstream.sent[0].body["messages"] == messages
-    setup.chat(messages, extra_headers={"x-kilburn-faults": "off"})
+    setup.chat(messages, extra_headers={"x-kilburn-faults": "Off"})
     assert len(setup.upstream.sent[1].body["messages"]) < len(messages)
     assert "tools" not in setup.upstream.sent[1].body
 

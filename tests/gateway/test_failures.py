@@ -215,6 +215,15 @@ def test_statuses_and_their_words_are_told_as_they_were(gateway: Any, form: str,
         assert info.pages == 3
 
 
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503, 529])
+@pytest.mark.parametrize("form", ["chat", "messages"])
+def test_a_status_is_kept_where_the_upstream_speaks_the_other_form(gateway: Any, form: str, status: int) -> None:
+    setup = gateway(Refusal(status=status, words="Not now."), form="chat" if form == "messages" else "messages")
+    with pytest.raises((openai.APIStatusError, anthropic.APIStatusError), match="Not now") as caught:
+        ask(setup, form)
+    assert caught.value.status_code == status
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("how", ["cut", "torn", "short", "garbled", "error", "silent"])
 def test_a_stream_that_breaks_ends_with_an_error_of_the_form(gateway: Any, form: str, how: Any) -> None:

@@ -246,7 +246,7 @@ class _Endpoint:
         query = scope.get("query_string", b"").decode("latin-1")
         path = f"{path}?{query}" if query else path
         gateway = self._gateway
-        if self._form is None or headers.get("x-kilburn") == "off":
+        if self._form is None or headers.get("x-kilburn", "").lower() == "off":
             await self._pass(scope, path, body, headers, send)
             return
         if self._form.unread(body):

@@ -109,7 +109,7 @@ class Relay:
                 self.figures.begin(exchange, session)
                 room = min(key.memory, session.process.budget.window // 4)
                 known = remembered(self._histories.hierarchy, form, asked, key.user, room)
-                faults = asked.faults and headers.get("x-kilburn-faults") != "off"
+                faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
                 work = _Work(form, asked, session, key, room, known, faults=faults)
                 work.render()
                 return session, work
@@ -255,7 +255,9 @@ class _Turn:
         """One question to the upstream; returns whether there is another."""
         work, exchange = self._work, self._exchange
         exchange.rounds += 1
-        asking = self._relay.upstream.ask("POST", self._path, work.body, self._headers, work.form)
+        # A provider would answer a further question under this key with its first answer.
+        headers = self._headers if exchange.rounds == 1 else {n: v for n, v in self._headers.items() if n != "idempotency-key"}
+        asking = self._relay.upstream.ask("POST", self._path, work.body, headers, work.form)
         async with AsyncExitStack() as stack:
             try:
                 answer = await stack.enter_async_context(_waited(asking, exchange))

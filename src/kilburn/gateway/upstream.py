@@ -187,7 +187,7 @@ class Endpoint:
             raise Unavailable(f"the upstream cannot be reached: {type(error).__name__}", advice="is it running?") from error
         self._watch(response)
         try:
-            if response.status < 200:
+            if not 200 <= response.status < 600:
                 raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
             async with AsyncExitStack() as stack:
                 answer = Response(response.status, _passed_on(joined(response.headers.items())), self._pieces(response))
@@ -397,8 +397,10 @@ def status_of(error: KilburnError) -> tuple[int, str | None]:
             return 400, "context_length_exceeded"
         case RateLimited():
             return 429, "rate_limit_exceeded"
-        case Refused():
-            return 400, None
+        case Refused(status=status):
+            return status or 400, None
+        case Unavailable(status=int(status)):
+            return status, "upstream_error"
         case Unavailable():
             return (504, "timeout") if "silent" in error.what or "within" in error.what else (502, "upstream_error")
         case ModelError():

@@ -59,6 +59,12 @@ def error_of(who: str, status: int | None, body: object, words: str, headers: Ma
         words: the response as text.
         headers: of the response, for `retry-after`.
     """
+    made = _made(who, status, body, words, headers or {})
+    made.status = status
+    return made
+
+
+def _made(who: str, status: int | None, body: object, words: str, headers: Mapping[str, str]) -> ModelError:
     error = _envelope(body)
     code, kind = str(error.get("code") or ""), str(error.get("type") or "")
     if status is None and code.isdigit():
@@ -71,8 +77,7 @@ def error_of(who: str, status: int | None, body: object, words: str, headers: Ma
     if names & _QUOTA:
         return Refused(what, advice="check the account's balance")
     if status == 429 or names & {"rate_limit_error", "rate_limit_exceeded"}:
-        given = headers or {}
-        wait = seconds_to_wait(given.get("retry-after"), given.get("retry-after-ms"), time.time())
+        wait = seconds_to_wait(headers.get("retry-after"), headers.get("retry-after-ms"), time.time())
         return RateLimited(what, advice="wait, or ask less often", retry_after=wait)
     if status is None:
         return Refused(what, advice=_ADVICE[400]) if names & _REFUSALS and not names & _BUSY else Unavailable(what)
