@@ -189,8 +189,11 @@ def _reads(files: dict[str, str], count: int, chance: random.Random) -> list[Loo
 
 def _rename(name: str, sources: dict[str, str], chance: random.Random) -> Task | None:
     files = _chosen(sources, chance)
-    words = {word for text in files.values() for word in re.findall(r"\b[a-z]+_[a-z_]+\b", text)}
-    places = {word: _places(files, rf"\b{word}\b") for word in sorted(words)}
+    places: dict[str, list[tuple[str, int]]] = {}
+    for path, text in files.items():
+        for number, said in enumerate(text.split("\n"), start=1):
+            for word in dict.fromkeys(re.findall(r"\b[a-z]+_[a-z_]+\b", said)):
+                places.setdefault(word, []).append((path, number))
     fitting = sorted(word for word, found in places.items() if 5 <= len(found) <= 9 and len({path for path, _ in found}) > 1)
     if not fitting:
         return None
@@ -327,15 +330,6 @@ _MAKERS: dict[str, Callable[[str, dict[str, str], random.Random], Task | None]] 
 _CONSTANT = re.compile(r"^([A-Z][A-Z0-9_]{3,}) = ([1-9]\d{0,8})$")
 _DEFINES = r"^\s*def \w+\(.*,.*\):$"
 _WORDS = ["UPLOAD", "LOGIN", "MIRROR", "PRINTER", "BACKUP", "CACHE", "REPORT", "QUEUE", "GATEWAY", "SENSOR", "ARCHIVE", "RELAY"]
-
-
-def _places(files: dict[str, str], pattern: str) -> list[tuple[str, int]]:
-    return [
-        (path, number)
-        for path, text in files.items()
-        for number, line in enumerate(text.split("\n"), start=1)
-        if re.search(pattern, line)
-    ]
 
 
 def _definitions(text: str) -> list[tuple[int, str]]:
