@@ -1,11 +1,13 @@
 """`eval recall`: rankings before answers, scores from the file, and what must not leak."""
 
+import json
 import random
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from cli.terminal import kilburn as command
 from kilburn.errors import SpecError
 from kilburn.evals.corpora import CorpusQuery, answers_of, corpora, renamed, seconds, synthetic
 from kilburn.evals.recall import FLOOR, RankedTurn, RecallLine, rank, written
@@ -74,3 +76,16 @@ def test_times_of_files() -> None:
     assert seconds("2024-03-15T00:00:00+00:00") == 1710460800.0
     assert seconds("soon") is None
     assert seconds(None) is None
+
+
+def test_the_verb_writes_rankings_and_says_when_it_searches_by_words_alone(tmp_path: Path) -> None:
+    """No model is on this machine, and none can be fetched."""
+    for name, more in (("words", ["--embedder", "none"]), ("auto", [])):
+        out = tmp_path / f"{name}.jsonl"
+        said = command("eval", "recall", "--out", str(out), *more, "--json")
+        assert said.status == 0, said.err
+        assert ("searched by words alone" in said.err) is (name == "auto")
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        assert rows
+        assert all({"name", "query", "ranked", "ms"} <= row.keys() and "gold" not in row for row in rows)
+    assert command("eval", "recall", "--out", str(tmp_path / "x"), "--embedder", "nobody").status == 2
