@@ -133,14 +133,9 @@ def test_pydantic_ai_keeps_files_and_the_names_of_tools(store: kilburn.Hierarchy
     assert process.counter.count(drawn.model_response_str()) < WINDOW
 
 
-def test_langgraph(store: kilburn.Hierarchy) -> None:
-    pytest.importorskip("langchain", reason="LangChain is not installed: pip install 'kilburn[langgraph]'")
-    from langchain.agents import create_agent
+def scripted(responses: list[Any]) -> tuple[Any, list[list[Any]]]:
+    """A chat model of LangChain that replies by a script, and the messages of each prompt that it got."""
     from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
-    from langchain_core.messages import AIMessage
-    from langgraph.checkpoint.memory import InMemorySaver
-
-    from kilburn.adapters.langgraph import WindowMiddleware
 
     seen: list[list[Any]] = []
 
@@ -152,6 +147,17 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
             seen.append(messages)
             return super()._generate(messages, *rest, **options)
 
+    return Model(responses=responses), seen
+
+
+def test_langgraph(store: kilburn.Hierarchy) -> None:
+    pytest.importorskip("langchain", reason="LangChain is not installed: pip install 'kilburn[langgraph]'")
+    from langchain.agents import create_agent
+    from langchain_core.messages import AIMessage
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    from kilburn.adapters.langgraph import WindowMiddleware
+
     def read(path: str) -> str:
         """Read a file."""
         return f"{path}: {WORDS}"
@@ -161,7 +167,9 @@ def test_langgraph(store: kilburn.Hierarchy) -> None:
         return AIMessage(content="", tool_calls=made)
 
     search = AIMessage(content="", tool_calls=[{"name": "search_memory", "args": {"query": "a1"}, "id": "s1"}])
-    model = Model(responses=[*(calls(n) for n in range(8)), search, AIMessage(content="Done."), AIMessage(content="Yes.")])
+    model, seen = scripted(
+        responses=[*(calls(n) for n in range(8)), search, AIMessage(content="Done."), AIMessage(content="Yes.")]
+    )
     agent = create_agent(
         model, [read], system_prompt="Be brief.", middleware=[WindowMiddleware(store)], checkpointer=InMemorySaver()
     )
@@ -271,28 +279,17 @@ async def test_a_tool_that_raises_between_call_and_result(store: kilburn.Hierarc
 def test_langgraph_goes_on_after_a_tool_that_raises(store: kilburn.Hierarchy) -> None:
     pytest.importorskip("langchain", reason="LangChain is not installed: pip install 'kilburn[langgraph]'")
     from langchain.agents import create_agent
-    from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
     from langchain_core.messages import AIMessage, ToolMessage
     from langgraph.checkpoint.memory import InMemorySaver
 
     from kilburn.adapters.langgraph import WindowMiddleware
-
-    seen: list[Any] = []
-
-    class Model(FakeMessagesListChatModel):
-        def bind_tools(self, tools: Any, **options: Any) -> Any:
-            return self
-
-        def _generate(self, messages: Any, *rest: Any, **options: Any) -> Any:
-            seen.append(messages)
-            return super()._generate(messages, *rest, **options)
 
     def read(path: str) -> str:
         """Read a file."""
         raise RuntimeError("the disk is gone")
 
     call = AIMessage(content="", tool_calls=[{"name": "read", "args": {"path": "a"}, "id": "c1"}])
-    model = Model(responses=[call, AIMessage(content="As you like.")])
+    model, seen = scripted(responses=[call, AIMessage(content="As you like.")])
     agent = create_agent(model, [read], middleware=[WindowMiddleware(store)], checkpointer=InMemorySaver())
     thread: Any = {"configurable": {"thread_id": "ana"}}
     with pytest.raises(RuntimeError, match="disk"):

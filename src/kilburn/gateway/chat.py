@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.errors import InvalidMessage, Refused
-from kilburn.gateway.events import Event, written
+from kilburn.gateway.events import ServerEvent, written
 from kilburn.gateway.form import Asked, Form, Reading, listed, options, summed, unreadable, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
@@ -174,7 +174,7 @@ class ChatReading(Reading):
         self._last: dict[str, Any] | None = None
         self.spoke = self._told = False
 
-    def feed(self, event: Event) -> bytes:
+    def feed(self, event: ServerEvent) -> bytes:
         if not event.data:
             return event.raw if not self.faults or not self.rounds else b""
         if event.data == b"[DONE]":

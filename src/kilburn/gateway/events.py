@@ -8,13 +8,13 @@ import msgspec
 
 from kilburn.errors import Unavailable
 
-__all__ = ["Event", "Events", "written"]
+__all__ = ["Events", "ServerEvent", "written"]
 
 LONGEST = 64 << 20
 """Bytes of one event."""
 
 
-class Event(NamedTuple):
+class ServerEvent(NamedTuple):
     """One event: its bytes with the blank line behind it, its name ("" for none), and its data."""
 
     raw: bytes
@@ -34,7 +34,7 @@ class Events:
         """Whether a part of an event waits for the rest of it."""
         return bool(self._left.strip())
 
-    def feed(self, piece: bytes) -> list[Event]:
+    def feed(self, piece: bytes) -> list[ServerEvent]:
         """The events that a piece completes. Each byte is looked at once, however long an event is.
 
         Raises:
@@ -56,14 +56,14 @@ class Events:
         return [_event_of(raw) for raw in whole if raw]
 
 
-def _event_of(raw: bytes) -> Event:
+def _event_of(raw: bytes) -> ServerEvent:
     name, data = "", []
     for line in raw.split(b"\n"):
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
         elif line.startswith(b"event:"):
             name = line[6:].strip().decode("utf-8", "replace")
-    return Event(raw + b"\n\n", name, b"\n".join(data))
+    return ServerEvent(raw + b"\n\n", name, b"\n".join(data))
 
 
 def written(value: Any, name: str = "") -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.errors import InvalidMessage, Unavailable
-from kilburn.gateway.events import Event, written
+from kilburn.gateway.events import ServerEvent, written
 from kilburn.kernel.memory_tools import OURS
 from kilburn.message import Kind, Message, Part
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
@@ -182,7 +182,7 @@ class Reading(ABC):
         """An error that came inside the stream."""
 
     @abstractmethod
-    def feed(self, event: Event) -> bytes:
+    def feed(self, event: ServerEvent) -> bytes:
         """What the client sees of one event, now.
 
         Raises:

@@ -63,7 +63,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     revoked: float = 0.0
 
 
-class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A keys file. A field that this version does not know may be a restriction, so a file with one is refused."""
 
     version: int = 1
@@ -91,7 +91,7 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     try:
         if len(data) > LARGEST:
             raise ValueError(f"over {LARGEST:,} bytes")
-        found = msgspec.json.decode(data, type=File)
+        found = msgspec.json.decode(data, type=KeyFile)
         if found.version != 1:
             raise ValueError(f"version {found.version}")
         if len({key.name for key in found.keys}) < len(found.keys):
@@ -168,7 +168,7 @@ def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[
         keys = [] if create and not os.path.lexists(path) else read_keys(path)
         yield keys
         with write_file(Path(path).resolve(), force=True) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(File(keys=keys))) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(KeyFile(keys=keys))) + b"\n")
     finally:
         os.close(folder)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from kilburn.gateway.events import Event, written
+from kilburn.gateway.events import ServerEvent, written
 from kilburn.gateway.form import Asked, Form, Reading, options, summed, unreadable, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
@@ -214,7 +214,7 @@ class MessagesReading(Reading):
         self._slots: dict[int, int | None] = {}
         self._last: dict[str, Any] = {}
 
-    def feed(self, event: Event) -> bytes:
+    def feed(self, event: ServerEvent) -> bytes:
         if not event.data:
             return event.raw
         try:

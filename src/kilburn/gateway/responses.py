@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Unavailable, WireError
 from kilburn.gateway.chat import Chat
-from kilburn.gateway.events import Event, written
+from kilburn.gateway.events import ServerEvent, written
 from kilburn.gateway.form import Asked, Reading, listed, options, summed, unreadable, usage_of
 from kilburn.kernel.memory_tools import OURS
 from kilburn.kernel.render import render
@@ -259,7 +259,7 @@ class ResponsesReading(Reading):
         self._slots: dict[int, int | None] = {}
         self._response: dict[str, Any] | None = None
 
-    def feed(self, event: Event) -> bytes:
+    def feed(self, event: ServerEvent) -> bytes:
         """See `Reading`."""
         if not event.data or event.data == b"[DONE]":
             return event.raw
