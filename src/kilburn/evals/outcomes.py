@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import msgspec
 
-from kilburn.evals.baselines import CHARACTERS
+from kilburn.evals.baselines import CHARACTERS, Contender
+from kilburn.evals.candidate import KilburnCandidate
+from kilburn.evals.structure import Passages
 
-__all__ = ["COUNTS", "Cell", "ReferenceOutcome", "join_cells"]
+__all__ = ["COUNTS", "Cell", "Counted", "ReferenceOutcome", "join_cells"]
 
 
 class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,8 @@ class Cell:
         calls: prompts. overflow: those longer than the window.
         shipped: tokens of all prompts. cached: those in the prefix shared with the previous prompt.
         refilled: tokens re-prefilled only because of an edit.
+        told: characters of outputs in the prompts that could not hold all of the run. whole: those in whole passages
+            (see `kilburn.evals.structure`).
         acts: times that the policy itself moved something. asks: questions that it asked a model. unanswered: those
             without a usable answer.
         refused: plans of the policy that broke a law.
@@ -54,6 +58,8 @@ class Cell:
     shipped: int = 0
     cached: int = 0
     refilled: int = 0
+    told: int = 0
+    whole: int = 0
     acts: int = 0
     asks: int = 0
     unanswered: int = 0
@@ -78,7 +84,61 @@ class Cell:
         self.refilled += max(0, len(shown) - same - _count_new(fresh, shown[same:])) // CHARACTERS
 
 
-COUNTS = ("calls", "overflow", "shipped", "cached", "refilled", "acts", "asks", "unanswered", "refused", "fallbacks", "seconds")
+class Counted:
+    """A contender whose prompts are counted in a cell."""
+
+    def __init__(self, contender: Contender, cell: Cell) -> None:
+        self._contender, self._cell = contender, cell
+        self._passages = Passages()
+        self._before = ""
+        self._fresh: list[str] = []
+        self._length = 0
+
+    def thought(self, text: str) -> None:
+        """The agent thinks."""
+        self._contender.thought(text)
+        self._tell(text)
+
+    def action(self, text: str) -> None:
+        """The agent acts."""
+        self._contender.action(text)
+        self._tell(text)
+
+    def reply(self, thought: str, action: str) -> None:
+        """The agent thinks and acts in one message."""
+        self._contender.reply(thought, action)
+        self._tell(thought, action)
+
+    def user(self, text: str) -> None:
+        """The user says something."""
+        self._contender.user(text)
+        self._tell(text)
+        self._passages.add(text)
+
+    def observation(self, text: str) -> None:
+        """The world answers."""
+        self._contender.observation(text)
+        self._tell(text)
+        self._passages.add(text)
+
+    def prompt_text(self) -> str:
+        """The window's text, which is counted."""
+        shown = self._contender.prompt_text()
+        seams = self._contender.seams if isinstance(self._contender, KilburnCandidate) else 0
+        self._cell.ship(self._before, shown, self._fresh, seams)
+        if self._length > self._cell.window * CHARACTERS:
+            whole, told = self._passages.count(shown)
+            self._cell.whole += whole
+            self._cell.told += told
+        self._before, self._fresh = shown, []
+        return shown
+
+    def _tell(self, *texts: str) -> None:
+        self._fresh += texts
+        self._length += sum(map(len, texts))
+
+
+COUNTS = tuple(each.name for each in fields(Cell) if each.name not in ("policy", "window", "spec", "model", "outcomes"))
 """The fields of a cell that add up."""
 
 

@@ -23,7 +23,7 @@ from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES, Contender
 from kilburn.evals.candidate import KilburnCandidate, model_of, policy_for
 from kilburn.evals.cost import Rates, rates_of
-from kilburn.evals.outcomes import Cell, ReferenceOutcome, join_cells
+from kilburn.evals.outcomes import Cell, Counted, ReferenceOutcome, join_cells
 from kilburn.evals.paging_report import PagingReport
 from kilburn.evals.references import KINDS, Reference
 from kilburn.evals.roster import Entrant, entries
@@ -180,28 +180,23 @@ def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(No
 
 def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, cell: Cell, *, reply: bool) -> None:
     store = candidate if isinstance(candidate, KilburnCandidate) else None
-    before = ""
-    fresh: list[str] = []
+    counted = Counted(candidate, cell)
     found: list[tuple[Reference, ReferenceOutcome]] = []
     for index, step in enumerate(run.steps):
         if step.user:
-            candidate.user(step.observation)
-            fresh.append(step.observation)
+            counted.user(step.observation)
             continue
         if not reply:
-            candidate.thought(step.thought)
-            fresh.append(step.thought)
-        shown = candidate.prompt_text()
-        cell.ship(before, shown, fresh, store.seams if store is not None else 0)
+            counted.thought(step.thought)
+        shown = counted.prompt_text()
         due = [reference for reference in wanted if reference.step == index]
         if due:
             found += zip(due, _outcomes(run, due, shown, store, cell), strict=True)
-        before, fresh = shown, [*([step.thought] if reply else []), step.action, step.observation]
         if reply:
-            candidate.reply(step.thought, step.action)
+            counted.reply(step.thought, step.action)
         else:
-            candidate.action(step.action)
-        candidate.observation(step.observation)
+            counted.action(step.action)
+        counted.observation(step.observation)
     if store is None:
         cell.outcomes += [outcome for _, outcome in found]
         return

@@ -60,7 +60,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
 
     def _survival_table(self) -> str:
         regret = any(row.regret is not None for row in self.rows)
-        heads = ["window", "policy", "survival", "95%", "to tail", "95%", "lines", "copies", "search", "fault", "over"]
+        heads = ["window", "policy", "survival", "95%", "to tail", "95%", "copies", "whole", "search", "fault", "over"]
         body = [
             [
                 str(row.window),
@@ -69,8 +69,8 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
                 f"{row.low:.3f}-{row.high:.3f}",
                 f"{row.gain:+.3f}",
                 f"{row.gain_low:+.3f} {row.gain_high:+.3f}",
-                f"{row.line:.3f}",
                 "" if row.copied is None else f"{row.copied:.3f}",
+                "" if row.passages is None else f"{row.passages:.3f}",
                 "" if row.searched is None else f"{row.searched:.3f}",
                 "" if row.reachable is None else f"{row.reachable:.3f}",
                 str(row.overflow),

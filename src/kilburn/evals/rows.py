@@ -25,11 +25,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         policy: its label; `spec` is what it was made from, `model` who answered its questions.
         gain: survival minus that of the tail on the same references; `gain_low` and `gain_high` bound it.
         line: share present in a whole line of an older output.
+        passages: `whole` over `told`; None where everything fits.
         copied: share of the copied lines and values that the prompt showed, with its interval; None where there are none.
         searched, reachable: after one search; after one search or one recall. None if there is no store.
         overflow: prompts that were longer than the window.
         shipped: tokens of all prompts. cached: those that continue the prompt before, from its beginning.
         refilled: tokens that had to be read again only because the prompt had changed before them.
+        told: characters of outputs in prompts that could not hold all of the run. whole: those in whole passages.
         costs: by price table, of 1,000 prompts.
         regret: survival of the offline optimum minus this one; cost_regret: by price table, this cost over
             the optimum's, less 1. Both only where the optimum was measured.
@@ -51,6 +53,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gain_low: float
     gain_high: float
     line: float
+    passages: float | None
     copied: float | None
     copied_low: float | None
     copied_high: float | None
@@ -61,6 +64,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     shipped: int
     cached: int
     refilled: int
+    told: int
+    whole: int
     costs: dict[str, float]
     regret: float | None
     cost_regret: dict[str, float]
@@ -128,6 +133,7 @@ def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> 
         gain_low=gain_low,
         gain_high=gain_high,
         line=mean([o.line for o in outcomes]),
+        passages=cell.whole / cell.told if cell.told else None,
         copied=mean([o.shown for o in copies]) if copies else None,
         copied_low=copied_low,
         copied_high=copied_high,
