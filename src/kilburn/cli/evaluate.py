@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES
-from kilburn.evals.cost import rates_of
+from kilburn.evals.cost import Rates, rates_of
 from kilburn.evals.paging import evaluate
 from kilburn.evals.pareto import REFILLED, draw
 from kilburn.evals.picture import check_picture
@@ -22,7 +23,7 @@ from kilburn.evals.sample import sample_of
 from kilburn.evals.saved import SavedCells
 from kilburn.terminal import say, show
 
-__all__ = ["PriceTables", "evals", "paging", "shown"]
+__all__ = ["Axis", "Plot", "PriceTables", "check_plot", "evals", "paging", "shown"]
 
 WINDOWS = [1000, 2000, 4000, 8000]
 """What `--all` measures at."""
@@ -31,6 +32,9 @@ PriceTables = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="hosted, automatic or local; may be given again. hosted and local by default."),
 ]
+
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw worth against cost; .svg, .png or .pdf.")]
+Axis = Annotated[str, typer.Option(metavar="NAME", help="The cost that is drawn: refilled, or a price table.")]
 
 evals = typer.Typer(help="Measure policies on recorded runs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(evals, name="eval")
@@ -47,6 +51,18 @@ def shown(report: EvalReport, json: bool, plot: Path | None, picture: Callable[.
     if plot is not None:
         picture(plot, report, force=force)
         say(f"written: {plot}")
+
+
+def check_plot(plot: Path | None, axis: str, rates: Rates, *, force: bool) -> None:
+    """Check before a measurement that its picture can be drawn.
+
+    Raises:
+        SpecError, MissingExtra: see `kilburn.evals.picture.check_picture`. SpecError: no such axis.
+    """
+    if plot is not None:
+        check_picture(plot, force=force)
+        if axis != REFILLED and axis not in rates.tables:
+            raise SpecError(f"no cost {axis!r} to draw", advice=f"give {REFILLED}, or one of --prices")
 
 
 @evals.command()
@@ -91,8 +107,8 @@ def paging(
         Path | None, typer.Option(metavar="FILE", help="Write each policy and window there when done, with all outcomes.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the file of --out.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw survival against cost; .svg, .png or .pdf.")] = None,
-    axis: Annotated[str, typer.Option(metavar="NAME", help="The cost that is drawn: refilled, or a price table.")] = REFILLED,
+    plot: Plot = None,
+    axis: Axis = REFILLED,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -104,10 +120,7 @@ def paging(
         kilburn eval paging --data runs.jsonl.gz --all --workers 2 --out cells.jsonl --plot pareto.svg
     """
     rates = rates_of(prices, pause)
-    if plot is not None:
-        check_picture(plot, force=force)
-        if axis != REFILLED and axis not in rates.tables:
-            raise SpecError(f"no cost {axis!r} to draw", advice=f"give {REFILLED}, or one of --prices")
+    check_plot(plot, axis, rates, force=force)
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, reply=reply, session=session, seed=seed)
@@ -125,7 +138,4 @@ def paging(
         )
     if out is not None:
         say(f"written: {out}")
-    show(report, json)
-    if plot is not None:
-        draw(plot, report.rows, axis, force=force)
-        say(f"written: {plot}")
+    shown(report, json, plot, partial(draw, worth="survival", axis=axis), force=force)

@@ -87,9 +87,11 @@ class ActingRow(CostRow, frozen=True, kw_only=True):
 
 
 class ActingReport(EvalReport, frozen=True, kw_only=True):
-    """All rows. `search` says whether the agent might search its memory, `rates` how prompts were priced."""
+    """All rows. `search` says whether the agent might search its memory, `rates` how prompts were priced, `sources` from what
+    folder of C headers the tasks are (None: from Python's library)."""
 
     seed: int
+    sources: str | None
     search: bool
     rates: Rates
     rows: list[ActingRow]
@@ -115,9 +117,10 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
             }
             for row in self.rows
         ]
+        where = f"C headers of {self.sources}" if self.sources else "Python's library"
         those = "may search its memory" if self.search else "has no search"
         parts = [
-            f"{self.rows[0].tasks} tasks from seed {self.seed}; the agent {those}; one token is {CHARACTERS} characters",
+            f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; the agent {those}; one token is {CHARACTERS} characters",
             f"to best: share solved less that of the best baseline ({best_words(self.rows)})",
             table_of(body),
             f"{units_of(self.rates)}; prompts over the window",
@@ -133,6 +136,7 @@ def evaluate(
     policies: Sequence[str] = EVERYBODY,
     search: bool = False,
     patience: int = 2,
+    sources: Path | None = None,
     rates: Rates | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -145,16 +149,17 @@ def evaluate(
         policies: names of baselines, or specs of policies.
         patience: what the agent does again in one task; it gives up when more is needed.
         search: whether the agent may search its memory before it does something again. Baselines have none.
+        sources: a folder of C headers that the tasks are made from; None for this Python's library.
         rates: how prompts are priced; by default by "hosted" and "local".
         seed: of the tasks and the intervals.
         progress: called with the tasks done and their total.
 
     Raises:
-        SpecError: no tasks, a window below 1, no such policy, or a Python without sources.
+        SpecError: no tasks, a window below 1, no such policy, or too few sources.
     """
     if count < 1 or not windows or min(windows) < 1:
         raise SpecError(f"tasks={count}, windows={list(windows)}", advice="give one or more of each")
-    made = list(tasks(count, seed))
+    made = list(tasks(count, seed, sources))
     jobs = [(window, entry) for window in dict.fromkeys(windows) for entry in entries(list(policies), "", window)]
     done: list[tuple[Cell, list[TaskOutcome]]] = []
     for window, entry in jobs:
@@ -169,7 +174,14 @@ def evaluate(
                 progress((len(done) - 1) * count + len(outcomes), len(jobs) * count)
     rates = rates or rates_of()
     found = [outcome for _, outcomes in done for outcome in outcomes]
-    return ActingReport(seed=seed, search=search, rates=rates, rows=_rows(done, rates, seed), outcomes=found)
+    return ActingReport(
+        seed=seed,
+        sources=str(sources) if sources is not None else None,
+        search=search,
+        rates=rates,
+        rows=_rows(done, rates, seed),
+        outcomes=found,
+    )
 
 
 class _Agent:
