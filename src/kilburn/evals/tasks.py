@@ -26,7 +26,7 @@ import msgspec
 from kilburn.demo.library import Library, lines_of
 from kilburn.errors import SpecError
 
-__all__ = ["KINDS", "Command", "Edit", "Look", "Say", "Task", "Workshop", "tasks"]
+__all__ = ["KINDS", "Command", "Edit", "Look", "Say", "Task", "Workshop", "sources", "tasks"]
 
 KINDS = ("rename", "values", "calls", "failures")
 
@@ -157,22 +157,28 @@ def tasks(count: int, seed: int) -> Iterator[Task]:
     Raises:
         SpecError: this Python has no sources.
     """
-    sources = _sources()
-    if len(sources) < FILES:
-        raise SpecError("this Python's library has no sources", advice="measure with a Python that has them")
+    known = sources()
     for number in range(count):
         kind = KINDS[number % len(KINDS)]
         chance = random.Random(f"{seed}/{number}")
-        while (made := _MAKERS[kind](f"{kind}-{seed}-{number}", sources, chance)) is None:
+        while (made := _MAKERS[kind](f"{kind}-{seed}-{number}", known, chance)) is None:
             pass
         yield made
 
 
-def _sources() -> dict[str, str]:
+def sources() -> dict[str, str]:
+    """The files of this Python's library that are long enough to read in parts: path and text.
+
+    Raises:
+        SpecError: it has none.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted([*root.glob("*.py"), *(path for package in PACKAGES for path in (root / package).rglob("*.py"))])
     texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in files if "test" not in path.parts}
-    return {path: text for path, text in texts.items() if text.count("\n") > 2 * LINES}
+    found = {path: text for path, text in texts.items() if text.count("\n") > 2 * LINES}
+    if len(found) < FILES:
+        raise SpecError("this Python's library has no sources", advice="measure with a Python that has them")
+    return found
 
 
 def _chosen(sources: dict[str, str], chance: random.Random) -> dict[str, str]:
