@@ -11,6 +11,7 @@ import typer
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
+from kilburn.evals.baselines import BASELINES
 from kilburn.evals.cost import rates_of
 from kilburn.evals.paging import evaluate
 from kilburn.evals.pareto import REFILLED, draw
@@ -21,10 +22,15 @@ from kilburn.evals.sample import sample_of
 from kilburn.evals.saved import SavedCells
 from kilburn.terminal import say, show
 
-__all__ = ["evals", "paging", "shown"]
+__all__ = ["PriceTables", "evals", "paging", "shown"]
 
 WINDOWS = [1000, 2000, 4000, 8000]
 """What `--all` measures at."""
+
+PriceTables = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="hosted, automatic or local; may be given again. hosted and local by default."),
+]
 
 evals = typer.Typer(help="Measure policies on recorded runs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(evals, name="eval")
@@ -54,7 +60,7 @@ def paging(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A policy, a baseline or belady; may be given again. hybrid by default."),
+        typer.Option(metavar="SPEC", help="A policy, a baseline or belady; may be given again. Baselines and hybrid by default."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All baselines and policies, and the offline optimum.")] = False,
     sample: Annotated[int | None, typer.Option(min=1, help="Only the first so many runs.")] = None,
@@ -75,10 +81,7 @@ def paging(
     model: Annotated[
         str, typer.Option(metavar="SPEC", help="Score policies that can ask a model once more, with this one.")
     ] = "",
-    prices: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="hosted, automatic or local; may be given again. hosted and local by default."),
-    ] = None,
+    prices: PriceTables = None,
     pause: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Between two prompts; longer than a cache lives, nothing is cached.")
     ] = None,
@@ -100,7 +103,7 @@ def paging(
         kilburn eval paging --data runs.jsonl.gz --window 2000 --policy hybrid --policy lru
         kilburn eval paging --data runs.jsonl.gz --all --workers 2 --out cells.jsonl --plot pareto.svg
     """
-    rates = rates_of(prices or ("hosted", "local"), pause)
+    rates = rates_of(prices, pause)
     if plot is not None:
         check_picture(plot, force=force)
         if axis != REFILLED and axis not in rates.tables:
@@ -113,7 +116,7 @@ def paging(
         report = evaluate(
             runs,
             window or (WINDOWS if everything else [2000]),
-            [*(everybody() if everything else []), *(policy or ([] if everything else ["hybrid"]))],
+            [*(everybody() if everything else []), *(policy or ([] if everything else [*BASELINES, "hybrid"]))],
             model=model,
             rates=rates,
             workers=workers,

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import PriceTables, evals
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Json
 from kilburn.evals.acting import EVERYBODY, evaluate
+from kilburn.evals.cost import rates_of
 from kilburn.terminal import show
 
 __all__ = ["tasks"]
@@ -29,6 +30,7 @@ def tasks(
         bool, typer.Option("--search", help="The agent may search its memory, which the baselines do not have.")
     ] = False,
     patience: Annotated[int, typer.Option(min=0, help="What the agent does again in one task before it gives up.")] = 2,
+    prices: PriceTables = None,
     seed: Annotated[int, typer.Option(help="Of the tasks and of the intervals.")] = 0,
     json: Json = False,
 ) -> None:
@@ -47,6 +49,7 @@ def tasks(
             policies=policy or EVERYBODY,
             search=search,
             patience=patience,
+            rates=rates_of(prices),
             seed=seed,
             progress=done,
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import kilburn
-from kilburn.effect import Outcome
+from kilburn.effect import Answer, Ask, Effect, Outcome
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.future import future_of
 from kilburn.evals.references import KINDS, Reference
@@ -21,14 +22,15 @@ from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Message
+from kilburn.move import Move
 from kilburn.policies.belady import Belady
-from kilburn.policy import Policy
+from kilburn.policy import Policy, View
 
 __all__ = ["KilburnCandidate", "append_and_wait", "model_of", "policy_for"]
 
 
 class KilburnCandidate:
-    """A process of Kilburn in a store of its own, in memory; close it at the end.
+    """A process of Kilburn in a store of its own, in memory; close it at the end. `plans` has the milliseconds of plans.
 
     Args:
         window: tokens of four characters.
@@ -39,8 +41,10 @@ class KilburnCandidate:
     """
 
     def __init__(self, window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> None:
+        timed = _Timed(resolve("policies", policy))
+        self.plans = timed.plans
         self._store = kilburn.open(
-            ":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
+            ":memory:", window=window, policy=timed, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
         )
         self._process = self._store.process("run")
         self._outputs: list[str] = []
@@ -120,6 +124,37 @@ class KilburnCandidate:
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+
+class _Timed:
+    """A policy whose plans are timed, if they move something: milliseconds of the processor, those of its searches included
+    and those of a model left out."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.max_depth = getattr(policy, "max_depth", 1)
+        self.plans: list[float] = []
+
+    def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
+        """The moves of the policy."""
+        started, asked = time.thread_time(), 0.0
+        plan = self.policy.plan(view)
+        moves: Sequence[Move] = ()
+        if isinstance(plan, Generator):
+            try:
+                effect = next(plan)
+                while True:
+                    before = time.thread_time()
+                    answer = yield effect
+                    asked += (time.thread_time() - before) * isinstance(effect, Ask)
+                    effect = plan.send(answer)
+            except StopIteration as stop:
+                moves = stop.value
+        else:
+            moves = plan
+        if moves:
+            self.plans.append((time.thread_time() - started - asked) * 1000)
+        return moves
 
 
 def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:

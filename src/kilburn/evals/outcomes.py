@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from operator import add
 
 import msgspec
 
@@ -11,7 +14,7 @@ from kilburn.evals.baselines import CHARACTERS, Contender
 from kilburn.evals.candidate import KilburnCandidate
 from kilburn.evals.structure import Passages
 
-__all__ = ["COUNTS", "Cell", "Counted", "ReferenceOutcome", "join_cells"]
+__all__ = ["Cell", "Counted", "ReferenceOutcome", "join_cells"]
 
 
 class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +44,8 @@ class Cell:
         refilled: tokens re-prefilled only because of an edit.
         told: characters of outputs in the prompts that could not hold all of the run. whole: those in whole passages
             (see `kilburn.evals.structure`).
+        plans: milliseconds of the processor for each plan that moved something; of a baseline, for each prompt that could
+            not hold all of the run.
         acts: times that the policy itself moved something. asks: questions that it asked a model. unanswered: those
             without a usable answer.
         refused: plans of the policy that broke a law.
@@ -53,6 +58,7 @@ class Cell:
     spec: str = ""
     model: str = ""
     outcomes: list[ReferenceOutcome] = field(default_factory=list)
+    plans: list[float] = field(default_factory=list)
     calls: int = 0
     overflow: int = 0
     shipped: int = 0
@@ -123,10 +129,18 @@ class Counted:
 
     def prompt_text(self) -> str:
         """The window's text, which is counted."""
+        full = self._length > self._cell.window * CHARACTERS
+        started = time.thread_time()
         shown = self._contender.prompt_text()
-        seams = self._contender.seams if isinstance(self._contender, KilburnCandidate) else 0
+        seams = 0
+        if isinstance(self._contender, KilburnCandidate):
+            seams = self._contender.seams
+            self._cell.plans += self._contender.plans
+            self._contender.plans.clear()
+        elif full:
+            self._cell.plans.append((time.thread_time() - started) * 1000)
         self._cell.ship(self._before, shown, self._fresh, seams)
-        if self._length > self._cell.window * CHARACTERS:
+        if full:
             whole, told = self._passages.count(shown)
             self._cell.whole += whole
             self._cell.told += told
@@ -138,16 +152,10 @@ class Counted:
         self._length += sum(map(len, texts))
 
 
-COUNTS = tuple(each.name for each in fields(Cell) if each.name not in ("policy", "window", "spec", "model", "outcomes"))
-"""The fields of a cell that add up."""
-
-
 def join_cells(parts: Sequence[Cell]) -> Cell:
     """One cell, joined from parts that were measured separately, in their order."""
-    whole = replace(parts[0], outcomes=[outcome for part in parts for outcome in part.outcomes])
-    for name in COUNTS:
-        setattr(whole, name, sum(getattr(part, name) for part in parts))
-    return whole
+    counts = [each.name for each in fields(Cell) if each.name not in ("policy", "window", "spec", "model")]
+    return replace(parts[0], **{name: reduce(add, (getattr(part, name) for part in parts)) for name in counts})
 
 
 def _count_new(fresh: Sequence[str], new: str) -> int:
