@@ -6,6 +6,7 @@ Only this package imports typer. Verbs are thin: the logic is in the public Pyth
 from __future__ import annotations
 
 from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
+    answers,
     bench,
     change,
     chat,

@@ -17,9 +17,11 @@ from kilburn.evals.references import KINDS, Reference
 from kilburn.evals.roster import BELADY
 from kilburn.evals.trajectories import Trajectory, shell_call
 from kilburn.event import Act
+from kilburn.kernel import memory_tools
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.message import Message
 from kilburn.move import Move
 from kilburn.policies.belady import Belady
 from kilburn.policy import Policy, View
@@ -47,6 +49,7 @@ class KilburnCandidate:
         self._process = self._store.process("run")
         self._outputs: list[str] = []
         self._tools = tools
+        self._calls = 0
         self.seams = 0
 
     def thought(self, text: str) -> None:
@@ -88,6 +91,17 @@ class KilburnCandidate:
     def search(self, query: str, tokens: int) -> str:
         """What one search of the process's past brings."""
         return "\n".join(hit.text for hit in self._process.search(query, tokens=tokens))
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """The agent calls a memory tool, as in its loop: the call and its result are messages too."""
+        self._calls += 1
+        id, text = f"memory-{self._calls}", json.dumps(arguments)
+        function = {"name": name, "arguments": text}
+        called = {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
+        append_and_wait(self._process, called)
+        reply = memory_tools.call(self._process, name, text, id)
+        append_and_wait(self._process, reply.message(id))
+        return reply.text
 
     def finds(self, reference: Reference) -> bool:
         """Whether one search for the name, with 1,000 tokens of hits, finds it."""
@@ -155,7 +169,7 @@ def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
             yield str(arguments.get("command", "")) if isinstance(arguments, dict) else ""
 
 
-def append_and_wait(process: Process, message: dict[str, Any]) -> str:
+def append_and_wait(process: Process, message: dict[str, Any] | Message) -> str:
     """Append a message. A question in the background is answered before this returns, because recorded work takes no
     time."""
     address = process.append(message)

@@ -16,7 +16,7 @@ from kilburn.errors import SpecError
 from kilburn.evals.references import KINDS, Reference, references, shuffle_names
 from kilburn.evals.trajectories import Trajectory, braided, read, synthetic
 
-__all__ = ["MADE", "Sample", "sample_of"]
+__all__ = ["MADE", "Sample", "distinct", "sample_of"]
 
 MADE = 60
 """Runs that are made up where no file is named."""
@@ -78,7 +78,7 @@ def sample_of(
         SpecError: no such file, or no runs.
         InvalidMessage: a line that is no run.
     """
-    every = synthetic(limit or MADE, seed, copying=True) if path is None else _distinct(read(path))
+    every = synthetic(limit or MADE, seed, copying=True) if path is None else distinct(read(path))
     taken = islice((run for run in every if not referring or references(run, reply=reply)), limit)
     runs = tuple(taken if session is None else braided(taken, session, seed))
     if not runs:
@@ -99,7 +99,7 @@ def sample_of(
     return Sample(runs=runs, wanted=wanted, words=words, seed=seed, tools=tools, reply=reply, digest=known)
 
 
-def _distinct(runs: Iterable[Trajectory]) -> Iterator[Trajectory]:
+def distinct(runs: Iterable[Trajectory]) -> Iterator[Trajectory]:
     """The runs, each with an id of its own: runs of several models share the ids of their tasks."""
     taken: set[str] = set()
     for run in runs:

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ import msgspec
 from kilburn.demo.library import Library, lines_of
 from kilburn.errors import SpecError
 
-__all__ = ["KINDS", "Command", "Edit", "Look", "Say", "Task", "Workshop", "tasks"]
+__all__ = ["KINDS", "Command", "Edit", "Look", "Say", "Sources", "Task", "Workshop", "sources", "tasks"]
 
 KINDS = ("rename", "values", "calls", "failures")
 
@@ -190,33 +190,34 @@ def tasks(count: int, seed: int, folder: Path | None = None) -> Iterator[Task]:
     Raises:
         SpecError: too few sources, or none of which a task of each kind can be made.
     """
-    sources = _library() if folder is None else _headers(folder)
-    where = folder or "this Python's library"
-    if len(sources.texts) < FILES:
-        raise SpecError(f"{where} has too few sources", advice=f"name a folder with {FILES} files of {2 * LINES} lines or more")
+    known = sources(folder)
     for number in range(count):
         kind = KINDS[number % len(KINDS)]
         chance = random.Random(f"{seed}/{number}")
-        attempts = (_MAKERS[kind](f"{kind}-{seed}-{number}", sources, chance) for _ in range(ATTEMPTS))
+        attempts = (_MAKERS[kind](f"{kind}-{seed}-{number}", known, chance) for _ in range(ATTEMPTS))
         made = next((task for task in attempts if task is not None), None)
         if made is None:
-            raise SpecError(f"no task of kind {kind} can be made from {where}", advice="name a folder with more sources")
+            raise SpecError(f"{folder}: no task of kind {kind} can be made of it", advice="name a folder with more sources")
         yield made
 
 
-def _library() -> Sources:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted([*root.glob("*.py"), *(path for package in PACKAGES for path in (root / package).rglob("*.py"))])
-    return _sources(PYTHON, root, [path for path in files if "test" not in path.parts])
+def sources(folder: Path | None = None) -> Sources:
+    """The C headers in a folder or below, or the files of this Python's library, that are long enough to read in parts.
 
-
-def _headers(folder: Path) -> Sources:
-    return _sources(C, folder, sorted(folder.rglob(f"*{C.suffix}")))
-
-
-def _sources(language: Language, root: Path, files: Iterable[Path]) -> Sources:
-    texts = {path.relative_to(root).as_posix(): text for path in files if (text := _text_of(path)).count("\n") > 2 * LINES}
-    return Sources(language, texts)
+    Raises:
+        SpecError: too few.
+    """
+    if folder is None:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        files = [*root.glob("*.py"), *(path for package in PACKAGES for path in (root / package).rglob("*.py"))]
+        files = [path for path in files if "test" not in path.parts]
+    else:
+        root, files = folder, list(folder.rglob(f"*{C.suffix}"))
+    texts = {path.relative_to(root).as_posix(): _text_of(path) for path in sorted(files)}
+    texts = {path: text for path, text in texts.items() if text.count("\n") > 2 * LINES}
+    if len(texts) < FILES:
+        raise SpecError(f"{root} has too few sources", advice=f"{FILES} files of over {2 * LINES} lines are needed")
+    return Sources(PYTHON if folder is None else C, texts)
 
 
 def _text_of(path: Path) -> str:
