@@ -13,6 +13,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     demo,
     documents,
     drift,
+    equivalence,
     evaluate,
     forget,
     fsck,

@@ -14,6 +14,7 @@ from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES
 from kilburn.evals.cost import Rates, rates_of
+from kilburn.evals.outcomes import Cell
 from kilburn.evals.paging import evaluate
 from kilburn.evals.pareto import REFILLED, draw
 from kilburn.evals.picture import check_picture
@@ -124,7 +125,7 @@ def paging(
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, reply=reply, session=session, seed=seed)
-    saved = SavedCells(out, runs.digest, resume=resume, force=force) if out is not None else None
+    saved = SavedCells(out, runs.digest, Cell, resume=resume, force=force) if out is not None else None
     with progress("evaluating") as done:
         report = evaluate(
             runs,

@@ -11,7 +11,7 @@ from typing import Any
 
 import kilburn
 from kilburn.effect import Answer, Ask, Effect, Outcome
-from kilburn.evals.baselines import CHARACTERS
+from kilburn.evals.baselines import CHARACTERS, Contender
 from kilburn.evals.future import future_of
 from kilburn.evals.references import KINDS, Reference
 from kilburn.evals.roster import BELADY
@@ -26,7 +26,7 @@ from kilburn.move import Move
 from kilburn.policies.belady import Belady
 from kilburn.policy import Policy, View
 
-__all__ = ["KilburnCandidate", "append_and_wait", "model_of", "policy_for"]
+__all__ = ["KilburnCandidate", "append_and_wait", "model_of", "policy_for", "prompts"]
 
 
 class KilburnCandidate:
@@ -177,6 +177,26 @@ def append_and_wait(process: Process, message: dict[str, Any] | Message) -> str:
         if thread.name == "kilburn-later":
             thread.join()
     return address
+
+
+def prompts(run: Trajectory, contender: Contender, *, reply: bool = False) -> Iterator[tuple[int, str]]:
+    """Feed a run to a contender: each step that is the agent's, and what is shown just before its action.
+
+    Args:
+        reply: what is shown before the whole reply, its thought not yet told.
+    """
+    for index, step in enumerate(run.steps):
+        if step.user:
+            contender.user(step.observation)
+            continue
+        if not reply:
+            contender.thought(step.thought)
+        yield index, contender.prompt_text()
+        if reply:
+            contender.reply(step.thought, step.action)
+        else:
+            contender.action(step.action)
+        contender.observation(step.observation)
 
 
 def policy_for(run: Trajectory, wanted: list[Reference], spec: str, *, reply: bool = False, tools: bool = False) -> str | Policy:

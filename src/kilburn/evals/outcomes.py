@@ -73,6 +73,11 @@ class Cell:
     fallbacks: int = 0
     seconds: float = 0.0
 
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What tells it from the other cells of a sample."""
+        return self.policy, self.spec, self.model, self.window
+
     def outcomes_of(self, kind: str) -> list[ReferenceOutcome]:
         """The outcomes of one kind of reference."""
         return [one for one in self.outcomes if one.kind == kind]
