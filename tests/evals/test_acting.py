@@ -117,7 +117,7 @@ def test_what_the_work_costs_stands_in_the_rows() -> None:
         assert list(row.costs) == ["automatic"]
         if row.window == LARGE:
             assert row.refilled < row.calls  # the line breaks between new messages
-            assert (row.passages, row.plan_p50) == (None, None)
+            assert (row.sections, row.plan_p50) == (None, None)
         else:
             assert row.refilled > row.calls
             assert row.plan_p50 is not None

@@ -1,4 +1,4 @@
-"""Whole passages: what counts, in the forms that agents see, and what scattered lines are worth."""
+"""Whole sections: what counts, in the forms that agents see, and what scattered lines are worth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kilburn.evals.paging import evaluate
 from kilburn.evals.sample import sample_of
-from kilburn.evals.structure import Passages, passages
+from kilburn.evals.structure import Sections, sections
 
 VIEW = """\
 [File: src/parser.py (14 lines total)]
@@ -76,7 +76,7 @@ texts = st.text(st.sampled_from("ab :-@/1\t\n(}"), max_size=80)
 
 
 def share(prompt: str, *outputs: str) -> float:
-    seen = Passages()
+    seen = Sections()
     for output in outputs:
         seen.add(output)
     whole, told = seen.count(prompt)
@@ -89,7 +89,7 @@ def part(text: str, first: int, last: int) -> str:
 
 @given(st.lists(texts, min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_whole_outputs_in_any_order_are_whole(outputs: list[str], chance: random.Random) -> None:
-    seen = Passages()
+    seen = Sections()
     for output in outputs:
         seen.add(output)
     chance.shuffle(outputs)
@@ -99,23 +99,23 @@ def test_whole_outputs_in_any_order_are_whole(outputs: list[str], chance: random
 
 @given(texts, texts)
 def test_what_is_whole_is_a_part_of_what_is_shown(output: str, prompt: str) -> None:
-    seen = Passages()
+    seen = Sections()
     seen.add(output)
     whole, told = seen.count(prompt)
     assert 0 <= whole <= told <= len(prompt)
 
 
 @given(texts)
-def test_a_passage_is_a_stretch_of_the_text(text: str) -> None:
+def test_a_section_is_a_stretch_of_the_text(text: str) -> None:
     count = sum(1 for line in text.split("\n") if line.strip())
-    assert all(0 <= first < last <= max(count, 1) for first, last in passages(text))
+    assert all(0 <= first < last <= max(count, 1) for first, last in sections(text))
 
 
 @given(st.lists(st.integers(0, 99), unique=True))
 def test_scattered_lines_of_code_are_worth_nothing(places: list[int]) -> None:
     lines = [f"{number}:{'    ' * (number % 3)}name_{number} = {number}" for number in range(100)]
     apart = [place for place in places if place % 2]
-    seen = Passages()
+    seen = Sections()
     seen.add("\n".join(lines))
     assert seen.count("\n".join(lines[place] for place in apart))[0] == 0
 
@@ -163,15 +163,15 @@ def test_a_paragraph_counts_by_its_lines_or_its_length() -> None:
 
 
 def test_what_is_not_of_an_output_counts_on_neither_side() -> None:
-    seen = Passages()
+    seen = Sections()
     seen.add(LOG)
     assert seen.count("the agent's own words\n[p1 in part:]") == (0, 0)
 
 
 def test_the_rows_have_it_where_the_window_cannot_hold_everything() -> None:
     report = evaluate(sample_of(None, 3), [600, 100_000], ["hybrid"])
-    tail, hybrid = (report.row(policy, 600).passages for policy in ("tail", "hybrid"))
+    tail, hybrid = (report.row(policy, 600).sections for policy in ("tail", "hybrid"))
     assert tail is not None
     assert hybrid is not None
     assert 0 < hybrid < tail < 1
-    assert report.row("hybrid", 100_000).passages is None
+    assert report.row("hybrid", 100_000).sections is None

@@ -112,7 +112,7 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
                 "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.2f} {row.gain_high:+.2f}",
                 **{kind: f"{row.kinds[kind]:.2f}" if kind in row.kinds else "" for kind in KINDS},
                 "shown": f"{row.shown:.3f}",
-                "whole": "" if row.passages is None else f"{row.passages:.3f}",
+                "whole": "" if row.sections is None else f"{row.sections:.3f}",
                 "steps": f"{row.steps:.2f}",
             }
             for row in self.rows

@@ -47,8 +47,8 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
         costs: by price table, of 1,000 prompts.
         plan_p50, plan_p95: milliseconds of the processor for a plan that moved something; of a baseline, for a prompt
             that could not hold everything. None where there were none.
-        told: characters of outputs in prompts that could not hold all of the run. whole: those in whole passages.
-        passages: `whole` over `told`; None where everything fits.
+        told: characters of outputs in prompts that could not hold all of the run. whole: those in whole sections.
+        sections: `whole` over `told`; None where everything fits.
         seconds: wall time, with what the measurement itself takes.
     """
 
@@ -64,7 +64,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     plan_p95: float | None
     told: int
     whole: int
-    passages: float | None
+    sections: float | None
     seconds: float
 
 
@@ -76,7 +76,7 @@ def figures_of(cell: Cell, rates: Rates, row: type[CostRow]) -> dict[str, Any]:
         "costs": costs_of(cell, rates),
         "plan_p50": twentieths[9],
         "plan_p95": twentieths[18],
-        "passages": cell.whole / cell.told if cell.told else None,
+        "sections": cell.whole / cell.told if cell.told else None,
     }
 
 

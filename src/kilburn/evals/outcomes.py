@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.evals.baselines import CHARACTERS, Contender
 from kilburn.evals.candidate import KilburnCandidate
-from kilburn.evals.structure import Passages
+from kilburn.evals.structure import Sections
 
 __all__ = ["Cell", "Counted", "ReferenceOutcome", "join_cells"]
 
@@ -42,7 +42,7 @@ class Cell:
         calls: prompts. overflow: those longer than the window.
         shipped: tokens of all prompts. cached: those in the prefix shared with the previous prompt.
         refilled: tokens re-prefilled only because of an edit.
-        told: characters of outputs in the prompts that could not hold all of the run. whole: those in whole passages
+        told: characters of outputs in the prompts that could not hold all of the run. whole: those in whole sections
             (see `kilburn.evals.structure`).
         plans: milliseconds of the processor for each plan that moved something; of a baseline, for each prompt that could
             not hold all of the run.
@@ -100,7 +100,7 @@ class Counted:
 
     def __init__(self, contender: Contender, cell: Cell) -> None:
         self._contender, self._cell = contender, cell
-        self._passages = Passages()
+        self._sections = Sections()
         self._before = ""
         self._fresh: list[str] = []
         self._length = 0
@@ -124,13 +124,13 @@ class Counted:
         """The user says something."""
         self._contender.user(text)
         self._tell(text)
-        self._passages.add(text)
+        self._sections.add(text)
 
     def observation(self, text: str) -> None:
         """The world answers."""
         self._contender.observation(text)
         self._tell(text)
-        self._passages.add(text)
+        self._sections.add(text)
 
     def prompt_text(self) -> str:
         """The window's text, which is counted."""
@@ -146,7 +146,7 @@ class Counted:
             self._cell.plans.append((time.thread_time() - started) * 1000)
         self._cell.ship(self._before, shown, self._fresh, seams)
         if full:
-            whole, told = self._passages.count(shown)
+            whole, told = self._sections.count(shown)
             self._cell.whole += whole
             self._cell.told += told
         self._before, self._fresh = shown, []

@@ -69,7 +69,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
                 "95%": f"{row.low:.3f}-{row.high:.3f}",
                 "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.3f} {row.gain_high:+.3f}",
                 "copies": "" if row.copied is None else f"{row.copied:.3f}",
-                "whole": "" if row.passages is None else f"{row.passages:.3f}",
+                "whole": "" if row.sections is None else f"{row.sections:.3f}",
                 "search": "" if row.searched is None else f"{row.searched:.3f}",
                 "fault": "" if row.reachable is None else f"{row.reachable:.3f}",
                 "over": str(row.overflow),

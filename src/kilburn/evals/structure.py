@@ -1,12 +1,12 @@
-"""How much of what a prompt shows of older outputs stands in whole passages, and not in scattered pieces.
+"""How much of what a prompt shows of older outputs stands in whole sections, and not in scattered pieces.
 
-A *passage* is a whole output; a record (a line that begins with its own path, place, time, level or mark, with the
+A *section* is a whole output; a record (a line that begins with its own path, place, time, level or mark, with the
 deeper lines under it); or, if it has three lines or 200 characters, a block (a line with the deeper lines under it: a
 definition, a loop, a traceback), a hunk of a diff, or a paragraph (the lines between two blank ones). A character
-counts if its line is part of a passage of which all lines stand in the prompt, one directly after the other.
+counts if its line is part of a section of which all lines stand in the prompt, one directly after the other.
 
 Only indentation, blank lines and the beginnings of lines are read, and no policy's code takes part. The line numbers
-of a file view are no part of its indentation. Blank lines count nowhere, so a passage may be shown without them.
+of a file view are no part of its indentation. Blank lines count nowhere, so a section may be shown without them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["LEAST_CHARACTERS", "LEAST_LINES", "Passages", "passages"]
+__all__ = ["LEAST_CHARACTERS", "LEAST_LINES", "Sections", "sections"]
 
 LEAST_LINES, LEAST_CHARACTERS = 3, 200
 """One of these is what a block, a hunk or a paragraph has at least: two short lines side by side are still scattered."""
@@ -47,8 +47,8 @@ class _Line(NamedTuple):
     gap: bool
 
 
-class Passages:
-    """The outputs that an agent has seen so far, and which of their passages a prompt shows whole.
+class Sections:
+    """The outputs that an agent has seen so far, and which of their sections a prompt shows whole.
 
     What the agent says itself is left out: its paragraphs are mostly of one line, which cannot be torn.
     """
@@ -67,11 +67,11 @@ class Passages:
         self._ends += [[] for _ in self._lines[start:]]
         for at, line in enumerate(self._lines[start:-1], start):
             self._places.setdefault(line, []).append(at)
-        for first, end in passages(text):
+        for first, end in sections(text):
             self._ends[start + first].insert(0, start + end)
 
     def count(self, prompt: str) -> tuple[int, int]:
-        """Characters of the prompt that stand in whole passages of outputs, and all that are lines of outputs or parts of
+        """Characters of the prompt that stand in whole sections of outputs, and all that are lines of outputs or parts of
         lines.
 
         Blank lines and whatever else a prompt has (marks, handles, words of a model) are in neither.
@@ -89,7 +89,7 @@ class Passages:
         )
 
     def _mark(self, shown: Sequence[str], here: int, there: int, whole: list[bool]) -> None:
-        """Mark what stands in whole passages of the longest run of lines that begins at two places."""
+        """Mark what stands in whole sections of the longest run of lines that begins at two places."""
         length = 0
         while here + length < len(shown) and shown[here + length] == self._lines[there + length]:
             length += 1
@@ -98,8 +98,8 @@ class Passages:
             whole[here + at - there : here + end - there] = [True] * (end - at)
 
 
-def passages(text: str) -> list[tuple[int, int]]:
-    """The passages of a text: the number of the first line and of the line after the last one, blank lines not counted."""
+def sections(text: str) -> list[tuple[int, int]]:
+    """The sections of a text: the number of the first line and of the line after the last one, blank lines not counted."""
     lines = list(_lines(text))
     found = {(0, len(lines))} if lines else set()
     start = 0
