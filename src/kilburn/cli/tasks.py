@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import Axis, Plot, PriceTables, check_plot, evals, shown
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json
+from kilburn.cli.shell import Force, Json
 from kilburn.evals.acting import EVERYBODY, evaluate
-from kilburn.terminal import show
+from kilburn.evals.cost import rates_of
+from kilburn.evals.pareto import REFILLED, draw
 
 __all__ = ["tasks"]
 
@@ -29,7 +32,15 @@ def tasks(
         bool, typer.Option("--search", help="The agent may search its memory, which the baselines do not have.")
     ] = False,
     patience: Annotated[int, typer.Option(min=0, help="What the agent does again in one task before it gives up.")] = 2,
+    sources: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make the tasks from C headers, such as those of /usr/include."),
+    ] = None,
+    prices: PriceTables = None,
+    plot: Plot = None,
+    axis: Axis = REFILLED,
     seed: Annotated[int, typer.Option(help="Of the tasks and of the intervals.")] = 0,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Let a scripted agent work in real source files, when it knows only what its window shows.
@@ -40,6 +51,8 @@ def tasks(
 
         kilburn eval tasks --search --window 2000 --policy hybrid --policy cost
     """
+    rates = rates_of(prices)
+    check_plot(plot, axis, rates, force=force)
     with progress("working") as done:
         report = evaluate(
             count,
@@ -47,7 +60,9 @@ def tasks(
             policies=policy or EVERYBODY,
             search=search,
             patience=patience,
+            sources=sources,
+            rates=rates,
             seed=seed,
             progress=done,
         )
-    show(report, json)
+    shown(report, json, plot, partial(draw, worth="solved", axis=axis), force=force)

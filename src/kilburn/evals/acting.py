@@ -20,10 +20,12 @@ from pathlib import Path
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender
+from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
 from kilburn.evals.candidate import KilburnCandidate
+from kilburn.evals.cost import CostRow, Rates, cost_columns, figures_of, rates_of, units_of
 from kilburn.evals.intervals import interval, mean
-from kilburn.evals.report import EvalReport, grid, row_of
+from kilburn.evals.outcomes import Cell, Counted
+from kilburn.evals.report import EvalReport, best_words, row_of, table_of
 from kilburn.evals.roster import entries
 from kilburn.evals.tasks import KINDS, Command, Edit, Look, Say, Task, Workshop, tasks
 
@@ -42,7 +44,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         steps: replies of the agent. plan: those of an agent that has to look up nothing.
         facts: that it needed. missing: those that were not shown when they were needed. searched: found by a search of memory.
-        again: done once more to get a fact. shipped: tokens of all prompts. peak: of the largest one.
+        again: done once more to get a fact. shipped: tokens of all prompts. refilled: those read again because of an edit.
     """
 
     task: str
@@ -57,39 +59,41 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     searched: int
     again: int
     shipped: int
-    peak: int
+    refilled: int
 
 
-class ActingRow(msgspec.Struct, frozen=True, kw_only=True):
+class ActingRow(CostRow, frozen=True, kw_only=True):
     """One policy at one window, over all tasks. Intervals are of 95%, resampled by task.
 
     Args:
-        solved: share of the tasks. gain: less the tail's, on the same tasks; kinds: by kind of task.
+        solved: share of the tasks; kinds: by kind of task.
+        best: of the baselines that were measured at this window, the one that solves most. gain: share of the tasks less
+            that of `best`, on the same tasks.
         shown: share of the facts that the prompt had when they were needed.
-        steps: mean steps over those of the plan. shipped: mean tokens of a task's prompts.
+        steps: mean steps over those of the plan.
     """
 
-    policy: str
-    window: int
     tasks: int
     solved: float
     low: float
     high: float
+    best: str
     gain: float
     gain_low: float
     gain_high: float
     kinds: dict[str, float]
     shown: float
     steps: float
-    shipped: float
-    overflow: int
 
 
 class ActingReport(EvalReport, frozen=True, kw_only=True):
-    """All rows. `search` says whether the agent might search its memory."""
+    """All rows. `search` says whether the agent might search its memory, `rates` how prompts were priced, `sources` from what
+    folder of C headers the tasks are (None: from Python's library)."""
 
     seed: int
+    sources: str | None
     search: bool
+    rates: Rates
     rows: list[ActingRow]
     outcomes: list[TaskOutcome]
 
@@ -98,27 +102,31 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         return row_of(self.rows, policy=policy, window=window)
 
     def table(self) -> str:
-        """Plain text: a line for each policy and window."""
-        heads = ["window", "policy", "solved", "95%", "to tail", "95%", *KINDS, "shown", "steps", "shipped", "over"]
+        """Plain text: how much work was done, and what it cost."""
         body = [
-            [
-                str(row.window),
-                row.policy,
-                f"{row.solved:.3f}",
-                f"{row.low:.3f}-{row.high:.3f}",
-                f"{row.gain:+.3f}",
-                f"{row.gain_low:+.3f} {row.gain_high:+.3f}",
-                *(f"{row.kinds[kind]:.2f}" if kind in row.kinds else "" for kind in KINDS),
-                f"{row.shown:.3f}",
-                f"{row.steps:.2f}",
-                f"{row.shipped:,.0f}",
-                str(row.overflow),
-            ]
+            {
+                "window": str(row.window),
+                "policy": row.policy,
+                "solved": f"{row.solved:.3f}",
+                "95%": f"{row.low:.2f}-{row.high:.2f}",
+                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.2f} {row.gain_high:+.2f}",
+                **{kind: f"{row.kinds[kind]:.2f}" if kind in row.kinds else "" for kind in KINDS},
+                "shown": f"{row.shown:.3f}",
+                "whole": "" if row.sections is None else f"{row.sections:.3f}",
+                "steps": f"{row.steps:.2f}",
+            }
             for row in self.rows
         ]
+        where = f"C headers of {self.sources}" if self.sources else "Python's library"
         those = "may search its memory" if self.search else "has no search"
-        said = f"{self.rows[0].tasks} tasks from seed {self.seed}; the agent {those}; one token is {CHARACTERS} characters"
-        return f"{said}\n\n{grid(heads, body)}"
+        parts = [
+            f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; the agent {those}; one token is {CHARACTERS} characters",
+            f"to best: share solved less that of the best baseline ({best_words(self.rows)})",
+            table_of(body),
+            f"{units_of(self.rates)}; prompts over the window",
+            table_of({**cost_columns(row, self.rates), "over": str(row.overflow)} for row in self.rows),
+        ]
+        return "\n\n".join(parts)
 
 
 def evaluate(
@@ -128,6 +136,8 @@ def evaluate(
     policies: Sequence[str] = EVERYBODY,
     search: bool = False,
     patience: int = 2,
+    sources: Path | None = None,
+    rates: Rates | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> ActingReport:
@@ -139,38 +149,53 @@ def evaluate(
         policies: names of baselines, or specs of policies.
         patience: what the agent does again in one task; it gives up when more is needed.
         search: whether the agent may search its memory before it does something again. Baselines have none.
+        sources: a folder of C headers that the tasks are made from; None for this Python's library.
+        rates: how prompts are priced; by default by "hosted" and "local".
         seed: of the tasks and the intervals.
         progress: called with the tasks done and their total.
 
     Raises:
-        SpecError: no tasks, a window below 1, no such policy, or a Python without sources.
+        SpecError: no tasks, a window below 1, no such policy, or too few sources.
     """
     if count < 1 or not windows or min(windows) < 1:
         raise SpecError(f"tasks={count}, windows={list(windows)}", advice="give one or more of each")
-    made = list(tasks(count, seed))
+    made = list(tasks(count, seed, sources))
     jobs = [(window, entry) for window in dict.fromkeys(windows) for entry in entries(list(policies), "", window)]
-    outcomes: list[TaskOutcome] = []
+    done: list[tuple[Cell, list[TaskOutcome]]] = []
     for window, entry in jobs:
+        spec = entry.at(window)
+        done.append((Cell(policy=entry.label, window=window, spec=spec), []))
+        cell, outcomes = done[-1]
         for task in made:
-            spec = entry.at(window)
             own = BASELINES[spec](window) if spec in BASELINES else KilburnCandidate(window, spec)
             with closing(own) if isinstance(own, KilburnCandidate) else nullcontext(own) as contender:
-                outcomes.append(_Agent(task, contender, entry.label, window, search=search, patience=patience).work())
+                outcomes.append(_Agent(task, contender, cell, search=search, patience=patience).work())
             if progress is not None:
-                progress(len(outcomes), len(jobs) * count)
-    return ActingReport(seed=seed, search=search, rows=_rows(outcomes, seed), outcomes=outcomes)
+                progress((len(done) - 1) * count + len(outcomes), len(jobs) * count)
+    rates = rates or rates_of()
+    found = [outcome for _, outcomes in done for outcome in outcomes]
+    return ActingReport(
+        seed=seed,
+        sources=str(sources) if sources is not None else None,
+        search=search,
+        rates=rates,
+        rows=_rows(done, rates, seed),
+        outcomes=found,
+    )
 
 
 class _Agent:
     """Works at one task; it remembers its plan, and nothing else."""
 
-    def __init__(self, task: Task, contender: Contender, policy: str, window: int, *, search: bool, patience: int) -> None:
-        self.task, self.contender, self.policy, self.window = task, contender, policy, window
+    def __init__(self, task: Task, contender: Contender, cell: Cell, *, search: bool, patience: int) -> None:
+        self.task, self.cell = task, cell
+        self.contender = Counted(contender, cell)
         self.patience = patience
         self.memory = contender if search and isinstance(contender, KilburnCandidate) else None
-        self.steps = self.missing = self.searched = self.again = self.shipped = self.peak = 0
+        self.steps = self.missing = self.searched = self.again = 0
 
     def work(self) -> TaskOutcome:
+        shipped, refilled = self.cell.shipped, self.cell.refilled
         with tempfile.TemporaryDirectory(prefix="kilburn-task-") as folder:
             self.workshop = Workshop(Path(folder), self.task)
             for step in self.task.plan:
@@ -185,8 +210,8 @@ class _Agent:
         return TaskOutcome(
             task=self.task.id,
             kind=self.task.kind,
-            policy=self.policy,
-            window=self.window,
+            policy=self.cell.policy,
+            window=self.cell.window,
             solved=solved,
             steps=self.steps,
             plan=plan,
@@ -194,19 +219,12 @@ class _Agent:
             missing=self.missing,
             searched=self.searched,
             again=self.again,
-            shipped=self.shipped,
-            peak=self.peak,
+            shipped=self.cell.shipped - shipped,
+            refilled=self.cell.refilled - refilled,
         )
 
-    def _prompt(self) -> str:
-        text = self.contender.prompt_text()
-        tokens = -(-len(text) // CHARACTERS)
-        self.shipped += tokens
-        self.peak = max(self.peak, tokens)
-        return text
-
     def _do(self, thought: str, command: Command) -> None:
-        self._prompt()
+        self.contender.prompt_text()
         self._tell(thought, str(command), self.workshop.do(command))
 
     def _tell(self, thought: str, action: str, output: str) -> None:
@@ -215,54 +233,50 @@ class _Agent:
         self.steps += 1
 
     def _edit(self, edit: Edit) -> None:
-        found = edit.fact.search(self._prompt())
+        found = edit.fact.search(self.contender.prompt_text())
         if found is None:
             self.missing += 1
             if self.memory is not None:
                 self._tell(edit.thought, "search_memory", self.memory.search(edit.thought, FOUND))
-                found = edit.fact.search(self._prompt())
+                found = edit.fact.search(self.contender.prompt_text())
                 self.searched += found is not None
             if found is None and edit.again is not None and self.again < self.patience:
-                self._do(edit.thought, edit.again)
+                self._tell(edit.thought, str(edit.again), self.workshop.do(edit.again))
                 self.again += 1
-                found = edit.fact.search(self._prompt())
+                found = edit.fact.search(self.contender.prompt_text())
             if found is None:
                 return
         command = edit.make(found)
         if edit.near:
             around = Command("read", command.path, command.line)
             self._tell(edit.thought, str(around), self.workshop.do(around))
-            self._prompt()
+            self.contender.prompt_text()
         self._tell(edit.thought, str(command), self.workshop.do(command))
 
 
-def _rows(outcomes: Sequence[TaskOutcome], seed: int) -> list[ActingRow]:
-    cells: dict[tuple[int, str], list[TaskOutcome]] = {}
-    for one in outcomes:
-        cells.setdefault((one.window, one.policy), []).append(one)
+def _rows(done: Sequence[tuple[Cell, list[TaskOutcome]]], rates: Rates, seed: int) -> list[ActingRow]:
+    known = {(cell.window, cell.policy): own for cell, own in done}
     rows = []
-    for (window, policy), own in cells.items():
-        tail = cells[window, "tail"]
+    for cell, own in done:
+        shares = {label: mean(one.solved for one in other) for (at, label), other in known.items() if at == cell.window}
+        best = best_of(shares)
         low, high = interval([[float(one.solved)] for one in own], seed)
-        gains = [float(one.solved) - float(other.solved) for one, other in zip(own, tail, strict=True)]
+        gains = [float(one.solved) - float(other.solved) for one, other in zip(own, known[cell.window, best], strict=True)]
         gain_low, gain_high = interval([[gain] for gain in gains], seed)
-        needed = sum(one.facts for one in own)
         rows.append(
             ActingRow(
-                policy=policy,
-                window=window,
+                **figures_of(cell, rates, ActingRow),
                 tasks=len(own),
-                solved=mean(one.solved for one in own),
+                solved=shares[cell.policy],
                 low=low,
                 high=high,
+                best=best,
                 gain=mean(gains),
                 gain_low=gain_low,
                 gain_high=gain_high,
                 kinds={kind: mean(one.solved for one in own if one.kind == kind) for kind in {one.kind for one in own}},
-                shown=1 - sum(one.missing for one in own) / needed,
+                shown=1 - sum(one.missing for one in own) / sum(one.facts for one in own),
                 steps=mean(one.steps / one.plan for one in own),
-                shipped=mean(one.shipped for one in own),
-                overflow=sum(one.peak > window for one in own),
             )
         )
     return rows
