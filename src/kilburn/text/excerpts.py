@@ -20,6 +20,7 @@ __all__ = [
     "excerpt_moves",
     "flow_of",
     "focus_of",
+    "is_asked",
     "old_pages",
     "parts_of",
     "shorten_latest",
@@ -41,6 +42,9 @@ slowly."""
 
 ASKED = 40
 """Words of a request up to which each counts as much in the focus as the agent's latest words; of a longer one, less."""
+
+BEFORE = 0.3
+"""Weight in the focus of what the agent said before a short request that just came."""
 
 SHOWN = 40_000
 """Characters of the pages that stay whole, newest first, whose names and lines need not be kept again: all of them in a
@@ -191,10 +195,15 @@ def _shown(view: View, going: Set[int]) -> list[str]:
 
 
 def focus_of(view: View) -> dict[str, float]:
-    """The words of what the agent is working on: its latest ones, and the request's."""
-    latest = (
-        page for page in islice(reversed(view.pages), LATEST) if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)
-    )
-    page = next(latest, None)
+    """The words of what the agent is working on: its latest ones, and the request's. A request that just came counts most,
+    unless it is long."""
+    said = islice(reversed(view.pages), LATEST)
+    latest = next((page for page in said if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
     asked = min(1.0, ASKED / max(1, len(view.task.split())))
-    return focus_words([(view.task, asked), (view.text(page.id) if page else "", 1.0)])
+    before = 1.0 - (1.0 - BEFORE) * asked if is_asked(view) else 1.0
+    return focus_words([(view.task, asked), (view.text(latest.id) if latest else "", before)])
+
+
+def is_asked(view: View) -> bool:
+    """Whether the newest message is a request of the user."""
+    return any(page.id == view.task_page for page in view.latest())
