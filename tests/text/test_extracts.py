@@ -9,8 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.text.condense import condense
-from kilburn.text.extract import Piece, extract
+from kilburn.text.extract import Piece, condense, extract
 from kilburn.text.lines import join
 
 LINES = st.sampled_from(

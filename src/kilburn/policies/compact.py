@@ -21,7 +21,6 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policy import Cause, Stretch, View
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
-from kilburn.text.highlights import highlights, telling
 from kilburn.text.judgement import Verdict, judge
 from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.compaction import block_in
@@ -181,9 +180,7 @@ def _prepare(view: View, border: int) -> None:
         for number in view.wanted:
             page = view.page(number)
             if page.kind is not Kind.IMAGE:
-                telling(page, view.text)
-                if border - READ // 8 < view.use:
-                    read_ahead(piece_of(page, view.text(number)))
+                read_ahead(piece_of(page, view.text(number)))
 
 
 def _fresh(view: View) -> int:
@@ -228,10 +225,13 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
             mine = known & view.originals(fold)
             stood |= mine
             kept.append(origins_of(view.text(fold.id), mine, view.text))
-    fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]
-    spans = all_origins([*kept, highlights(fresh, READ // 4, view.text)])
-    old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
-    return [*old, *(piece_of(page, view.text(page.id)) for page in pages[first:])]
+    spans = all_origins(kept)
+    whole = {page.id for page in pages if page.id not in stood and page.kind is not Kind.IMAGE}
+    return [
+        piece_of(page, view.text(page.id) if page.id in whole else words_at(view.text(page.id), spans[page.id]))
+        for page in pages
+        if page.id in whole or page.id in spans
+    ]
 
 
 def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:

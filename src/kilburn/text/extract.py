@@ -1,30 +1,24 @@
-"""A stretch of a transcript, condensed to verbatim lines under a token budget.
+"""Texts shortened to verbatim lines under a token budget: a stretch of a transcript, or one long tool output.
 
-Kept are decisions, paths, errors, numbers, test states, open tasks, and with a query what is
-relevant to it; near-duplicates once. Lines compete by what they tell for their tokens, each new
-line of a kind and of a page being worth a little less. Nothing is rephrased.
+Kept are decisions, errors, test states, open tasks, definitions, head and tail, and with a query what is relevant to it;
+near-duplicates once. The choice is that of `selection`, among single lines. Nothing is rephrased.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-import re
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
-from typing import NamedTuple
 
 from kilburn.message import Kind, Role
-from kilburn.page import Page, Span, address_of
-from kilburn.text.identifiers import rare_words
-from kilburn.text.lines import OMISSION, merge, sample, skeleton, units
-from kilburn.text.signs import Sign, sign_of, sign_of_prose
+from kilburn.page import Page, Parts, Span, address_of
+from kilburn.text.lines import OMISSION, join
+from kilburn.text.passages import CACHED, rows_of
+from kilburn.text.selection import Candidate, focus_words, select
+from kilburn.text.signs import Sign
 from kilburn.wire.quotation import with_headings
 
-__all__ = ["Extract", "Piece", "extract", "piece_of", "read_ahead", "weighed"]
+__all__ = ["Extract", "Piece", "condense", "extract", "piece_of", "read_ahead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,46 +69,34 @@ class Extract:
     parts: tuple[tuple[str, str], ...] = ()
 
 
-CACHED = 20_000
-"""The analysis of a text of up to this many characters is cached."""
-
-_WEIGHT = {
-    Sign.NONE: 1.0,
-    Sign.PASSED: 0.4,
-    Sign.WARNING: 1.5,
-    Sign.DEFINITION: 4.0,
-    Sign.FRAME: 4.0,
-    Sign.LEAN: 4.0,
-    Sign.TASK: 7.0,
-    Sign.DECISION: 9.0,
-    Sign.ERROR: 8.0,
-    Sign.FAILED: 10.0,
-    Sign.SUMMARY: 12.0,
+SIGNS = {
+    Sign.NONE: 0.0,
+    Sign.PASSED: 0.0,
+    Sign.WARNING: 0.15,
+    Sign.DEFINITION: 0.45,
+    Sign.FRAME: 0.45,
+    Sign.LEAN: 0.45,
+    Sign.TASK: 0.9,
+    Sign.DECISION: 1.1,
+    Sign.ERROR: 1.0,
+    Sign.FAILED: 1.2,
+    Sign.SUMMARY: 1.5,
 }
-_TERM = re.compile(r"[^\W\d]\w{3,}|\d+\.\d+|\d{2,}")
-_NAME = re.compile(r"[A-Za-z]\w*(?:[._/]\w+)+|[A-Z]?[a-z]+[A-Z]\w+")
-
-
-class _Reading(NamedTuple):
-    """One line of a text, with what depends only on the text."""
-
-    start: int
-    end: int
-    text: str
-    shape: str
-    sign: Sign
-    names: float
-
-
-@dataclass(slots=True)
-class _Line:
-    """A candidate: the latest of lines of one shape, with the worth of the first."""
-
-    piece: int
-    at: _Reading
-    worth: float
-    cost: float
-    sign: Sign
+"""Worth of a line with a sign, compared with 1 for the likest to the query."""
+SPEAKER: Mapping[str, float] = {Role.USER: 1.5, Role.SYSTEM: 1.2}
+"""Weight of a speaker's prose, compared with the agent's and with tool output."""
+EDGE, NEAR = 0.2, 100
+"""Worth of the first and the last line of a text; characters after which it is half as much."""
+ASKED = 4
+"""Characters of a word of the query at least."""
+MESSAGES = 0.6
+"""Share of the room above which failed tests are named without their messages."""
+THRIFT = 0.7
+"""Power of its length by which a line's worth is divided."""
+LARGE = 4_000_000
+"""Characters of a text that `condense` reads; a longer one is sampled."""
+SAMPLED = 4000
+"""Characters of a piece that are read at least."""
 
 
 def extract(
@@ -127,191 +109,105 @@ def extract(
 ) -> Extract:
     """The most informative verbatim lines of the pieces, grouped by page in the pieces' order.
 
-    `count(result.text)` never exceeds `tokens`. The result is deterministic. The analysis of texts of `CACHED`
-    characters or less is cached, so that a text in a later summary costs little.
+    `count(result.text)` never exceeds `tokens`. The result is deterministic.
 
     Args:
         pieces: in the order of the transcript; later ones are worth a little more.
         tokens: the budget for the rendered text, marks included.
         count: tokens of a text.
-        query: what will be asked or done next; lines that share rare words with it come first.
+        query: what will be asked or done next; lines that are like it come first.
         reach: characters in all beyond which pieces are sampled (head, tail, surroundings of error words
             of each piece, 4,000 characters of a piece at least), so that time stays bounded.
         held: spans by page that an earlier summary had: they do not lose worth with age.
     """
-    if tokens <= 0:
-        return Extract("", (), 0)
-    lines = _candidates(pieces, reach, held or {})
-    if sum(line.at.end - line.at.start for line in lines) <= 4 * tokens:
-        whole = _rendered(pieces, lines, tokens, count)
-        if whole is not None:
-            return whole
-    if query:
-        _ask(lines, query)
-    order = _choose(pieces, lines, tokens, count)
-    keep = len(order)
-    while keep > 0:
-        spans = _spans(pieces, order[:keep])
-        made = _render(pieces, spans, count)
-        if made.tokens <= tokens:
-            return made
-        used = made.tokens
-        keep = min(keep - 1, int(keep * tokens / used))
-    return Extract("", (), 0)
+    parts = _chosen(pieces, tokens, count, query, reach, held or {}, lambda parts: _render(pieces, parts, count).tokens)
+    return _render(pieces, parts, count)
 
 
-def _rendered(pieces: Sequence[Piece], lines: Sequence[_Line], tokens: int, count: Callable[[str], int]) -> Extract | None:
-    """All candidates, if they fit; then no choice is needed."""
-    made = _render(pieces, _spans(pieces, lines), count)
-    return made if 0 < made.tokens <= tokens else None
+def condense(text: str, tokens: int, count: Callable[[str], int], query: str = "") -> tuple[Span, ...]:
+    """Spans of a tool output to keep, sorted and apart, so that `join(text, spans)` is within `tokens`.
 
+    The whole text if it fits; no span if not even one line does. Lines are kept whole, except those over 320
+    characters, which are cut. A text of more than 4 million characters is sampled: head, tail, and what surrounds
+    error words between.
 
-HELD = 1.25
-"""Worth of the newest piece's lines, and of `held` ones; those of the oldest are worth 0.75."""
+    Args:
+        tokens: the budget, marks included, in the unit of `count`.
+        query: what the reader wants to know.
+    """
+    if tokens <= 0 or not text:
+        return ()
+    if len(text) <= 40 * tokens + 200 and count(text) <= tokens:
+        return ((0, len(text)),)
+    piece = Piece(0, Role.TOOL, Kind.RESULT, text)
 
+    def cost(parts: Parts) -> int:
+        return count(join(text, parts[0][1])) if parts else 0
 
-def _candidates(pieces: Sequence[Piece], reach: int, held: Mapping[int, Sequence[Span]]) -> list[_Line]:
-    """All candidate lines, the latest of each set of near-duplicates."""
-    total = sum(len(piece.text) for piece in pieces)
-    found: dict[str, _Line] = {}
-    many = max(1, len(pieces))
-    for at, piece in enumerate(pieces):
-        share = len(piece.text) if total <= reach else max(4000, reach * len(piece.text) // total)
-        prose = piece.is_prose
-        recent = 0.75 + 0.5 * (at + 1) / many
-        speaker = _SPEAKER.get(piece.role, 1.0) if prose else 1.0
-        known = held.get(piece.page, ())
-        whole = len(piece.text) <= min(share, CACHED)
-        for reading in _readings(piece.text, prose) if whole else _read(piece.text, prose, share):
-            old = found.get(reading.shape)
-            if old is not None:
-                old.piece, old.at = at, reading
-                continue
-            factor = HELD if known and any(start < reading.end and reading.start < end for start, end in known) else recent
-            worth = _WEIGHT[reading.sign] * factor * speaker + reading.names
-            found[reading.shape] = _Line(at, reading, worth, (reading.end - reading.start) / 4 + 2, reading.sign)
-    return list(found.values())
-
-
-_SPEAKER: dict[str, float] = {Role.USER: 1.5, Role.ASSISTANT: 1.0, Role.SYSTEM: 1.2}
+    parts = _chosen([piece], tokens, count, query, LARGE, {}, cost)
+    return parts[0][1] if parts else ()
 
 
 def read_ahead(piece: Piece) -> None:
     """Analyse a text now that will be needed later. Only the time of the later call depends on it."""
     if len(piece.text) <= CACHED:
-        _readings(piece.text, piece.is_prose)
+        rows_of(piece.text, piece.is_prose, CACHED)
 
 
-def weighed(piece: Piece, most: int) -> list[tuple[float, Span]]:
-    """How informative each line of about `most` characters of a text is for its length, in order."""
-    factor = _SPEAKER.get(piece.role, 1.0) if piece.is_prose else 1.0
-    once = {reading.shape: reading for reading in _read(piece.text, piece.is_prose, most)}
-    return [
-        ((_WEIGHT[reading.sign] * factor + reading.names) / ((reading.end - reading.start) / 4 + 2) ** 0.7, reading[:2])
-        for reading in once.values()
-    ]
+def _chosen(
+    pieces: Sequence[Piece],
+    tokens: int,
+    count: Callable[[str], int],
+    query: str,
+    reach: int,
+    held: Mapping[int, Sequence[Span]],
+    cost: Callable[[Parts], int],
+) -> Parts:
+    """The spans to keep of each piece, by its index; of near-duplicates the latest is a candidate."""
+    total = sum(len(piece.text) for piece in pieces)
+    found: dict[str, Candidate] = {}
+    for at, piece in enumerate(pieces):
+        text, prose = piece.text, piece.is_prose
+        share = len(text) if total <= reach else max(SAMPLED, reach * len(text) // total)
+        weight = SPEAKER.get(piece.role, 1.0) if prose else 1.0
+        known = held.get(piece.page, ())
+        for row in rows_of(text, prose, share):
+            new = known and any(start < row.end and row.start < end for start, end in known)
+            own = SIGNS[row.sign]
+            edge = min(row.start, len(text) - row.end)
+            if edge < 8 * NEAR:
+                own += EDGE * 0.5 ** (edge / NEAR)
+            found.pop(row.shape, None)
+            found[row.shape] = Candidate(at, len(pieces) if new else at + 1, row, text, weight, own)
+    begins = "".join([piece.text[:500] for piece in pieces[-16:]])
+    ratio = len(begins) / max(1, count(begins))
+    failed = {shape: one for shape, one in found.items() if one.passage.sign is Sign.FAILED}
+    if sum([one.passage.end - one.passage.start for one in failed.values()]) > MESSAGES * tokens * ratio:
+        found |= {shape: _named(one) for shape, one in failed.items()}
+    return select(
+        list(found.values()),
+        [],
+        _asked(query),
+        tokens,
+        count,
+        ratio=ratio,
+        heading="",
+        life=max(1.0, len(pieces) / 40),
+        thrift=THRIFT,
+        cost=cost,
+    )
 
 
-@lru_cache(maxsize=2048)
-def _readings(text: str, prose: bool) -> tuple[_Reading, ...]:
-    return tuple(_read(text, prose, len(text)))
-
-
-def _read(text: str, prose: bool, share: int) -> Iterator[_Reading]:
-    """The lines of about `share` characters of a text, with their signs."""
-    most = 240 if prose else 320
-    sign_by = sign_of_prose if prose else sign_of
-    for low, high in sample(text, share):
-        for start, end in units(text, most, low, high):
-            line = text[start:end]
-            shape = skeleton(line)
-            if len(shape) < 3:
-                continue
-            sign = sign_by(line)
-            names = 0.0 if sign == Sign.PASSED else 2.0 * min(4, len(_NAME.findall(line)))
-            yield _Reading(start, end, line, shape, sign, names)
-
-
-@lru_cache(maxsize=65536)
-def _terms(line: str) -> frozenset[str]:
-    return frozenset(_TERM.findall(line))
+def _named(failed: Candidate) -> Candidate:
+    """The line of a failed test without its message."""
+    start, end = failed.passage.start, failed.passage.end
+    name, mark, _ = failed.text[start:end].partition(" - ")
+    return failed._replace(passage=failed.passage._replace(end=start + len(name))) if mark and "::" in name else failed
 
 
 @lru_cache(maxsize=64)
-def _wanted(query: str) -> tuple[str, ...]:
-    return tuple(term.lower() for term in rare_words(query, 32))
-
-
-def _ask(lines: list[_Line], query: str) -> None:
-    """Add to each line what it shares with the query, rarer terms weighing more."""
-    low = [line.at.text.lower() for line in lines]
-    ends = list(accumulate(len(text) + 1 for text in low))
-    joined = "\n".join(low)
-    for wanted in _wanted(query):
-        hits: list[int] = []
-        place = joined.find(wanted)
-        while place >= 0:
-            hits.append(bisect_right(ends, place))
-            place = joined.find(wanted, ends[hits[-1]])
-        if hits:
-            weight = 4.0 * math.log1p(len(lines) / len(hits))
-            for index in hits:
-                lines[index].worth += weight
-
-
-def _choose(pieces: Sequence[Piece], lines: list[_Line], tokens: int, count: Callable[[str], int]) -> list[_Line]:
-    """Greedy by worth for cost, lazily re-valued as kinds, pages and terms are used up."""
-    headers: set[int] = set()
-    kinds: dict[tuple[int, Sign], int] = {}
-    covered: set[str] = set()
-    heap = [(-line.worth / line.cost**0.7, index) for index, line in enumerate(lines)]
-    heapq.heapify(heap)
-    order: list[_Line] = []
-    gap = max(1, count(OMISSION))
-    spent = refused = 0
-    while heap and refused < 40:
-        value, index = heap[0]
-        line = lines[index]
-        terms = _terms(line.at.text)
-        fresh = len(terms - covered) / len(terms) if terms else 0.3
-        used = kinds.get((line.piece, line.sign), 0)
-        cost = line.cost + (0 if line.piece in headers else 8)
-        now = -line.worth * (0.15 + 0.85 * fresh) / (1 + used / 12) / cost**0.7
-        if now > value + 1e-12:
-            # A line that has lost worth is put back, behind lines that are worth more now.
-            heapq.heapreplace(heap, (now, index))
-            if heap[0][1] != index:
-                continue
-        heapq.heappop(heap)
-        price = max(1, count(line.at.text)) + 1 + gap
-        if line.piece not in headers:
-            price += max(1, count(with_headings([(_header(pieces[line.piece]), "")]))) + gap
-        if spent + price > tokens:
-            refused += 1
-            continue
-        headers.add(line.piece)
-        kinds[line.piece, line.sign] = used + 1
-        covered |= terms
-        spent += price
-        order.append(line)
-    return order
-
-
-def _spans(pieces: Sequence[Piece], lines: Sequence[_Line]) -> list[tuple[int, tuple[Span, ...]]]:
-    """The chosen lines as merged spans by piece; a short gap of blanks between two is kept with them."""
-    by_piece: dict[int, list[Span]] = {}
-    for line in lines:
-        by_piece.setdefault(line.piece, []).append((line.at.start, line.at.end))
-    result = []
-    for at in sorted(by_piece):
-        joined: list[Span] = []
-        for start, end in merge(by_piece[at]):
-            if joined and start - joined[-1][1] <= 8 and not pieces[at].text[joined[-1][1] : start].strip():
-                joined[-1] = (joined[-1][0], end)
-            else:
-                joined.append((start, end))
-        result.append((at, tuple(joined)))
-    return result
+def _asked(query: str) -> Mapping[str, float]:
+    return {word: weight for word, weight in focus_words([(query, 1.0)]).items() if len(word) >= ASKED}
 
 
 def _header(piece: Piece) -> str:
@@ -319,9 +215,9 @@ def _header(piece: Piece) -> str:
     return f"{address_of(piece.page)} {' '.join(piece.label.split())[:80] or piece.role}"
 
 
-def _render(pieces: Sequence[Piece], spans: Sequence[tuple[int, tuple[Span, ...]]], count: Callable[[str], int]) -> Extract:
+def _render(pieces: Sequence[Piece], chosen: Parts, count: Callable[[str], int]) -> Extract:
     parts: list[tuple[str, str]] = []
-    for at, kept in spans:
+    for at, kept in chosen:
         text = pieces[at].text
         words: list[str] = []
         for place, (start, end) in enumerate(kept):
@@ -331,4 +227,4 @@ def _render(pieces: Sequence[Piece], spans: Sequence[tuple[int, tuple[Span, ...]
             words.append(piece if piece.endswith("\n") else piece + "\n")
         parts.append((_header(pieces[at]), "".join(words)))
     text = with_headings(parts)
-    return Extract(text, tuple((pieces[at].page, kept) for at, kept in spans), count(text), tuple(parts))
+    return Extract(text, tuple((pieces[at].page, kept) for at, kept in chosen), count(text), tuple(parts))

@@ -7,14 +7,15 @@ No language is parsed, so it works for numbered views of files, search hits, tra
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from kilburn.page import Span
+from kilburn.text.lines import outline, sample, skeleton, units
+from kilburn.text.signs import Sign, case_of, sign_of, sign_of_prose
 
-__all__ = ["Passage", "passages_of", "words_of"]
+__all__ = ["CACHED", "Passage", "passages_of", "rows_of", "words_of"]
 
 LEAST = 0.25
 """Share of the largest passage that a part of a longer text has at least."""
@@ -38,7 +39,9 @@ class Passage(NamedTuple):
         start, end: its span.
         words: how often each word occurs, in lower case; a name counts as a whole and in its pieces.
         size: all these together.
-        lines: its lines without numbers and white space, but for the tiny ones: equal for the same line in two views.
+        lines: what it says, for comparison: its lines without numbers and white space, but for the tiny ones: equal for
+            the same line in two views. Of a row its shape, its outline and its words.
+        sign: what it tells, if it is a row; `shape`: equal for rows that say the same.
     """
 
     start: int
@@ -46,6 +49,8 @@ class Passage(NamedTuple):
     words: Mapping[str, int]
     size: int
     lines: tuple[str, ...]
+    sign: Sign = Sign.NONE
+    shape: str = ""
 
 
 class _Line(NamedTuple):
@@ -68,15 +73,66 @@ def passages_of(text: str, most: int, span: Span | None = None) -> tuple[Passage
     return tuple(_passage(text, *found) for found in _cut(lines, 0, len(lines), most) if text[slice(*found)].strip())
 
 
-def words_of(text: str) -> Counter[str]:
+ROW, PROSE = 320, 240
+"""Characters of a row of tool output at most, and of prose."""
+CACHED = 20_000
+"""Rows of a text of up to this many characters are cached."""
+
+
+def rows_of(text: str, prose: bool, most: int) -> tuple[Passage, ...]:
+    """The lines of a text as passages with a sign; of near-duplicates the last. Long lines are cut.
+
+    Args:
+        prose: whether a person or a model wrote it: a tool's output is read by other signs.
+        most: a text of more characters is sampled: head, tail, and what surrounds error words.
+    """
+    return _cached_rows(text, prose) if len(text) <= min(most, CACHED) else _rows(text, prose, most)
+
+
+@lru_cache(maxsize=2048)
+def _cached_rows(text: str, prose: bool) -> tuple[Passage, ...]:
+    return _rows(text, prose, len(text))
+
+
+def _rows(text: str, prose: bool, most: int) -> tuple[Passage, ...]:
+    sign_by = sign_of_prose if prose else sign_of
+    found: dict[str, tuple[int, int, Sign]] = {}
+    known: dict[str, Sign] = {}
+    for low, high in sample(text, most):
+        for start, end in units(text, PROSE if prose else ROW, low, high):
+            line = text[start:end]
+            shape = skeleton(line)
+            if len(shape) < 3:
+                continue
+            sign = known.get(shape)
+            if sign is None:
+                sign = known[shape] = sign_by(line)
+            if sign is Sign.FAILED:
+                shape = ".".join(("failed", *case_of(line)))
+            found.pop(shape, None)
+            found[shape] = (start, end, sign)
+    return tuple([_row(text[start:end], start, end, sign, shape) for shape, (start, end, sign) in found.items()])
+
+
+def _row(own: str, start: int, end: int, sign: Sign, shape: str) -> Passage:
+    words = words_of(own)
+    told = (shape, outline(shape), *[word for word in words if len(word) >= 4])
+    return Passage(start, end, words, sum(words.values()), told, sign, shape)
+
+
+def words_of(text: str) -> dict[str, int]:
     """How often each word occurs, in lower case: names as a whole, and in their pieces."""
-    found: Counter[str] = Counter()
-    for word, times in Counter(_WORD.findall(text)).items():
-        found[word.lower()] += times
-        pieces = _PIECE.findall(word)
-        for piece in pieces if len(pieces) > 1 else ():
-            found[piece.lower()] += times
+    found: dict[str, int] = {}
+    for word in _WORD.findall(text):
+        for part in _parts_of(word):
+            found[part] = found.get(part, 0) + 1
     return found
+
+
+@lru_cache(maxsize=65536)
+def _parts_of(word: str) -> tuple[str, ...]:
+    pieces = _PIECE.findall(word)
+    return (word.lower(), *[piece.lower() for piece in pieces if len(pieces) > 1])
 
 
 def bare(line: str) -> str:
@@ -89,7 +145,7 @@ def _passage(text: str, start: int, end: int) -> Passage:
     own = own.rstrip()
     words = words_of(own)
     lines = tuple([line for line in map(bare, own.split("\n")) if len(line) >= 4])
-    return Passage(start, start + len(own), words, words.total(), lines)
+    return Passage(start, start + len(own), words, sum(words.values()), lines)
 
 
 def _lines(text: str, at: int, most: int) -> list[_Line]:

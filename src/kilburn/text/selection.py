@@ -39,6 +39,8 @@ JOINED = 6
 GRAINS = (150, 300, 600)
 """Characters of a passage at most: the largest of which `MANY` fit into the room."""
 MANY = 4
+SMALL, REFUSED = GRAINS[0] // 3, 400
+"""The choice ends with so many characters left, or after so many passages that were too long for what was left."""
 TRIES, FULL = 3, 0.96
 """The choice is made so many times at most, until it takes this share of the room."""
 SATURATION, LENGTH = 1.2, 0.75
@@ -52,14 +54,21 @@ HEADING = (
 
 
 class Candidate(NamedTuple):
-    """A passage of an original page, the message it came with, and who spoke."""
+    """A passage of an original page.
+
+    Args:
+        message: the one that it came with.
+        text: the whole page's.
+        weight: of who speaks, compared with tool output.
+        own: its worth as such: what its sign tells, and where it stands.
+    """
 
     page: int
     message: int
-    role: str
     passage: Passage
     text: str
-    """The whole page's."""
+    weight: float = 1.0
+    own: float = 0.0
 
 
 def grain_of(room: int) -> int:
@@ -69,7 +78,7 @@ def grain_of(room: int) -> int:
 
 def candidates_of(text: str, page: int, message: int, role: str, grain: int, span: Span | None = None) -> list[Candidate]:
     """The passages of a page, or of a span of it."""
-    return [Candidate(page, message, role, passage, text) for passage in passages_of(text, grain, span)]
+    return [Candidate(page, message, passage, text, _weight(role, text, passage)) for passage in passages_of(text, grain, span)]
 
 
 def select(
@@ -85,6 +94,8 @@ def select(
     floor: int = 0,
     recent: float = RECENT,
     life: float = 1.0,
+    thrift: float = 0.0,
+    cost: Callable[[Parts], int] | None = None,
 ) -> Parts:
     """Spans to keep of each page, in order, so that their excerpt costs at most `room` tokens.
 
@@ -98,23 +109,34 @@ def select(
         least: a passage that is worth less is left out even if there is room, once `floor` tokens are taken.
         recent: see `RECENT`. Larger if the choice will stay for long.
         life: how many times slower than `HALF` a passage loses worth with age.
+        thrift: power of its length by which a passage's worth is divided: 0 for passages of about one length.
+        cost: tokens of the finished excerpt, its heading included; None for an estimate that is a little too high.
     """
     if not candidates or room <= 0:
         return ()
-    worth = _worths(candidates, focus, recent, HALF * life)
+    texts = {one.page: one.text for one in candidates}
+    cost = cost or (lambda parts: _cost(parts, texts, count) + count(heading))
+    worth = _worths(candidates, focus, recent, HALF * life, thrift)
     seen = {line for text in shown for line in map(bare, text.split("\n")) if len(line) >= 4}
     parts: Parts = ()
-    left = room - count(heading)
+    order: list[Candidate] = []
+    left, used = room - count(heading), 0
     for _ in range(TRIES):
-        order = _greedy(candidates, worth, set(seen), int(left * ratio), least, int((room - floor) * ratio))
+        order = _greedy(candidates, worth, set(seen), int(left * ratio), least, int((room - floor) * ratio), 8 if thrift else SMALL)
         found = _parts(order)
-        cost = _cost(found, order, count) + count(heading)
-        if cost <= room:
+        used = cost(found)
+        if used <= room:
             parts = found
-            if cost >= FULL * room or len(order) == len(candidates):
+            if used >= FULL * room or len(order) == len(candidates):
                 break
         # The estimate of what the choice costs was too high or too low.
-        ratio *= room / max(1, cost) * (1.0 if cost <= room else FULL)
+        ratio *= room / max(1, used) * (1.0 if used <= room else FULL)
+    while not parts and order:
+        # No estimate was near: the last ones chosen are given up.
+        order = order[: min(len(order) - 1, len(order) * room // used)]
+        found = _parts(order)
+        used = cost(found)
+        parts = found if used <= room else ()
     return parts
 
 
@@ -127,16 +149,21 @@ def focus_words(texts: Sequence[tuple[str, float]]) -> dict[str, float]:
     return found
 
 
-def _worths(candidates: Sequence[Candidate], focus: Mapping[str, float], recent: float, half: float) -> list[float]:
+def _worths(
+    candidates: Sequence[Candidate], focus: Mapping[str, float], recent: float, half: float, thrift: float
+) -> list[float]:
     """What each passage is worth before it is compared with what is shown."""
     like = _likeness(candidates, focus)
     # The agent's own words are the likest to what it says now; they must not be the measure.
-    most = max([value for one, value in zip(candidates, like, strict=True) if one.role != "assistant"], default=0.0) or 1.0
+    most = max([value for one, value in zip(candidates, like, strict=True) if one.weight >= 1.0], default=0.0) or 1.0
     newest = candidates[-1].message
-    return [
-        (value / most + recent * 0.5 ** ((newest - one.message) / half) + EARLY / one.message) * _weight(one)
+    worth = [
+        (value / most + recent * 0.5 ** ((newest - one.message) / half) + EARLY / one.message + one.own) * one.weight
         for one, value in zip(candidates, like, strict=True)
     ]
+    if thrift:
+        return [value / (one.passage.end - one.passage.start + 8) ** thrift for value, one in zip(worth, candidates, strict=True)]
+    return worth
 
 
 def _likeness(candidates: Sequence[Candidate], focus: Mapping[str, float]) -> list[float]:
@@ -158,12 +185,12 @@ def _likeness(candidates: Sequence[Candidate], focus: Mapping[str, float]) -> li
     return scores
 
 
-def _weight(one: Candidate) -> float:
-    if one.role == "user":
+def _weight(role: str, text: str, passage: Passage) -> float:
+    if role == "user":
         return USER
-    if one.role != "assistant":
+    if role != "assistant":
         return 1.0
-    return SAID if _states(one.text[one.passage.start : one.passage.end]) else TALK
+    return SAID if _states(text[passage.start : passage.end]) else TALK
 
 
 @lru_cache(maxsize=16384)
@@ -172,10 +199,10 @@ def _states(text: str) -> bool:
 
 
 def _greedy(
-    candidates: Sequence[Candidate], worth: Sequence[float], seen: set[str], room: int, least: float, rest: int
+    candidates: Sequence[Candidate], worth: Sequence[float], seen: set[str], room: int, least: float, rest: int, small: int
 ) -> list[Candidate]:
-    """The passages in the order in which they were chosen, within `room` characters; those that are worth less than
-    `least` while more than `rest` are left."""
+    """The passages in the order in which they were chosen, within `room` characters, until `small` are left; those that
+    are worth less than `least` while more than `rest` are left."""
 
     def value(at: int) -> float:
         lines = candidates[at].passage.lines
@@ -187,7 +214,8 @@ def _greedy(
     heapq.heapify(heap)
     chosen: list[Candidate] = []
     pages: set[int] = set()
-    while heap and room > GRAINS[0] // 3:
+    refused = 0
+    while heap and room > small and refused < REFUSED:
         bound, at = heapq.heappop(heap)
         one = candidates[-at]
         cost = one.passage.end - one.passage.start + 3 + (0 if one.page in pages else 6 + len(MARK))
@@ -203,6 +231,7 @@ def _greedy(
             # The last one may be cut behind a line; what is too long for that is passed over.
             end = one.text.rfind("\n", one.passage.start, one.passage.end - (cost - room))
             if end - one.passage.start < GRAINS[0] // 2:
+                refused += 1
                 continue
             one, cost = one._replace(passage=one.passage._replace(end=end)), room
         chosen.append(one)
@@ -225,9 +254,8 @@ def _parts(chosen: Sequence[Candidate]) -> Parts:
     return tuple((page, tuple(found)) for page, found in spans.items())
 
 
-def _cost(parts: Parts, chosen: Sequence[Candidate], count: Callable[[str], int]) -> int:
+def _cost(parts: Parts, texts: Mapping[int, str], count: Callable[[str], int]) -> int:
     """What the excerpt costs, with its omissions and addresses, a little over-estimated."""
-    texts = {one.page: one.text for one in chosen}
     made = [
         f"{MARK}{address_of(page)}:\n{OMISSION}" + "".join([f"{OMISSION}{texts[page][start:end]}\n" for start, end in spans])
         for page, spans in parts
