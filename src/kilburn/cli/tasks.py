@@ -29,6 +29,13 @@ def tasks(
         bool, typer.Option("--search", help="The agent may search its memory, which the baselines do not have.")
     ] = False,
     patience: Annotated[int, typer.Option(min=0, help="What the agent does again in one task before it gives up.")] = 2,
+    model: Annotated[
+        str, typer.Option(metavar="SPEC", help="A model that decides in place of the script; it reads the window.")
+    ] = "",
+    writer: Annotated[
+        str,
+        typer.Option(metavar="SPEC", help="A model that answers the policies' questions; each that can ask has a second row."),
+    ] = "",
     seed: Annotated[int, typer.Option(help="Of the tasks and of the intervals.")] = 0,
     json: Json = False,
 ) -> None:
@@ -39,6 +46,8 @@ def tasks(
         kilburn eval tasks
 
         kilburn eval tasks --search --window 2000 --policy hybrid --policy cost
+
+        kilburn eval tasks --tasks 4 --window 1000 --policy cost --model 'local("qwen", context=16384)'
     """
     with progress("working") as done:
         report = evaluate(
@@ -47,6 +56,8 @@ def tasks(
             policies=policy or EVERYBODY,
             search=search,
             patience=patience,
+            model=model,
+            writer=writer,
             seed=seed,
             progress=done,
         )

@@ -86,6 +86,7 @@ class Edit(msgspec.Struct, frozen=True):
 
     Args:
         thought: names what is looked for, and not the fact.
+        form: says to a model what to write, without the fact.
         fact: the whole line that has it, as a regular expression.
         again: brings the fact once more; None if only memory can.
         near: read around the place first; it is where the fact says.
@@ -93,6 +94,7 @@ class Edit(msgspec.Struct, frozen=True):
     """
 
     thought: str
+    form: str
     fact: re.Pattern[str]
     again: Command | None
     make: Callable[[re.Match[str]], Command]
@@ -205,6 +207,7 @@ def _rename(name: str, sources: dict[str, str], chance: random.Random) -> Task |
         plan.append(
             Edit(
                 thought=f"The next place of {old}.",
+                form=f"Write that line anew where it stands, with {new} in place of {old}.",
                 fact=re.compile(rf"^{re.escape(path)} {line}: (.*)$", re.M),
                 again=search,
                 make=partial(_renamed, path, line, old, new),
@@ -232,6 +235,7 @@ def _values(name: str, sources: dict[str, str], chance: random.Random) -> Task:
         plan.append(
             Edit(
                 thought=f"Now {one}, as it was agreed.",
+                form=f"Write {one} = its figure as line {line} of agreed.py.",
                 fact=re.compile(rf"^{one} = (\d+)$", re.M),
                 again=None,
                 make=partial(_with_figure, "agreed.py", line, one),
@@ -258,6 +262,7 @@ def _calls(name: str, sources: dict[str, str], chance: random.Random) -> Task | 
         plan.append(
             Edit(
                 thought=f"Which signature has {one} of {path}?",
+                form=f"Write its whole def line and then ' ...' as line {number} of stubs.py.",
                 fact=re.compile(rf"^{re.escape(path)} {line}: (\s*def {one}\(.*)$", re.M),
                 again=Command("search", text=rf"def {one}\b"),
                 make=partial(_stub, number),
@@ -287,6 +292,7 @@ def _failures(name: str, sources: dict[str, str], chance: random.Random) -> Task
         plan.append(
             Edit(
                 thought=f"The failure of {one}.",
+                form=f"Write {one} = what it must be, at the place that failed.",
                 fact=re.compile(rf"^FAIL {re.escape(path)}:{line}: {one} is {wrong} and must be (\d+)$", re.M),
                 again=Command("check"),
                 make=partial(_with_figure, path, line, one),
