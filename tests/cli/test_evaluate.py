@@ -44,6 +44,14 @@ def test_everybody_is_measured_and_lines_fit_the_screen() -> None:
     assert max(map(len, said.out.splitlines())) <= 120
 
 
+def test_lines_of_tasks_fit_the_screen_and_the_best_baseline_is_named() -> None:
+    said = kilburn("eval", "tasks", "--tasks", 4, "--window", 1000, "--policy", "tail+bm25-older", "--prices", "automatic")
+    assert said.status == 0, said.err
+    assert max(map(len, said.out.splitlines())) <= 120
+    assert {"again", "p95", "automatic", "whole"} <= set(said.out.split())
+    assert "at 1000)" in said.out
+
+
 @pytest.mark.parametrize(("name", "begins"), [("p.svg", b"<?xml"), ("p.png", b"\x89PNG")])
 def test_a_picture_is_drawn(tmp_path: Path, name: str, begins: bytes) -> None:
     file = tmp_path / name

@@ -11,12 +11,17 @@ import pytest
 
 from cli.terminal import kilburn as command
 from kilburn.errors import SpecError
-from kilburn.evals.acting import evaluate
-from kilburn.evals.tasks import KINDS, Edit, Look, Say, Workshop, tasks
+from kilburn.evals.acting import ActingRow, evaluate
+from kilburn.evals.cost import rates_of
+from kilburn.evals.tasks import FILES, KINDS, LINES, Edit, Look, Say, Workshop, tasks
 from kilburn.model import Request
 from kilburn.models.scripted import Scripted
 
 LARGE = 1_000_000
+
+
+def timeless(row: ActingRow) -> ActingRow:
+    return msgspec.structs.replace(row, plan_p50=None, plan_p95=None)
 
 
 def test_a_task_fails_before_the_work_and_is_solved_by_its_plan(tmp_path: Path) -> None:
@@ -34,6 +39,40 @@ def test_a_task_fails_before_the_work_and_is_solved_by_its_plan(tmp_path: Path) 
                 assert found is not None, f"{task.id}: {step.fact.pattern}"
                 workshop.do(step.make(found))
         assert workshop.check() == (True, "all is well\n")
+
+
+@pytest.fixture
+def headers(tmp_path: Path) -> Path:
+    """C headers that do not exist: functions of several arguments, constants, and names that several files share."""
+    folder = tmp_path / "include"
+    folder.mkdir()
+    for file in range(FILES):
+        lines = [f"/* File {file}. */"] * 2 * LINES
+        lines += [f"extern int open_{chr(97 + file)}{number} (int one, char *two);" for number in range(4)]
+        lines += [f"# define LIMIT_{file}_{number}  {10 * number + file + 1}" for number in range(4)]
+        lines += ["typedef int shared_name;"] if file < 6 else []
+        (folder / f"file{file}.h").write_text("\n".join([*lines, ""]))
+    (folder / "latin.h").write_bytes(b"/* \xe9 */\n" * 3 * LINES)
+    return folder
+
+
+def test_tasks_may_be_made_from_c_headers(headers: Path) -> None:
+    report = evaluate(4, windows=[LARGE], policies=["hybrid"], sources=headers)
+    assert all((row.solved, row.steps) == (1.0, 1.0) for row in report.rows)
+    assert f"C headers of {headers}" in report.table()
+    files = {path for task in tasks(4, 0, headers) for path in task.files}
+    assert files <= {f"file{number}.h" for number in range(FILES)}
+    small = evaluate(4, windows=[600], policies=["fifo"], sources=headers)
+    assert all(row.solved < 1 for row in small.rows)
+
+
+def test_a_folder_that_does_not_do_is_named(headers: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="too few sources"):
+        evaluate(1, sources=tmp_path / "nothing")
+    for path in headers.glob("*.h"):
+        path.write_bytes(path.read_bytes().replace(b"shared_name", b"name"))
+    with pytest.raises(SpecError, match="no task of kind rename"):
+        evaluate(1, sources=headers)
 
 
 def test_no_fact_stands_in_what_the_agent_says_itself() -> None:
@@ -64,14 +103,55 @@ def test_what_the_window_does_not_show_costs_steps_or_the_task() -> None:
     assert again.steps == again.plan + again.again > again.plan
 
 
+def test_no_fact_is_found_by_chance() -> None:
+    """What all tasks but one are about says nothing about that one, so no row is needed for chance."""
+    made = list(tasks(2 * len(KINDS), seed=7))
+    words = {task.id: "\n".join([task.ask, task.check, *task.files.values()]) for task in made}
+    for task in made:
+        others = "\n".join(text for id, text in words.items() if id != task.id)
+        assert not any(step.fact.search(others) for step in task.plan if isinstance(step, Edit))
+
+
+def test_what_the_work_costs_stands_in_the_rows() -> None:
+    report = evaluate(4, windows=[800, LARGE], policies=["hybrid", "tail+bm25-older"], rates=rates_of(["automatic"]))
+    for row in report.rows:
+        own = [one for one in report.outcomes if (one.policy, one.window) == (row.policy, row.window)]
+        assert row.shipped == sum(one.shipped for one in own)
+        assert row.refilled == sum(one.refilled for one in own)
+        assert row.calls >= sum(one.steps for one in own)
+        assert list(row.costs) == ["automatic"]
+        if row.window == LARGE:
+            assert row.refilled < row.calls  # the line breaks between new messages
+            assert (row.sections, row.plan_p50) == (None, None)
+        else:
+            assert row.refilled > row.calls
+            assert row.plan_p50 is not None
+            assert row.plan_p95 is not None
+            assert 0 <= row.plan_p50 <= row.plan_p95
+
+
+def test_each_policy_is_paired_with_the_best_baseline() -> None:
+    report = evaluate(4, windows=[800, LARGE], policies=["tail+bm25-older", "fifo"])
+    for window in (800, LARGE):
+        rows = [row for row in report.rows if row.window == window]
+        [best] = {row.best for row in rows}
+        assert report.row(best, window).solved == max(report.row(name, window).solved for name in ("tail", "tail+bm25-older"))
+        assert all(row.gain == pytest.approx(row.solved - report.row(best, window).solved) for row in rows)
+        assert all(row.gain_low <= row.gain <= row.gain_high for row in rows)
+        assert f"{best} at {window}" in report.table()
+
+
 def test_the_same_seed_gives_the_same_report() -> None:
     one, two = (evaluate(4, windows=[800], policies=["hybrid"], seed=3) for _ in range(2))
-    assert one == two
+    assert one.outcomes == two.outcomes
+    assert [timeless(row) for row in one.rows] == [timeless(row) for row in two.rows]
 
 
-def test_the_verb_prints_a_table_or_json() -> None:
-    said = command("eval", "tasks", "--tasks", "2", "--window", "1000", "--policy", "hybrid", "--json")
+def test_the_verb_prints_json_and_draws_a_picture(tmp_path: Path) -> None:
+    plot = tmp_path / "pareto.svg"
+    said = command("eval", "tasks", "--tasks", "2", "--window", "1000", "--policy", "hybrid", "--json", "--plot", plot)
     assert said.status == 0
+    assert plot.read_bytes().startswith(b"<?xml")
     assert {row["policy"] for row in said.json["rows"]} == {"tail", "hybrid"}
     assert command("eval", "tasks", "--window", "0").status == 2
 

@@ -22,7 +22,7 @@ def made(runs: int, shuffle: int | None = None) -> Sample:
 
 
 def timeless(report: PagingReport) -> list[Row]:
-    return [msgspec.structs.replace(row, seconds=0.0) for row in report.rows]
+    return [msgspec.structs.replace(row, seconds=0.0, plan_p50=None, plan_p95=None) for row in report.rows]
 
 
 @pytest.mark.parametrize("policy", BASELINES)
@@ -116,13 +116,13 @@ def test_parts_of_a_cell_join_to_the_whole() -> None:
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     file, runs = tmp_path / "cells.jsonl", made(3)
-    first = evaluate(runs, [200], ["fifo"], saved=SavedCells(file, runs.digest, resume=False))
+    first = evaluate(runs, [200], ["fifo"], saved=SavedCells(file, runs.digest, Cell, resume=False))
     seen: list[tuple[int, int]] = []
     again = evaluate(
         runs,
         [200],
         ["fifo", "last3"],
-        saved=SavedCells(file, runs.digest, resume=True),
+        saved=SavedCells(file, runs.digest, Cell, resume=True),
         progress=lambda done, all_: seen.append((done, all_)),
     )
     assert seen[0][0] > 6
@@ -133,24 +133,24 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_a_line_that_was_broken_off_is_measured_again(tmp_path: Path) -> None:
     file, runs = tmp_path / "cells.jsonl", made(2)
-    evaluate(runs, [200], ["last3"], saved=SavedCells(file, runs.digest, resume=False))
+    evaluate(runs, [200], ["last3"], saved=SavedCells(file, runs.digest, Cell, resume=False))
     file.write_bytes(file.read_bytes()[:-20])
-    saved = SavedCells(file, runs.digest, resume=True)
+    saved = SavedCells(file, runs.digest, Cell, resume=True)
     assert (saved.find("tail", "tail", "", 200) is None) != (saved.find("last3", "last3", "", 200) is None)
     whole = timeless(evaluate(runs, [200], ["last3"], saved=saved))
-    reopened = SavedCells(file, runs.digest, resume=True)
+    reopened = SavedCells(file, runs.digest, Cell, resume=True)
     assert whole == timeless(evaluate(runs, [200], ["last3"], saved=reopened))
     assert reopened.find("last3", "last3", "", 200) is not None
 
 
 def test_cells_of_other_runs_or_other_names_do_not_count(tmp_path: Path) -> None:
     file, runs = tmp_path / "cells.jsonl", made(2)
-    evaluate(runs, [200], [], saved=SavedCells(file, runs.digest, resume=False))
+    evaluate(runs, [200], [], saved=SavedCells(file, runs.digest, Cell, resume=False))
     for other in (made(3), made(2, shuffle=1), sample_of(None, 2, seed=1), sample_of(None, 2, tools=True)):
-        assert SavedCells(file, other.digest, resume=True).find("tail", "tail", "", 200) is None
-    assert SavedCells(file, runs.digest, resume=True).find("tail", "tail", "", 200) is not None
+        assert SavedCells(file, other.digest, Cell, resume=True).find("tail", "tail", "", 200) is None
+    assert SavedCells(file, runs.digest, Cell, resume=True).find("tail", "tail", "", 200) is not None
     with pytest.raises(SpecError, match="is no file"):
-        SavedCells(tmp_path, runs.digest, resume=False)
+        SavedCells(tmp_path, runs.digest, Cell, resume=False)
 
 
 def test_outputs_of_tool_calls_are_measured_like_messages() -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kilburn.evals.baselines import BASELINES
 from kilburn.evals.cost import rates_of
 from kilburn.evals.outcomes import Cell, ReferenceOutcome
 from kilburn.evals.pareto import front
-from kilburn.evals.rows import ENVELOPE, Row, model_differences_of, rows_of, verdicts_of
+from kilburn.evals.rows import Row, model_differences_of, rows_of, verdicts_of
 
 
 def cell(policy: str, shown: str, window: int = 100, *, refilled: int = 0, **more: str) -> Cell:
@@ -21,7 +22,7 @@ def cell(policy: str, shown: str, window: int = 100, *, refilled: int = 0, **mor
 
 
 def baselines(shown: str, window: int = 100) -> list[Cell]:
-    return [cell(name, shown, window) for name in ENVELOPE]
+    return [cell(name, shown, window) for name in BASELINES]
 
 
 def rows(*cells: Cell) -> list[Row]:
@@ -34,6 +35,25 @@ def test_regret_is_the_distance_to_the_optimum_at_the_same_window() -> None:
     assert (tail.regret, best.regret, other.regret) == (0.5, 0.0, None)
     assert tail.cost_regret["hosted"] == pytest.approx(tail.costs["hosted"] / best.costs["hosted"] - 1)
     assert (best.cost_regret["local"], other.cost_regret) == (0.0, {})
+
+
+def test_each_row_is_paired_with_the_best_baseline_of_its_window() -> None:
+    small = rows(cell("tail", "+..."), cell("last3", ".++."), cell("good", "+++."))
+    large = rows(cell("tail", "++..", 200), cell("good", "+...", 200))
+    assert [(row.best, row.gain) for row in small] == [("last3", -0.25), ("last3", 0), ("last3", 0.25)]
+    assert [(row.best, row.gain) for row in large] == [("tail", 0), ("tail", -0.25)]
+    assert rows(*baselines("+..."), cell("tail", "++..", 200))[-1].best == "tail"
+    assert (small[1].gain_low, small[1].gain_high) == (0, 0)
+    assert small[2].gain_low <= 0.25 <= small[2].gain_high
+
+
+def test_times_of_plans_are_a_median_and_a_95th_percentile() -> None:
+    slow, idle = cell("tail", "+"), cell("none", "+")
+    slow.plans = [float(time) for time in range(1, 102)]
+    one = cell("one", "+")
+    one.plans = [4.0]
+    found = rows(slow, idle, one)
+    assert [(row.plan_p50, row.plan_p95) for row in found] == [(51, 96), (None, None), (4, 4)]
 
 
 def test_a_verdict_is_about_all_windows() -> None:

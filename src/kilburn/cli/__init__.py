@@ -6,12 +6,14 @@ Only this package imports typer. Verbs are thin: the logic is in the public Pyth
 from __future__ import annotations
 
 from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
+    answers,
     bench,
     change,
     chat,
     demo,
     documents,
     drift,
+    equivalence,
     evaluate,
     forget,
     fsck,

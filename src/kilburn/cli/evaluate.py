@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,9 @@ import typer
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json, app
 from kilburn.errors import SpecError
-from kilburn.evals.cost import rates_of
+from kilburn.evals.baselines import BASELINES
+from kilburn.evals.cost import Rates, rates_of
+from kilburn.evals.outcomes import Cell
 from kilburn.evals.paging import evaluate
 from kilburn.evals.pareto import REFILLED, draw
 from kilburn.evals.picture import check_picture
@@ -21,10 +24,18 @@ from kilburn.evals.sample import sample_of
 from kilburn.evals.saved import SavedCells
 from kilburn.terminal import say, show
 
-__all__ = ["evals", "paging", "shown"]
+__all__ = ["Axis", "Plot", "PriceTables", "check_plot", "evals", "paging", "shown"]
 
 WINDOWS = [1000, 2000, 4000, 8000]
 """What `--all` measures at."""
+
+PriceTables = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="hosted, automatic or local; may be given again. hosted and local by default."),
+]
+
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw worth against cost; .svg, .png or .pdf.")]
+Axis = Annotated[str, typer.Option(metavar="NAME", help="The cost that is drawn: refilled, or a price table.")]
 
 evals = typer.Typer(help="Measure policies on recorded runs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(evals, name="eval")
@@ -43,6 +54,18 @@ def shown(report: EvalReport, json: bool, plot: Path | None, picture: Callable[.
         say(f"written: {plot}")
 
 
+def check_plot(plot: Path | None, axis: str, rates: Rates, *, force: bool) -> None:
+    """Check before a measurement that its picture can be drawn.
+
+    Raises:
+        SpecError, MissingExtra: see `kilburn.evals.picture.check_picture`. SpecError: no such axis.
+    """
+    if plot is not None:
+        check_picture(plot, force=force)
+        if axis != REFILLED and axis not in rates.tables:
+            raise SpecError(f"no cost {axis!r} to draw", advice=f"give {REFILLED}, or one of --prices")
+
+
 @evals.command()
 def paging(
     data: Annotated[
@@ -54,7 +77,7 @@ def paging(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A policy, a baseline or belady; may be given again. hybrid by default."),
+        typer.Option(metavar="SPEC", help="A policy, a baseline or belady; may be given again. Baselines and hybrid by default."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All baselines and policies, and the offline optimum.")] = False,
     sample: Annotated[int | None, typer.Option(min=1, help="Only the first so many runs.")] = None,
@@ -75,10 +98,7 @@ def paging(
     model: Annotated[
         str, typer.Option(metavar="SPEC", help="Score policies that can ask a model once more, with this one.")
     ] = "",
-    prices: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="hosted, automatic or local; may be given again. hosted and local by default."),
-    ] = None,
+    prices: PriceTables = None,
     pause: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Between two prompts; longer than a cache lives, nothing is cached.")
     ] = None,
@@ -88,8 +108,8 @@ def paging(
         Path | None, typer.Option(metavar="FILE", help="Write each policy and window there when done, with all outcomes.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the file of --out.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw survival against cost; .svg, .png or .pdf.")] = None,
-    axis: Annotated[str, typer.Option(metavar="NAME", help="The cost that is drawn: refilled, or a price table.")] = REFILLED,
+    plot: Plot = None,
+    axis: Axis = REFILLED,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -100,20 +120,17 @@ def paging(
         kilburn eval paging --data runs.jsonl.gz --window 2000 --policy hybrid --policy lru
         kilburn eval paging --data runs.jsonl.gz --all --workers 2 --out cells.jsonl --plot pareto.svg
     """
-    rates = rates_of(prices or ("hosted", "local"), pause)
-    if plot is not None:
-        check_picture(plot, force=force)
-        if axis != REFILLED and axis not in rates.tables:
-            raise SpecError(f"no cost {axis!r} to draw", advice=f"give {REFILLED}, or one of --prices")
+    rates = rates_of(prices, pause)
+    check_plot(plot, axis, rates, force=force)
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     runs = sample_of(data, sample, shuffle=shuffle, referring=referring, tools=tools, reply=reply, session=session, seed=seed)
-    saved = SavedCells(out, runs.digest, resume=resume, force=force) if out is not None else None
+    saved = SavedCells(out, runs.digest, Cell, resume=resume, force=force) if out is not None else None
     with progress("evaluating") as done:
         report = evaluate(
             runs,
             window or (WINDOWS if everything else [2000]),
-            [*(everybody() if everything else []), *(policy or ([] if everything else ["hybrid"]))],
+            [*(everybody() if everything else []), *(policy or ([] if everything else [*BASELINES, "hybrid"]))],
             model=model,
             rates=rates,
             workers=workers,
@@ -122,7 +139,4 @@ def paging(
         )
     if out is not None:
         say(f"written: {out}")
-    show(report, json)
-    if plot is not None:
-        draw(plot, report.rows, axis, force=force)
-        say(f"written: {plot}")
+    shown(report, json, plot, partial(draw, worth="survival", axis=axis), force=force)

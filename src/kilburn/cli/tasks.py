@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kilburn.cli.evaluate import evals
+from kilburn.cli.evaluate import Axis, Plot, PriceTables, check_plot, evals, shown
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json
+from kilburn.cli.shell import Force, Json
 from kilburn.evals.acting import EVERYBODY, evaluate
-from kilburn.terminal import show
+from kilburn.evals.cost import rates_of
+from kilburn.evals.pareto import REFILLED, draw
 
 __all__ = ["tasks"]
 
@@ -36,7 +39,15 @@ def tasks(
         str,
         typer.Option(metavar="SPEC", help="A model that answers the policies' questions; each that can ask has a second row."),
     ] = "",
+    sources: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make the tasks from C headers, such as those of /usr/include."),
+    ] = None,
+    prices: PriceTables = None,
+    plot: Plot = None,
+    axis: Axis = REFILLED,
     seed: Annotated[int, typer.Option(help="Of the tasks and of the intervals.")] = 0,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Let a scripted agent work in real source files, when it knows only what its window shows.
@@ -49,6 +60,8 @@ def tasks(
 
         kilburn eval tasks --tasks 4 --window 1000 --policy cost --model 'local("qwen", context=16384)'
     """
+    rates = rates_of(prices)
+    check_plot(plot, axis, rates, force=force)
     with progress("working") as done:
         report = evaluate(
             count,
@@ -58,7 +71,9 @@ def tasks(
             patience=patience,
             model=model,
             writer=writer,
+            sources=sources,
+            rates=rates,
             seed=seed,
             progress=done,
         )
-    show(report, json)
+    shown(report, json, plot, partial(draw, worth="solved", axis=axis), force=force)

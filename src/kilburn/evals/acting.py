@@ -6,8 +6,8 @@ it; else it does again what brought the fact, which costs a step and room in the
 A task is solved if its own check program says so. No model takes part unless one is given, so that success depends on the
 window alone, and no policy's measure of a line decides what counts.
 
-With a model, the model decides in place of the regular expression: it reads the window, and either writes a line or looks
-once more, under a JSON schema. All else is the same.
+With a model, the model decides in place of the script's search: it reads the window, and writes a line or looks once more,
+under a JSON schema. All else is the same.
 
     report = evaluate(32, windows=[1000, 2000], policies=["tail", "hybrid"])
     print(report.table())
@@ -26,10 +26,12 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender
+from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
 from kilburn.evals.candidate import KilburnCandidate
+from kilburn.evals.cost import CostRow, Rates, cost_columns, figures_of, rates_of, units_of
 from kilburn.evals.intervals import interval, mean
-from kilburn.evals.report import EvalReport, grid, row_of
+from kilburn.evals.outcomes import Cell, Counted
+from kilburn.evals.report import EvalReport, best_words, row_of, table_of
 from kilburn.evals.roster import entries
 from kilburn.evals.tasks import KINDS, Command, Edit, Look, Say, Task, Workshop, tasks
 from kilburn.kernel.resolve import resolve
@@ -43,6 +45,7 @@ EVERYBODY = ("tail", "truncated", "last3", "tail+bm25-older", "summarize", "cost
 FOUND = 400
 """Tokens that a search of the memory may bring."""
 
+
 ACTION = 160
 """Tokens of a model's action."""
 
@@ -51,7 +54,8 @@ LAST_LINE = 99_999
 
 RULES = """You are a coding agent. Your task: {ask}
 Of what you did and saw before, you know only what the window shows. Do one thing now, as JSON:
-- write: put a text in place of one line of a file; the text is the whole line."""
+- write: put a text in place of one line of a file; the text is the whole line as it will stand
+  in the file, without the path and the number that a search or a read puts before it."""
 LOOKS = """
 - {looks}: only if what you need is not in the window."""
 
@@ -93,7 +97,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         steps: replies of the agent. plan: those of an agent that has to look up nothing.
         facts: that it needed. missing: those that were not shown when they were needed. searched: found by a search of memory.
-        again: done once more to get a fact. shipped: tokens of all prompts. peak: of the largest one.
+        again: done once more to get a fact. shipped: tokens of all prompts. refilled: those read again because of an edit.
         agent: what was asked of the model that decides. writer: of the model that answers the policy.
     """
 
@@ -109,46 +113,48 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     searched: int
     again: int
     shipped: int
-    peak: int
+    refilled: int
     agent: Spent
     writer: Spent
 
 
-class ActingRow(msgspec.Struct, frozen=True, kw_only=True):
+class ActingRow(CostRow, frozen=True, kw_only=True):
     """One policy at one window, over all tasks. Intervals are of 95%, resampled by task.
 
     Args:
-        solved: share of the tasks. gain: less the tail's, on the same tasks; kinds: by kind of task.
+        solved: share of the tasks; kinds: by kind of task.
+        best: of the baselines that were measured at this window, the one that solves most. gain: share of the tasks less
+            that of `best`, on the same tasks.
         shown: share of the facts that the prompt had when they were needed.
-        steps: mean steps over those of the plan. shipped: mean tokens of a task's prompts.
-        agent: what was asked of the model that decides, in all tasks; writer: of the one that answers the policy.
+        steps: mean steps over those of the plan.
+        agent: what was asked of the model that decides, in all tasks. writer: of the model that answers the policy.
     """
 
-    policy: str
-    window: int
     tasks: int
     solved: float
     low: float
     high: float
+    best: str
     gain: float
     gain_low: float
     gain_high: float
     kinds: dict[str, float]
     shown: float
     steps: float
-    shipped: float
-    overflow: int
     agent: Spent
     writer: Spent
 
 
 class ActingReport(EvalReport, frozen=True, kw_only=True):
-    """All rows. `search` says whether the agent might search its memory; `model` and `writer` are the models' specs."""
+    """All rows. `search` says whether the agent might search its memory, `rates` how prompts were priced, `sources` from what
+    folder of C headers the tasks are (None: from Python's library); `model` decides and `writer` answers the policies, if any."""
 
     seed: int
+    sources: str | None
     search: bool
     model: str
     writer: str
+    rates: Rates
     rows: list[ActingRow]
     outcomes: list[TaskOutcome]
 
@@ -157,47 +163,42 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         return row_of(self.rows, policy=policy, window=window)
 
     def table(self) -> str:
-        """Plain text: a line for each policy and window."""
-        heads = ["window", "policy", "solved", "95%", "to tail", "95%", *KINDS, "shown", "steps", "shipped", "over"]
+        """Plain text: how much work was done, and what it cost."""
         body = [
-            [
-                str(row.window),
-                row.policy,
-                f"{row.solved:.3f}",
-                f"{row.low:.3f}-{row.high:.3f}",
-                f"{row.gain:+.3f}",
-                f"{row.gain_low:+.3f} {row.gain_high:+.3f}",
-                *(f"{row.kinds[kind]:.2f}" if kind in row.kinds else "" for kind in KINDS),
-                f"{row.shown:.3f}",
-                f"{row.steps:.2f}",
-                f"{row.shipped:,.0f}",
-                str(row.overflow),
-            ]
+            {
+                "window": str(row.window),
+                "policy": row.policy,
+                "solved": f"{row.solved:.3f}",
+                "95%": f"{row.low:.2f}-{row.high:.2f}",
+                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.2f} {row.gain_high:+.2f}",
+                **{kind: f"{row.kinds[kind]:.2f}" if kind in row.kinds else "" for kind in KINDS},
+                "shown": f"{row.shown:.3f}",
+                "whole": "" if row.sections is None else f"{row.sections:.3f}",
+                "steps": f"{row.steps:.2f}",
+            }
             for row in self.rows
         ]
+        where = f"C headers of {self.sources}" if self.sources else "Python's library"
         those = "may search its memory" if self.search else "has no search"
-        who = f"{self.model} decides" if self.model else "the agent is scripted"
-        said = f"{self.rows[0].tasks} tasks from seed {self.seed}; {who} and {those}; one token is {CHARACTERS} characters"
-        return "\n\n".join([said, grid(heads, body), *self._spent()])
-
-    def _spent(self) -> Iterator[str]:
-        """What the models were asked; nothing if none was."""
-        body = [
-            [
-                str(row.window),
-                row.policy,
-                which,
-                f"{spent.asks:,}",
-                f"{spent.read:,}",
-                f"{spent.written:,}",
-                f"{spent.seconds:,.0f}",
-            ]
-            for row in self.rows
-            for which, spent in (("agent", row.agent), ("writer", row.writer))
-            if spent.asks
+        who = self.model or "the agent"
+        parts = [
+            f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; {who} {those}; one token is {CHARACTERS} characters",
+            f"to best: share solved less that of the best baseline ({best_words(self.rows)})",
+            table_of(body),
+            f"{units_of(self.rates)}; prompts over the window",
+            table_of({**cost_columns(row, self.rates), "over": str(row.overflow)} for row in self.rows),
+            *([table_of(spent)] if (spent := list(self._spent())) else []),
         ]
-        if body:
-            yield grid(["window", "policy", "model as", "asks", "tokens read", "written", "seconds"], body)
+        return "\n\n".join(parts)
+
+    def _spent(self) -> Iterator[dict[str, str]]:
+        """What the models were asked."""
+        for row in self.rows:
+            for which, spent in (("agent", row.agent), ("writer", row.writer)):
+                if spent.asks:
+                    figures = {"asks": spent.asks, "tokens read": spent.read, "written": spent.written, "seconds": spent.seconds}
+                    said = {name: f"{figure:,.0f}" for name, figure in figures.items()}
+                    yield {"window": str(row.window), "policy": row.policy, "model as": which, **said}
 
 
 def evaluate(
@@ -209,6 +210,8 @@ def evaluate(
     patience: int = 2,
     model: str | Model = "",
     writer: str | Model = "",
+    sources: Path | None = None,
+    rates: Rates | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> ActingReport:
@@ -222,31 +225,44 @@ def evaluate(
         search: whether the agent may search its memory before it does something again. Baselines have none.
         model: decides in place of the script: the spec of a model, or a model.
         writer: answers the policies' questions, likewise. Policies that can ask then have a second row.
+        sources: a folder of C headers that the tasks are made from; None for this Python's library.
+        rates: how prompts are priced; by default by "hosted" and "local".
         seed: of the tasks and the intervals.
         progress: called with the tasks done and their total.
 
     Raises:
-        SpecError: no tasks, a window below 1, no such policy or model, or a Python without sources.
+        SpecError: no tasks, a window below 1, no such policy or model, or too few sources.
         Unavailable, Refused, Overlong: of the model that decides.
     """
     if count < 1 or not windows or min(windows) < 1:
         raise SpecError(f"tasks={count}, windows={list(windows)}", advice="give one or more of each")
-    made = list(tasks(count, seed))
+    made = list(tasks(count, seed, sources))
     jobs = [(window, entry) for window in dict.fromkeys(windows) for entry in entries(list(policies), _named(writer), window)]
-    decides, answers = resolve("models", model) if model else None, resolve("models", writer) if writer else None
-    outcomes: list[TaskOutcome] = []
+    decides, answers = (resolve("models", one) if one else None for one in (model, writer))
+    done: list[tuple[Cell, list[TaskOutcome]]] = []
     for window, entry in jobs:
+        spec = entry.at(window)
+        done.append((Cell(policy=entry.label, window=window, spec=spec, model=entry.model), []))
+        cell, outcomes = done[-1]
         for task in made:
-            spec = entry.at(window)
             asked = _Metered(answers) if entry.model else None
             own = BASELINES[spec](window) if spec in BASELINES else KilburnCandidate(window, spec, asked)
             with closing(own) if isinstance(own, KilburnCandidate) else nullcontext(own) as contender:
-                agent = _Agent(task, contender, search=search, patience=patience, model=decides)
-                outcomes.append(agent.work(entry.label, window, asked.spent if asked is not None else Spent()))
+                agent = _Agent(task, contender, cell, search=search, patience=patience, model=decides)
+                outcomes.append(agent.work(asked.spent if asked is not None else Spent()))
             if progress is not None:
-                progress(len(outcomes), len(jobs) * count)
+                progress((len(done) - 1) * count + len(outcomes), len(jobs) * count)
+    rates = rates or rates_of()
+    found = [outcome for _, outcomes in done for outcome in outcomes]
     return ActingReport(
-        seed=seed, search=search, model=_named(model), writer=_named(writer), rows=_rows(outcomes, seed), outcomes=outcomes
+        seed=seed,
+        sources=str(sources) if sources is not None else None,
+        search=search,
+        model=_named(model),
+        writer=_named(writer),
+        rates=rates,
+        rows=_rows(done, rates, seed),
+        outcomes=found,
     )
 
 
@@ -257,14 +273,16 @@ def _named(model: str | Model) -> str:
 class _Agent:
     """Works at one task; it remembers its plan, and nothing else."""
 
-    def __init__(self, task: Task, contender: Contender, *, search: bool, patience: int, model: Model | None) -> None:
-        self.task, self.contender = task, contender
+    def __init__(self, task: Task, contender: Contender, cell: Cell, *, search: bool, patience: int, model: Model | None) -> None:
+        self.task, self.cell = task, cell
+        self.contender = Counted(contender, cell)
         self.patience = patience
         self.memory = contender if search and isinstance(contender, KilburnCandidate) else None
         self.model = _Metered(model) if model is not None else None
-        self.steps = self.missing = self.searched = self.again = self.shipped = self.peak = 0
+        self.steps = self.missing = self.searched = self.again = 0
 
-    def work(self, policy: str, window: int, writer: Spent) -> TaskOutcome:
+    def work(self, writer: Spent) -> TaskOutcome:
+        shipped, refilled = self.cell.shipped, self.cell.refilled
         with tempfile.TemporaryDirectory(prefix="kilburn-task-") as folder:
             self.workshop = Workshop(Path(folder), self.task)
             for step in self.task.plan:
@@ -279,8 +297,8 @@ class _Agent:
         return TaskOutcome(
             task=self.task.id,
             kind=self.task.kind,
-            policy=policy,
-            window=window,
+            policy=self.cell.policy,
+            window=self.cell.window,
             solved=solved,
             steps=self.steps,
             plan=plan,
@@ -288,21 +306,14 @@ class _Agent:
             missing=self.missing,
             searched=self.searched,
             again=self.again,
-            shipped=self.shipped,
-            peak=self.peak,
+            shipped=self.cell.shipped - shipped,
+            refilled=self.cell.refilled - refilled,
             agent=self.model.spent if self.model is not None else Spent(),
             writer=writer,
         )
 
-    def _prompt(self) -> str:
-        text = self.contender.prompt_text()
-        tokens = -(-len(text) // CHARACTERS)
-        self.shipped += tokens
-        self.peak = max(self.peak, tokens)
-        return text
-
     def _do(self, thought: str, command: Command) -> None:
-        self._prompt()
+        self.contender.prompt_text()
         self._tell(thought, str(command), self.workshop.do(command))
 
     def _tell(self, thought: str, action: str, output: str) -> None:
@@ -311,7 +322,7 @@ class _Agent:
         self.steps += 1
 
     def _edit(self, edit: Edit) -> None:
-        shown = self._prompt()
+        shown = self.contender.prompt_text()
         self.missing += edit.fact.search(shown) is None
         looks = ["search_memory"] if self.memory is not None else []
         if edit.again is not None and self.again < self.patience:
@@ -321,19 +332,19 @@ class _Agent:
             looks.remove(command.verb)
             if command.verb == "search_memory" and self.memory is not None:
                 self._tell(edit.thought, command.verb, self.memory.search(edit.thought, FOUND))
-                shown = self._prompt()
+                shown = self.contender.prompt_text()
                 self.searched += edit.fact.search(shown) is not None
             elif edit.again is not None:
-                self._do(edit.thought, edit.again)
+                self._tell(edit.thought, str(edit.again), self.workshop.do(edit.again))
                 self.again += 1
-                shown = self._prompt()
+                shown = self.contender.prompt_text()
             command = self._decide(edit, shown, looks)
         if command is None:
             return
         if edit.near:
             around = Command("read", command.path, command.line)
             self._tell(edit.thought, str(around), self.workshop.do(around))
-            self._prompt()
+            self.contender.prompt_text()
         self._tell(edit.thought, str(command), self.workshop.do(command))
 
     def _decide(self, edit: Edit, shown: str, looks: Sequence[str]) -> Command | None:
@@ -351,14 +362,14 @@ def _answered(model: Model, task: Task, edit: Edit, shown: str, looks: Sequence[
     rules = RULES.format(ask=task.ask) + (LOOKS.format(looks=" or ".join(looks)) if looks else "")
     said = f"The window:\n{shown}\n\nNow: {edit.thought} {edit.form}"
     # Every file of the task, and the one that is to be written.
-    paths = [*task.files, *re.findall(r"\w+\.py", task.ask)]
+    paths = [*task.files, *re.findall(r"\w+\.\w+", task.ask)]
     write = {
         "verb": {"const": "write"},
         "path": {"enum": paths},
         "line": {"type": "integer", "minimum": 1, "maximum": LAST_LINE},
         "text": {"type": "string"},
     }
-    forms = [write, *({"verb": {"const": look}} for look in looks)]
+    forms: list[dict[str, Any]] = [write, *({"verb": {"const": look}} for look in looks)]
     schema = {
         "anyOf": [{"type": "object", "properties": form, "required": list(form), "additionalProperties": False} for form in forms]
     }
@@ -372,33 +383,29 @@ def _answered(model: Model, task: Task, edit: Edit, shown: str, looks: Sequence[
     return command if fits else None
 
 
-def _rows(outcomes: Sequence[TaskOutcome], seed: int) -> list[ActingRow]:
-    cells: dict[tuple[int, str], list[TaskOutcome]] = {}
-    for one in outcomes:
-        cells.setdefault((one.window, one.policy), []).append(one)
+def _rows(done: Sequence[tuple[Cell, list[TaskOutcome]]], rates: Rates, seed: int) -> list[ActingRow]:
+    known = {(cell.window, cell.policy): own for cell, own in done}
     rows = []
-    for (window, policy), own in cells.items():
-        tail = cells[window, "tail"]
+    for cell, own in done:
+        shares = {label: mean(one.solved for one in other) for (at, label), other in known.items() if at == cell.window}
+        best = best_of(shares)
         low, high = interval([[float(one.solved)] for one in own], seed)
-        gains = [float(one.solved) - float(other.solved) for one, other in zip(own, tail, strict=True)]
+        gains = [float(one.solved) - float(other.solved) for one, other in zip(own, known[cell.window, best], strict=True)]
         gain_low, gain_high = interval([[gain] for gain in gains], seed)
-        needed = sum(one.facts for one in own)
         rows.append(
             ActingRow(
-                policy=policy,
-                window=window,
+                **figures_of(cell, rates, ActingRow),
                 tasks=len(own),
-                solved=mean(one.solved for one in own),
+                solved=shares[cell.policy],
                 low=low,
                 high=high,
+                best=best,
                 gain=mean(gains),
                 gain_low=gain_low,
                 gain_high=gain_high,
                 kinds={kind: mean(one.solved for one in own if one.kind == kind) for kind in {one.kind for one in own}},
-                shown=1 - sum(one.missing for one in own) / needed,
+                shown=1 - sum(one.missing for one in own) / sum(one.facts for one in own),
                 steps=mean(one.steps / one.plan for one in own),
-                shipped=mean(one.shipped for one in own),
-                overflow=sum(one.peak > window for one in own),
                 agent=_total(one.agent for one in own),
                 writer=_total(one.writer for one in own),
             )

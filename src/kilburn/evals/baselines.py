@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-__all__ = ["BASELINES", "CHARACTERS", "Contender", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "bm25"]
+__all__ = ["BASELINES", "CHARACTERS", "Contender", "LastOutputs", "Paged", "PagedOlder", "Tail", "Truncated", "best_of", "bm25"]
 
 CHARACTERS = 4
 """Characters in a token, for every column of the table."""
@@ -186,3 +186,8 @@ BASELINES: dict[str, Callable[[int], Contender]] = {
     "tail+bm25-older": PagedOlder,
 }
 """By name: the four that are measured everywhere, and a stronger form of the last."""
+
+
+def best_of(worth: Mapping[str, float]) -> str:
+    """Of the labels that were measured, the baseline that is worth most; of equals the first in `BASELINES`."""
+    return max((label for label in BASELINES if label in worth), key=worth.__getitem__)

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import kilburn
-from kilburn.effect import Outcome
-from kilburn.evals.baselines import CHARACTERS
+from kilburn.effect import Answer, Ask, Effect, Outcome
+from kilburn.evals.baselines import CHARACTERS, Contender
 from kilburn.evals.future import future_of
 from kilburn.evals.references import KINDS, Reference
 from kilburn.evals.roster import BELADY
 from kilburn.evals.trajectories import Trajectory, shell_call
 from kilburn.event import Act
+from kilburn.kernel import memory_tools
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
+from kilburn.message import Message
+from kilburn.move import Move
 from kilburn.policies.belady import Belady
-from kilburn.policy import Policy
+from kilburn.policy import Policy, View
 
-__all__ = ["KilburnCandidate", "append_and_wait", "model_of", "policy_for"]
+__all__ = ["KilburnCandidate", "append_and_wait", "model_of", "policy_for", "prompts"]
 
 
 class KilburnCandidate:
-    """A process of Kilburn in a store of its own, in memory; close it at the end.
+    """A process of Kilburn in a store of its own, in memory; close it at the end. `plans` has the milliseconds of plans.
 
     Args:
         window: tokens of four characters.
@@ -37,12 +41,15 @@ class KilburnCandidate:
     """
 
     def __init__(self, window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> None:
+        timed = _Timed(resolve("policies", policy))
+        self.plans = timed.plans
         self._store = kilburn.open(
-            ":memory:", window=window, policy=policy, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
+            ":memory:", window=window, policy=timed, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
         )
         self._process = self._store.process("run")
         self._outputs: list[str] = []
         self._tools = tools
+        self._calls = 0
         self.seams = 0
 
     def thought(self, text: str) -> None:
@@ -85,6 +92,17 @@ class KilburnCandidate:
         """What one search of the process's past brings."""
         return "\n".join(hit.text for hit in self._process.search(query, tokens=tokens))
 
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """The agent calls a memory tool, as in its loop: the call and its result are messages too."""
+        self._calls += 1
+        id, text = f"memory-{self._calls}", json.dumps(arguments)
+        function = {"name": name, "arguments": text}
+        called = {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
+        append_and_wait(self._process, called)
+        reply = memory_tools.call(self._process, name, text, id)
+        append_and_wait(self._process, reply.message(id))
+        return reply.text
+
     def finds(self, reference: Reference) -> bool:
         """Whether one search for the name, with 1,000 tokens of hits, finds it."""
         read = KINDS[reference.kind]
@@ -108,6 +126,37 @@ class KilburnCandidate:
         self._store.close()
 
 
+class _Timed:
+    """A policy whose plans are timed, if they move something: milliseconds of the processor, those of its searches included
+    and those of a model left out."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.max_depth = getattr(policy, "max_depth", 1)
+        self.plans: list[float] = []
+
+    def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
+        """The moves of the policy."""
+        started, asked = time.thread_time(), 0.0
+        plan = self.policy.plan(view)
+        moves: Sequence[Move] = ()
+        if isinstance(plan, Generator):
+            try:
+                effect = next(plan)
+                while True:
+                    before = time.thread_time()
+                    answer = yield effect
+                    asked += (time.thread_time() - before) * isinstance(effect, Ask)
+                    effect = plan.send(answer)
+            except StopIteration as stop:
+                moves = stop.value
+        else:
+            moves = plan
+        if moves:
+            self.plans.append((time.thread_time() - started - asked) * 1000)
+        return moves
+
+
 def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
     for message in prompt:
         content = message.get("content")
@@ -120,7 +169,7 @@ def _texts(prompt: Iterable[dict[str, Any]]) -> Iterator[str]:
             yield str(arguments.get("command", "")) if isinstance(arguments, dict) else ""
 
 
-def append_and_wait(process: Process, message: dict[str, Any]) -> str:
+def append_and_wait(process: Process, message: dict[str, Any] | Message) -> str:
     """Append a message. A question in the background is answered before this returns, because recorded work takes no
     time."""
     address = process.append(message)
@@ -128,6 +177,26 @@ def append_and_wait(process: Process, message: dict[str, Any]) -> str:
         if thread.name == "kilburn-later":
             thread.join()
     return address
+
+
+def prompts(run: Trajectory, contender: Contender, *, reply: bool = False) -> Iterator[tuple[int, str]]:
+    """Feed a run to a contender: each step that is the agent's, and what is shown just before its action.
+
+    Args:
+        reply: what is shown before the whole reply, its thought not yet told.
+    """
+    for index, step in enumerate(run.steps):
+        if step.user:
+            contender.user(step.observation)
+            continue
+        if not reply:
+            contender.thought(step.thought)
+        yield index, contender.prompt_text()
+        if reply:
+            contender.reply(step.thought, step.action)
+        else:
+            contender.action(step.action)
+        contender.observation(step.observation)
 
 
 def policy_for(run: Trajectory, wanted: list[Reference], spec: str, *, reply: bool = False, tools: bool = False) -> str | Policy:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from operator import add
 
 import msgspec
 
-from kilburn.evals.baselines import CHARACTERS
+from kilburn.evals.baselines import CHARACTERS, Contender
+from kilburn.evals.candidate import KilburnCandidate
+from kilburn.evals.structure import Sections
 
-__all__ = ["COUNTS", "Cell", "ReferenceOutcome", "join_cells"]
+__all__ = ["Cell", "Counted", "ReferenceOutcome", "join_cells"]
 
 
 class ReferenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +42,10 @@ class Cell:
         calls: prompts. overflow: those longer than the window.
         shipped: tokens of all prompts. cached: those in the prefix shared with the previous prompt.
         refilled: tokens re-prefilled only because of an edit.
+        told: characters of outputs in the prompts that could not hold all of the run. whole: those in whole sections
+            (see `kilburn.evals.structure`).
+        plans: milliseconds of the processor for each plan that moved something; of a baseline, for each prompt that could
+            not hold all of the run.
         acts: times that the policy itself moved something. asks: questions that it asked a model. unanswered: those
             without a usable answer.
         refused: plans of the policy that broke a law.
@@ -49,17 +58,25 @@ class Cell:
     spec: str = ""
     model: str = ""
     outcomes: list[ReferenceOutcome] = field(default_factory=list)
+    plans: list[float] = field(default_factory=list)
     calls: int = 0
     overflow: int = 0
     shipped: int = 0
     cached: int = 0
     refilled: int = 0
+    told: int = 0
+    whole: int = 0
     acts: int = 0
     asks: int = 0
     unanswered: int = 0
     refused: int = 0
     fallbacks: int = 0
     seconds: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What tells it from the other cells of a sample."""
+        return self.policy, self.spec, self.model, self.window
 
     def outcomes_of(self, kind: str) -> list[ReferenceOutcome]:
         """The outcomes of one kind of reference."""
@@ -78,16 +95,72 @@ class Cell:
         self.refilled += max(0, len(shown) - same - _count_new(fresh, shown[same:])) // CHARACTERS
 
 
-COUNTS = ("calls", "overflow", "shipped", "cached", "refilled", "acts", "asks", "unanswered", "refused", "fallbacks", "seconds")
-"""The fields of a cell that add up."""
+class Counted:
+    """A contender whose prompts are counted in a cell."""
+
+    def __init__(self, contender: Contender, cell: Cell) -> None:
+        self._contender, self._cell = contender, cell
+        self._sections = Sections()
+        self._before = ""
+        self._fresh: list[str] = []
+        self._length = 0
+
+    def thought(self, text: str) -> None:
+        """The agent thinks."""
+        self._contender.thought(text)
+        self._tell(text)
+
+    def action(self, text: str) -> None:
+        """The agent acts."""
+        self._contender.action(text)
+        self._tell(text)
+
+    def reply(self, thought: str, action: str) -> None:
+        """The agent thinks and acts in one message."""
+        self._contender.reply(thought, action)
+        self._tell(thought, action)
+
+    def user(self, text: str) -> None:
+        """The user says something."""
+        self._contender.user(text)
+        self._tell(text)
+        self._sections.add(text)
+
+    def observation(self, text: str) -> None:
+        """The world answers."""
+        self._contender.observation(text)
+        self._tell(text)
+        self._sections.add(text)
+
+    def prompt_text(self) -> str:
+        """The window's text, which is counted."""
+        full = self._length > self._cell.window * CHARACTERS
+        started = time.thread_time()
+        shown = self._contender.prompt_text()
+        seams = 0
+        if isinstance(self._contender, KilburnCandidate):
+            seams = self._contender.seams
+            self._cell.plans += self._contender.plans
+            self._contender.plans.clear()
+        elif full:
+            self._cell.plans.append((time.thread_time() - started) * 1000)
+        self._cell.ship(self._before, shown, self._fresh, seams)
+        if full:
+            whole, told = self._sections.count(shown)
+            self._cell.whole += whole
+            self._cell.told += told
+        self._before, self._fresh = shown, []
+        return shown
+
+    def _tell(self, *texts: str) -> None:
+        self._fresh += texts
+        self._length += sum(map(len, texts))
 
 
 def join_cells(parts: Sequence[Cell]) -> Cell:
     """One cell, joined from parts that were measured separately, in their order."""
-    whole = replace(parts[0], outcomes=[outcome for part in parts for outcome in part.outcomes])
-    for name in COUNTS:
-        setattr(whole, name, sum(getattr(part, name) for part in parts))
-    return whole
+    counts = [each.name for each in fields(Cell) if each.name not in ("policy", "window", "spec", "model")]
+    return replace(parts[0], **{name: reduce(add, (getattr(part, name) for part in parts)) for name in counts})
 
 
 def _count_new(fresh: Sequence[str], new: str) -> int:

@@ -21,9 +21,9 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import BASELINES, Contender
-from kilburn.evals.candidate import KilburnCandidate, model_of, policy_for
+from kilburn.evals.candidate import KilburnCandidate, model_of, policy_for, prompts
 from kilburn.evals.cost import Rates, rates_of
-from kilburn.evals.outcomes import Cell, ReferenceOutcome, join_cells
+from kilburn.evals.outcomes import Cell, Counted, ReferenceOutcome, join_cells
 from kilburn.evals.paging_report import PagingReport
 from kilburn.evals.references import KINDS, Reference
 from kilburn.evals.roster import Entrant, entries
@@ -55,7 +55,7 @@ def evaluate(
     rates: Rates | None = None,
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
-    saved: SavedCells | None = None,
+    saved: SavedCells[Cell] | None = None,
 ) -> PagingReport:
     """Score each policy at each window on a sample of runs.
 
@@ -99,7 +99,7 @@ def _jobs(windows: Sequence[int], policies: Sequence[str], model: str) -> list[_
     return [_Job(number, *pair) for number, pair in enumerate(pairs)]
 
 
-def _saved_cells(jobs: list[_Job], saved: SavedCells) -> dict[int, Cell]:
+def _saved_cells(jobs: list[_Job], saved: SavedCells[Cell]) -> dict[int, Cell]:
     """The cells that need not be measured, by the number of their job."""
     found = {job.number: saved.find(job.entry.label, job.entry.at(job.window), job.entry.model, job.window) for job in jobs}
     return {number: cell for number, cell in found.items() if cell is not None}
@@ -180,28 +180,12 @@ def measure(sample: Sample, entry: Entrant, window: int, which: slice = slice(No
 
 def _feed(run: Trajectory, wanted: Sequence[Reference], candidate: Contender, cell: Cell, *, reply: bool) -> None:
     store = candidate if isinstance(candidate, KilburnCandidate) else None
-    before = ""
-    fresh: list[str] = []
+    counted = Counted(candidate, cell)
     found: list[tuple[Reference, ReferenceOutcome]] = []
-    for index, step in enumerate(run.steps):
-        if step.user:
-            candidate.user(step.observation)
-            fresh.append(step.observation)
-            continue
-        if not reply:
-            candidate.thought(step.thought)
-            fresh.append(step.thought)
-        shown = candidate.prompt_text()
-        cell.ship(before, shown, fresh, store.seams if store is not None else 0)
+    for index, shown in prompts(run, counted, reply=reply):
         due = [reference for reference in wanted if reference.step == index]
         if due:
             found += zip(due, _outcomes(run, due, shown, store, cell), strict=True)
-        before, fresh = shown, [*([step.thought] if reply else []), step.action, step.observation]
-        if reply:
-            candidate.reply(step.thought, step.action)
-        else:
-            candidate.action(step.action)
-        candidate.observation(step.observation)
     if store is None:
         cell.outcomes += [outcome for _, outcome in found]
         return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from kilburn.evals.baselines import CHARACTERS
-from kilburn.evals.cost import PER, UNITS, Rates
+from kilburn.evals.cost import Rates, cost_columns, units_of
 from kilburn.evals.outcomes import ReferenceOutcome
-from kilburn.evals.report import EvalReport, grid, row_of
+from kilburn.evals.report import EvalReport, best_words, grid, row_of, table_of
 from kilburn.evals.rows import BaselineMargins, ModelDifference, Row
 
 __all__ = ["PagingReport"]
@@ -43,9 +43,10 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
         taken = f"{self.references} references and {self.copies} copies in {self.runs} runs"
         parts = [
             f"{taken}; one token is {CHARACTERS} characters\nruns: {self.sample}",
-            "What the next action names, or copies, and an older output had: shares of the references that the prompt showed",
+            "What the next action names, or copies, and an older output had: shares of the references that the prompt showed;\n"
+            f"to best: survival less that of the best baseline ({best_words(self.rows)})",
             self._survival_table(),
-            self._cost_heading(),
+            f"{units_of(self.rates)};\n{self._further_costs()}",
             self._cost_table(),
             *self._specs(),
         ]
@@ -53,64 +54,46 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
             parts += ["With a model's words less without, on the same references", self._model_table()]
         if self.verdicts:
             parts += [
-                "Survival less the best of the four baselines (+ is above), and re-prefilled tokens over those of summarize",
+                "Survival less the best baseline's (+ is above), and re-prefilled tokens over those of summarize",
                 self._verdict_table(),
             ]
         return "\n\n".join(parts)
 
     def _survival_table(self) -> str:
         regret = any(row.regret is not None for row in self.rows)
-        heads = ["window", "policy", "survival", "95%", "to tail", "95%", "lines", "copies", "search", "fault", "over"]
-        body = [
-            [
-                str(row.window),
-                row.policy,
-                f"{row.survival:.3f}",
-                f"{row.low:.3f}-{row.high:.3f}",
-                f"{row.gain:+.3f}",
-                f"{row.gain_low:+.3f} {row.gain_high:+.3f}",
-                f"{row.line:.3f}",
-                "" if row.copied is None else f"{row.copied:.3f}",
-                "" if row.searched is None else f"{row.searched:.3f}",
-                "" if row.reachable is None else f"{row.reachable:.3f}",
-                str(row.overflow),
-                *([f"{row.regret:+.3f}" if row.regret is not None else ""] if regret else []),
-            ]
+        return table_of(
+            {
+                "window": str(row.window),
+                "policy": row.policy,
+                "survival": f"{row.survival:.3f}",
+                "95%": f"{row.low:.3f}-{row.high:.3f}",
+                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.3f} {row.gain_high:+.3f}",
+                "copies": "" if row.copied is None else f"{row.copied:.3f}",
+                "whole": "" if row.sections is None else f"{row.sections:.3f}",
+                "search": "" if row.searched is None else f"{row.searched:.3f}",
+                "fault": "" if row.reachable is None else f"{row.reachable:.3f}",
+                "over": str(row.overflow),
+                **({"regret": "" if row.regret is None else f"{row.regret:+.3f}"} if regret else {}),
+            }
             for row in self.rows
-        ]
-        return grid([*heads, *(["regret"] if regret else [])], body)
-
-    def _cost_heading(self) -> str:
-        units = ", ".join(f"{name} in {UNITS.get(name, 'its unit')}" for name in self.rates.tables)
-        pause = "" if self.rates.pause is None else f", {self.rates.pause:g} s between two prompts"
-        regret = ", and over the optimum's" if any(row.cost_regret for row in self.rows) else ""
-        return (
-            "What the prompts cost: thousands of tokens shipped, and read again because of an edit; share that a cache had;\n"
-            f"cost of {PER:,} prompts without their replies ({units}{pause}){regret};\n"
-            "times that the policy itself acted, questions to a model, plans that broke a law, seconds of wall time"
         )
 
     def _cost_table(self) -> str:
-        tables = list(self.rates.tables)
         regret = any(row.cost_regret for row in self.rows)
-        heads = ["window", "policy", "shipped", "again", "cached"]
-        for name in tables:
-            heads += [name, "over"] if regret else [name]
-        body = []
-        for row in self.rows:
-            line = [
-                str(row.window),
-                row.policy,
-                f"{row.shipped / 1000:.1f}",
-                f"{row.refilled / 1000:.1f}",
-                f"{row.cached / max(1, row.shipped):.0%}",
-            ]
-            for name in tables:
-                line.append(f"{row.costs[name]:.3f}")
-                if regret:
-                    line.append(f"{row.cost_regret[name]:+.0%}" if name in row.cost_regret else "")
-            body.append([*line, str(row.acts), str(row.asks), str(row.refused), f"{row.seconds:.1f}"])
-        return grid([*heads, "acted", "asked", "refused", "s"], body)
+        return table_of(
+            {
+                **cost_columns(row, self.rates),
+                **({f"+{name}": _percent(row.cost_regret.get(name)) for name in self.rates.tables} if regret else {}),
+                "acted": str(row.acts),
+                "asked": str(row.asks),
+                "refused": str(row.refused),
+            }
+            for row in self.rows
+        )
+
+    def _further_costs(self) -> str:
+        regret = "+: cost over the optimum's; " if any(row.cost_regret for row in self.rows) else ""
+        return f"{regret}times that the policy itself acted, questions to a model, plans that broke a law"
 
     def _specs(self) -> list[str]:
         """The specs of labels that are not specs themselves."""
@@ -157,6 +140,10 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
         """The whole report as one JSON object; optionally with each outcome."""
         kept = self if outcomes else msgspec.structs.replace(self, outcomes=[])
         return msgspec.json.encode(kept).decode()
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:+.0%}"
 
 
 def _yes_or_no(known: bool | None) -> str:

@@ -1,6 +1,6 @@
-"""The Pareto picture: what each policy shows against what it costs, one panel for each window.
+"""The Pareto picture: what each policy is worth against what it costs, one panel for each window.
 
-A policy is on the front if no other shows more for less.
+A policy is on the front if no other is worth more for less.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, Protocol
 
 from kilburn.evals.baselines import BASELINES
-from kilburn.evals.cost import PER, UNITS
+from kilburn.evals.cost import PER, UNITS, CostRow
 from kilburn.evals.picture import picture, plain_axes
 from kilburn.evals.roster import BELADY
-from kilburn.evals.rows import Row
 
 __all__ = ["REFILLED", "draw", "front"]
 
@@ -42,12 +41,21 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return chosen
 
 
-def draw(path: Path, rows: Sequence[Row], axis: str = REFILLED, *, force: bool = False) -> None:
-    """Draw rows to a file: survival against re-prefilled tokens, or against the cost by a price table.
+class _Report(Protocol):
+    @property
+    def rows(self) -> Sequence[CostRow]: ...
+
+
+def draw(path: Path, report: _Report, worth: str, axis: str = REFILLED, *, force: bool = False) -> None:
+    """Draw a report's rows to a file: what they are worth against re-prefilled tokens, or against the cost by a price table.
+
+    Args:
+        worth: the rows' field that is drawn upwards, a share: "survival" or "solved".
 
     Raises:
         SpecError, MissingExtra, OSError: see `kilburn.evals.picture.picture`.
     """
+    rows = report.rows
     windows = sorted({row.window for row in rows})
     across = min(2, len(windows))
     down = -(-len(windows) // across)
@@ -56,7 +64,7 @@ def draw(path: Path, rows: Sequence[Row], axis: str = REFILLED, *, force: bool =
         figure.subplots_adjust(wspace=0.13, hspace=0.27)
         for number, window in enumerate(windows, 1):
             axes = figure.add_subplot(down, across, number)
-            _panel(axes, [row for row in rows if row.window == window], window, axis)
+            _panel(axes, [row for row in rows if row.window == window], window, worth, axis)
         _legend(figure, [kind for kind in _MARKS if kind in {_kind(row) for row in rows}])
 
 
@@ -64,26 +72,26 @@ def _legend(figure: Any, kinds: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     shown = [Line2D([], [], color=_MARKS[kind][0], marker=_MARKS[kind][1], linestyle="", label=kind) for kind in kinds]
-    shown.append(Line2D([], [], color=_BLUE, lw=1, label="none shows more for less"))
+    shown.append(Line2D([], [], color=_BLUE, lw=1, label="none is worth more for less"))
     figure.legend(handles=shown, loc="upper right", ncols=len(shown), frameon=False, fontsize=8.5)
 
 
-def _kind(row: Row) -> str:
-    return "baseline" if row.policy in BASELINES else "offline optimum" if row.spec == BELADY else "policy"
+def _kind(row: CostRow) -> str:
+    return "baseline" if row.policy in BASELINES else "offline optimum" if row.policy == BELADY else "policy"
 
 
-def _worth(row: Row, axis: str) -> tuple[float, float]:
+def _point(row: CostRow, worth: str, axis: str) -> tuple[float, float]:
     cost = row.refilled / max(1, row.calls) if axis == REFILLED else row.costs[axis]
-    return cost, row.survival
+    return cost, getattr(row, worth)
 
 
-def _panel(axes: Any, rows: Sequence[Row], window: int, axis: str) -> None:
+def _panel(axes: Any, rows: Sequence[CostRow], window: int, worth: str, axis: str) -> None:
     """One window: the points, the front without the optimum that knows the future, the names."""
-    points = [_worth(row, axis) for row in rows]
+    points = [_point(row, worth, axis) for row in rows]
     costs = [cost for cost, _ in points]
     wide = (max(costs) - min(costs)) or max(costs) or 1.0
     left, right = min(costs) - 0.08 * wide, max(costs) + 0.12 * wide
-    fair = [at for at, row in enumerate(rows) if row.spec != BELADY]
+    fair = [at for at, row in enumerate(rows) if row.policy != BELADY]
     chosen = [fair[at] for at in front([points[at] for at in fair])]
     axes.set(xlim=(left, right), ylim=(-0.03, 1.17), yticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
     for at, row in enumerate(rows):
@@ -96,7 +104,7 @@ def _panel(axes: Any, rows: Sequence[Row], window: int, axis: str) -> None:
     lines: list[Box] = [box for one, two in pairwise(ends) for box in _stroke(one, two)]
     unit = "re-prefilled tokens a prompt" if axis == REFILLED else f"cost of {PER:,} prompts, {axis} ({UNITS.get(axis, '')})"
     axes.set_xlabel(unit, fontsize=9)
-    axes.set_ylabel("survival", fontsize=9)
+    axes.set_ylabel(worth, fontsize=9)
     axes.set_title(f"window of {window:,} tokens", loc="left", fontsize=11)
     axes.tick_params(labelsize=8)
     plain_axes(axes, grid=0.2)

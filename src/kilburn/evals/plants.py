@@ -29,10 +29,10 @@ RULES = 5
 Dicts = dict[str, Any]
 
 _ATTRIBUTES = (
-    ("{part} listens on port {value}.", "{part} port"),
-    ("The data of {part} lies in {value} on every host.", "{part} data path"),
-    ("The last good build of {part} is {value}.", "last good build of {part}"),
-    ("decided: {part} keeps its index {value}, because the old one was too slow.", "{part} index decided"),
+    ("{part} listens on port {value}.", "{part} port", "On which port does {part} take connections?"),
+    ("The data of {part} lies in {value} on every host.", "{part} data path", "Under which path does {part} keep its data?"),
+    ("The last good build of {part} is {value}.", "last good build of {part}", "Which build of {part} was the last that worked?"),
+    ("decided: {part} keeps its index {value}, because the old one was too slow.", "{part} index decided", ""),
 )
 _ELSEWHERE = (
     "On host-{host} {part} listens on port {value}.",
@@ -66,12 +66,14 @@ class Plant(msgspec.Struct, frozen=True, kw_only=True):
         text: the sentence as it was said.
         value: what must be there verbatim: a fact's value, a rule's whole sentence.
         query: what one would search for.
+        question: what one would ask, in other words than the sentence's, if the value is the whole answer; else "".
     """
 
     kind: str
     text: str
     value: str
     query: str
+    question: str = ""
 
 
 class Garden(msgspec.Struct, frozen=True):
@@ -101,9 +103,10 @@ def _plants(chance: random.Random, parts: Sequence[str]) -> tuple[list[Plant], l
     pairs = [(part, attribute) for part in parts for attribute in range(len(_ATTRIBUTES))]
     facts = []
     for part, attribute in chance.sample(pairs, FACTS):
-        sentence, query = _ATTRIBUTES[attribute]
+        sentence, query, question = (text.format(part=part, value="{value}") for text in _ATTRIBUTES[attribute])
         value = _value(chance, attribute)
-        facts.append(Plant(kind="fact", text=sentence.format(part=part, value=value), value=value, query=query.format(part=part)))
+        text = sentence.format(value=value)
+        facts.append(Plant(kind="fact", text=text, value=value, query=query, question=question))
     rules = []
     for sentence, query in chance.sample(_RULES, RULES):
         hour = chance.randint(1, 11)

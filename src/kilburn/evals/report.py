@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
-__all__ = ["EvalReport", "grid", "row_of"]
+__all__ = ["EvalReport", "best_words", "grid", "row_of", "table_of"]
 
 T = TypeVar("T")
 
@@ -30,6 +30,25 @@ def row_of(rows: Iterable[T], **fields: object) -> T:
         if all(getattr(row, name) == value for name, value in fields.items()):
             return row
     raise KeyError(tuple(fields.values()))
+
+
+class _Compared(Protocol):
+    @property
+    def window(self) -> int: ...
+    @property
+    def best(self) -> str: ...
+
+
+def best_words(rows: Iterable[_Compared]) -> str:
+    """The best baseline of each window, in words."""
+    known = {row.window: row.best for row in rows}
+    return ", ".join(f"{best} at {window}" for window, best in known.items())
+
+
+def table_of(lines: Iterable[Mapping[str, str]]) -> str:
+    """A grid of lines that all have the same heads."""
+    body = list(lines)
+    return grid(list(body[0]), [list(line.values()) for line in body])
 
 
 def grid(heads: Sequence[str], body: Iterable[Sequence[str]], left: Collection[str] = ("policy",)) -> str:

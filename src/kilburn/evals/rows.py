@@ -7,46 +7,39 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kilburn.evals.cost import PER, Rates, cost_of
+from kilburn.evals.baselines import BASELINES, best_of
+from kilburn.evals.cost import CostRow, Rates, costs_of, figures_of
 from kilburn.evals.intervals import interval, mean
-from kilburn.evals.outcomes import COUNTS, Cell, ReferenceOutcome
+from kilburn.evals.outcomes import Cell, ReferenceOutcome
 from kilburn.evals.roster import BELADY, MODEL
 
-__all__ = ["ENVELOPE", "BaselineMargins", "ModelDifference", "Row", "model_differences_of", "rows_of", "verdicts_of"]
-
-ENVELOPE = ("tail", "truncated", "last3", "tail+bm25")
-"""The baselines whose best survival, window by window, a policy should beat."""
+__all__ = ["BaselineMargins", "ModelDifference", "Row", "model_differences_of", "rows_of", "verdicts_of"]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(CostRow, frozen=True, kw_only=True):
     """One line of the table. Shares are of `references`, which are names; intervals are of 95%, resampled by run.
 
     Args:
         policy: its label; `spec` is what it was made from, `model` who answered its questions.
-        gain: survival minus that of the tail on the same references; `gain_low` and `gain_high` bound it.
+        best: of the baselines that were measured at this window, the one that shows most.
+        gain: survival minus that of `best` on the same references; `gain_low` and `gain_high` bound it.
         line: share present in a whole line of an older output.
         copied: share of the copied lines and values that the prompt showed, with its interval; None where there are none.
         searched, reachable: after one search; after one search or one recall. None if there is no store.
-        overflow: prompts that were longer than the window.
-        shipped: tokens of all prompts. cached: those that continue the prompt before, from its beginning.
-        refilled: tokens that had to be read again only because the prompt had changed before them.
-        costs: by price table, of 1,000 prompts.
         regret: survival of the offline optimum minus this one; cost_regret: by price table, this cost over
             the optimum's, less 1. Both only where the optimum was measured.
         acts: times that the policy itself moved something; where it never did, the kernel kept the budget.
         asks: questions to a model. unanswered: those of them without a usable answer.
         refused: plans that broke a law. fallbacks: pages that the kernel evicted itself.
-        seconds: wall time, with what the measurement itself takes.
     """
 
-    policy: str
-    window: int
     spec: str
     model: str
     references: int
     survival: float
     low: float
     high: float
+    best: str
     gain: float
     gain_low: float
     gain_high: float
@@ -56,12 +49,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     copied_high: float | None
     searched: float | None
     reachable: float | None
-    overflow: int
-    calls: int
-    shipped: int
-    cached: int
-    refilled: int
-    costs: dict[str, float]
     regret: float | None
     cost_regret: dict[str, float]
     acts: int
@@ -69,14 +56,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     unanswered: int
     refused: int
     fallbacks: int
-    seconds: float
 
 
 class BaselineMargins(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a policy is worthwhile: at every measured window, compared with the baselines and `summarize`.
+    """Whether a policy is worthwhile: at every measured window, compared with the best baseline and with `summarize`.
 
     Args:
-        margins: by window, its survival minus the best of the baselines of `ENVELOPE`.
+        margins: by window, its survival minus that of the best baseline.
         above: whether it shows more at every window; showing all counts as more.
         refills: by window, its re-prefilled tokens over those of `summarize`; empty where that was not measured.
         fewer: whether all of them are under 1; None where they are not known.
@@ -104,27 +90,32 @@ class ModelDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(done: Sequence[Cell], rates: Rates, seed: int) -> list[Row]:
-    """The rows of the cells, each paired with the cell of "tail" at its window, and with the optimum's."""
-    tails = {cell.window: cell for cell in done if cell.policy == "tail"}
-    best = {cell.window: cell for cell in done if cell.spec == BELADY}
-    return [_row(cell, tails[cell.window], best.get(cell.window), rates, seed) for cell in done]
+    """The rows of the cells, each paired with the cell of the best baseline at its window, and with the optimum's."""
+    known = {(cell.window, cell.policy): cell for cell in done}
+    optimum = {cell.window: cell for cell in done if cell.spec == BELADY}
+    best = {
+        window: best_of({label: _survival(cell) for (at, label), cell in known.items() if at == window})
+        for window in {cell.window for cell in done}
+    }
+    return [_row(cell, known[cell.window, best[cell.window]], optimum.get(cell.window), rates, seed) for cell in done]
 
 
-def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> Row:
+def _row(cell: Cell, rival: Cell, best: Cell | None, rates: Rates, seed: int) -> Row:
     outcomes, copies = cell.outcomes_of("name"), cell.outcomes_of("copy")
     low, high = interval(_by_run([(own.run, float(own.shown)) for own in outcomes]), seed)
-    gain_low, gain_high = interval(_differences(outcomes, tail.outcomes_of("name")), seed)
+    gain_low, gain_high = interval(_differences(outcomes, rival.outcomes_of("name")), seed)
     copied_low, copied_high = interval(_by_run([(own.run, float(own.shown)) for own in copies]), seed) if copies else (None, None)
-    survival = mean([o.shown for o in outcomes])
-    costs = _costs(cell, rates)
-    optimum = _costs(best, rates) if best is not None else {}
+    survival = _survival(cell)
+    figures = figures_of(cell, rates, Row)
+    optimum = costs_of(best, rates) if best is not None else {}
     return Row(
-        **{name: getattr(cell, name) for name in ("policy", "window", "spec", "model", *COUNTS)},
+        **figures,
         references=len(outcomes),
         survival=survival,
         low=low,
         high=high,
-        gain=survival - mean([o.shown for o in tail.outcomes_of("name")]),
+        best=rival.policy,
+        gain=survival - _survival(rival),
         gain_low=gain_low,
         gain_high=gain_high,
         line=mean([o.line for o in outcomes]),
@@ -133,22 +124,24 @@ def _row(cell: Cell, tail: Cell, best: Cell | None, rates: Rates, seed: int) -> 
         copied_high=copied_high,
         searched=_share_of_known([o.searched for o in outcomes]),
         reachable=_share_of_known([o.reachable for o in cell.outcomes]),
-        costs=costs,
-        regret=None if best is None else mean([o.shown for o in best.outcomes_of("name")]) - survival,
-        cost_regret={name: costs[name] / cost - 1 for name, cost in optimum.items() if cost > 0},
+        regret=None if best is None else _survival(best) - survival,
+        cost_regret={name: figures["costs"][name] / cost - 1 for name, cost in optimum.items() if cost > 0},
     )
 
 
+def _survival(cell: Cell) -> float:
+    return mean([one.shown for one in cell.outcomes_of("name")])
+
+
 def verdicts_of(rows: Sequence[Row]) -> list[BaselineMargins]:
-    """One verdict a policy; none where not all baselines of the envelope were measured."""
+    """One verdict a policy; none where not all baselines were measured."""
     windows = sorted({row.window for row in rows})
     known = {(row.policy, row.window): row for row in rows}
-    if any((name, window) not in known for name in ENVELOPE for window in windows):
+    if any((name, window) not in known for name in BASELINES for window in windows):
         return []
-    envelope = {window: max(known[name, window].survival for name in ENVELOPE) for window in windows}
     verdicts: list[BaselineMargins] = []
-    for policy in dict.fromkeys(row.policy for row in rows if row.policy not in ENVELOPE):
-        margins = {window: known[policy, window].survival - envelope[window] for window in windows}
+    for policy in dict.fromkeys(row.policy for row in rows if row.policy not in BASELINES):
+        margins = {window: known[policy, window].gain for window in windows}
         refills = {
             window: known[policy, window].refilled / max(1, known["summarize", window].refilled)
             for window in windows
@@ -189,13 +182,6 @@ def model_differences_of(done: Sequence[Cell], seed: int) -> list[ModelDifferenc
             )
         )
     return found
-
-
-def _costs(cell: Cell, rates: Rates) -> dict[str, float]:
-    return {
-        name: cost_of(cell.shipped, cell.cached, prices, rates.pause) * PER / max(1, cell.calls)
-        for name, prices in rates.tables.items()
-    }
 
 
 def _differences(own: Sequence[ReferenceOutcome], other: Sequence[ReferenceOutcome]) -> list[list[float]]:

@@ -16,10 +16,13 @@ from kilburn.errors import SpecError
 from kilburn.evals.references import KINDS, Reference, references, shuffle_names
 from kilburn.evals.trajectories import Trajectory, braided, read, synthetic
 
-__all__ = ["MADE", "Sample", "sample_of"]
+__all__ = ["HALVES", "MADE", "Sample", "distinct", "sample_of"]
 
 MADE = 60
 """Runs that are made up where no file is named."""
+
+HALVES = ("tune", "report")
+"""Weights are chosen on the one, figures are told of the other. All runs of one task are in the same half."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +63,7 @@ def sample_of(
     tools: bool = False,
     reply: bool = False,
     session: int | None = None,
+    half: str = "",
     seed: int = 0,
 ) -> Sample:
     """The sample of a file.
@@ -72,13 +76,17 @@ def sample_of(
         tools: present actions and outputs as tool calls and results, for policies that act on those.
         reply: score the prompt before a reply of thought and action, not the one between them.
         session: braid the runs into sessions of about so many tokens.
+        half: one of `HALVES`, by a hash of what the user asked; "" for all runs.
         seed: for made-up runs, for the places where braided runs are cut, and later for the intervals.
 
     Raises:
-        SpecError: no such file, or no runs.
+        SpecError: no such file, no such half, or no runs.
         InvalidMessage: a line that is no run.
     """
-    every = synthetic(limit or MADE, seed, copying=True) if path is None else _distinct(read(path))
+    if half not in ("", *HALVES):
+        raise SpecError(f"no half {half!r}", advice=f"give {' or '.join(HALVES)}")
+    every = synthetic(limit or MADE, seed, copying=True) if path is None else distinct(read(path))
+    every = (run for run in every if half in ("", _half_of(run)))
     taken = islice((run for run in every if not referring or references(run, reply=reply)), limit)
     runs = tuple(taken if session is None else braided(taken, session, seed))
     if not runs:
@@ -91,6 +99,7 @@ def sample_of(
     words = ", ".join(
         [
             _words(path, limit, shuffle, referring),
+            *([f"of the half {half}"] if half else []),
             *([f"braided into {len(runs)} sessions of about {session:,} tokens"] if session is not None else []),
             *(["told as tool calls"] if tools else []),
             *(["scored before thought and action"] if reply else []),
@@ -99,7 +108,11 @@ def sample_of(
     return Sample(runs=runs, wanted=wanted, words=words, seed=seed, tools=tools, reply=reply, digest=known)
 
 
-def _distinct(runs: Iterable[Trajectory]) -> Iterator[Trajectory]:
+def _half_of(run: Trajectory) -> str:
+    return HALVES[hashlib.sha256((run.asked or run.id).encode()).digest()[0] % len(HALVES)]
+
+
+def distinct(runs: Iterable[Trajectory]) -> Iterator[Trajectory]:
     """The runs, each with an id of its own: runs of several models share the ids of their tasks."""
     taken: set[str] = set()
     for run in runs:

@@ -7,32 +7,46 @@ the same: after a change, begin a new file.
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.evals.outcomes import Cell
 from kilburn.file import check_target, write_file
 
-__all__ = ["SavedCells"]
+__all__ = ["Keyed", "SavedCells"]
 
 
 START = b'{"of":'
 """How a line begins."""
 
 
-class _SavedCell(msgspec.Struct):
+class Keyed(Protocol):
+    """A struct of msgspec that knows what it was measured on, beside the sample."""
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """The same for the same measurement."""
+        ...
+
+
+C = TypeVar("C", bound=Keyed)
+
+
+class _SavedCell(msgspec.Struct, Generic[C]):
     of: str
-    cell: Cell
+    cell: C
 
 
-class SavedCells:
+class SavedCells(Generic[C]):
     """A file of cells.
 
     Args:
         path: the file.
         digest: of the sample that they are measured on.
+        kind: what a cell is.
         resume: whether to continue an existing file; otherwise a new one is begun.
         force: whether a new file may replace an existing one.
 
@@ -40,9 +54,9 @@ class SavedCells:
         SpecError: it cannot be read or write_file, is there without `resume` or `force`, or is no file of cells.
     """
 
-    def __init__(self, path: Path, digest: str, *, resume: bool, force: bool = False) -> None:
-        self.path, self._digest = path, digest
-        self._cells: dict[tuple[str, str, str, int], Cell] = {}
+    def __init__(self, path: Path, digest: str, kind: type[C], *, resume: bool, force: bool = False) -> None:
+        self.path, self._digest, self._kind = path, digest, kind
+        self._cells: dict[tuple[Hashable, ...], C] = {}
         try:
             if resume and path.exists():
                 self._read()
@@ -60,27 +74,23 @@ class SavedCells:
             raise SpecError(f"{self.path} is no file of cells", advice="give the file that --out wrote")
         for line in raw.split(b"\n"):
             try:
-                found = msgspec.json.decode(line, type=_SavedCell)
+                found: _SavedCell[C] = msgspec.json.decode(line, type=_SavedCell[self._kind])  # type: ignore[name-defined]
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
             if found.of == self._digest:
-                self._cells[_key(found.cell)] = found.cell
+                self._cells[found.cell.key] = found.cell
         if raw and not raw.endswith(b"\n"):
             self._append(b"\n")
 
-    def find(self, label: str, spec: str, model: str, window: int) -> Cell | None:
-        """The cell, or None if it was not measured."""
-        return self._cells.get((label, spec, model, window))
+    def find(self, *key: Hashable) -> C | None:
+        """The cell of a key, or None if it was not measured."""
+        return self._cells.get(key)
 
-    def add(self, cell: Cell) -> None:
+    def add(self, cell: C) -> None:
         """Append a cell."""
-        self._cells[_key(cell)] = cell
+        self._cells[cell.key] = cell
         self._append(msgspec.json.encode(_SavedCell(self._digest, cell)) + b"\n")
 
     def _append(self, line: bytes) -> None:
         with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab") as file:
             file.write(line)
-
-
-def _key(cell: Cell) -> tuple[str, str, str, int]:
-    return cell.policy, cell.spec, cell.model, cell.window

@@ -49,6 +49,11 @@ class Trajectory(msgspec.Struct, frozen=True):
     head: tuple[HeadMessage, ...]
     steps: tuple[Step, ...]
 
+    @property
+    def asked(self) -> str:
+        """What the user asked in the head: runs of one task have it in common."""
+        return "\n".join(turn.content for turn in self.head if turn.role == "user")
+
 
 def read(path: str | Path) -> Iterator[Trajectory]:
     """The runs of a file, one line at a time.
@@ -90,8 +95,7 @@ def _braid(runs: Sequence[Trajectory], chance: random.Random) -> Trajectory:
     for number, run in enumerate(runs, start=1):
         steps = [msgspec.structs.replace(step, task=run.id) for step in run.steps]
         cuts = [0, *sorted(chance.choices(range(len(steps) + 1), k=STRETCHES - 1)), len(steps)]
-        asked = "\n".join(turn.content for turn in run.head if turn.role == "user")
-        said = [f"Task {number}.\n{asked}"] + [f"Go on with task {number}."] * (STRETCHES - 1)
+        said = [f"Task {number}.\n{run.asked}"] + [f"Go on with task {number}."] * (STRETCHES - 1)
         for at, (start, stop) in enumerate(pairwise(cuts)):
             if at == 0 or start < stop:
                 stretches[at] += [Step("", "", said[at], run.id, user=True), *steps[start:stop]]

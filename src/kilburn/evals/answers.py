@@ -1,0 +1,303 @@
+"""Are questions answered right by a reader who knows only what the window shows?
+
+At the end of a session the user asks for one fact of it (`kilburn.evals.questions`). The question is a message like any
+other, so that policies see it as the request before the prompt is rendered. Then a reader answers from the prompt. Where
+the reader is offered `recall` and `search_memory`, it may call them first; their results are messages too.
+
+The exact reader is no model: it is right where the prompt shows the whole text that has the answer, so it is an upper bound
+of what is in the window. Beside the policies stand the question alone and the full history.
+
+    report = evaluate(windows=[1000, 2000], policies=["tail", "hybrid"])
+    print(report.table())
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from kilburn.errors import SpecError
+from kilburn.evals.acting import EVERYBODY
+from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender
+from kilburn.evals.candidate import KilburnCandidate
+from kilburn.evals.intervals import interval, mean
+from kilburn.evals.questions import FAMILIES, TOKENS, Interview, Question, interviews, normal
+from kilburn.evals.report import EvalReport, grid, row_of
+from kilburn.evals.roster import entries
+
+__all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "Exact", "Reader", "evaluate"]
+
+ALONE, FULL = "question alone", "full history"
+"""The floor and the ceiling; their window is 0."""
+
+CALLS = 2
+"""Of memory tools, for one question."""
+
+Call = tuple[str, dict[str, Any]]
+"""A memory tool and its arguments."""
+
+
+class Reader(Protocol):
+    """Answers from a prompt, at whose end the question stands."""
+
+    name: str
+
+    def answer(self, question: Question, prompt: str) -> str:
+        """The answer, or "" if it knows none."""
+        ...
+
+    def call(self, question: Question, prompt: str, results: Sequence[str]) -> Call | None:
+        """The memory tool that it wants to use before it answers, after these results; None for none."""
+        ...
+
+
+class Exact:
+    """Finds the text around an answer, if the prompt has it whole. It searches for the question, then recalls the best hit."""
+
+    name = "exact"
+
+    def answer(self, question: Question, prompt: str) -> str:
+        """What the prompt has where the answer stands."""
+        found = re.findall(question.fact, prompt, re.MULTILINE)
+        return found[-1] if found else ""
+
+    def call(self, question: Question, prompt: str, results: Sequence[str]) -> Call | None:
+        """A search, then a recall, while the prompt has no answer."""
+        if self.answer(question, prompt):
+            return None
+        if not results:
+            return "search_memory", {"query": question.text}
+        best = re.search(r"p\d+", results[-1])
+        return ("recall", {"address": best[0]}) if best is not None else None
+
+
+class AnswerOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How one question was answered.
+
+    Args:
+        said: the reader's answer.
+        calls: of memory tools. shipped: tokens of all prompts of the question; peak: of the largest one.
+        seconds: of wall time, the session's own included.
+    """
+
+    session: str
+    kind: str
+    question: str
+    policy: str
+    window: int
+    said: str
+    right: bool
+    calls: int
+    shipped: int
+    peak: int
+    seconds: float
+
+
+class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy at one window, over all questions. Intervals are of 95%, resampled by session.
+
+    Args:
+        right: share of the questions. families: by where the answer is from. reached: right, as a share of the full
+            history's.
+        gain: less the best baseline's, on the same questions.
+        calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of wall time, a question.
+        overflow: prompts over the window.
+    """
+
+    policy: str
+    window: int
+    questions: int
+    right: float
+    low: float
+    high: float
+    families: dict[str, float]
+    reached: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    calls: float
+    shipped: float
+    seconds: float
+    overflow: int
+
+
+class AnswerReport(EvalReport, frozen=True, kw_only=True):
+    """All rows; `words` says what was asked of whom."""
+
+    words: str
+    rows: list[AnswerRow]
+    outcomes: list[AnswerOutcome]
+
+    def row(self, policy: str, window: int) -> AnswerRow:
+        """The row of a policy at a window; KeyError if it was not measured."""
+        return row_of(self.rows, policy=policy, window=window)
+
+    def table(self) -> str:
+        """Plain text: a line for each policy and window."""
+        families = sorted(set(FAMILIES.values()))
+        heads = ["window", "policy", "right", "95%", "to best", "95%", "of full", *families, "calls", "shipped", "s", "over"]
+        body = [
+            [
+                str(row.window or "-"),
+                row.policy,
+                f"{row.right:.3f}",
+                f"{row.low:.3f}-{row.high:.3f}",
+                f"{row.gain:+.3f}" if row.window else "",
+                f"{row.gain_low:+.3f} {row.gain_high:+.3f}" if row.window else "",
+                f"{row.reached:.3f}",
+                *(f"{row.families[family]:.2f}" if family in row.families else "" for family in families),
+                f"{row.calls:.2f}",
+                f"{row.shipped:,.0f}",
+                f"{row.seconds:.2f}",
+                str(row.overflow),
+            ]
+            for row in self.rows
+        ]
+        return f"{self.words}\n\n{grid(heads, body)}"
+
+
+def evaluate(
+    sessions: int = 40,
+    questions: int = 6,
+    *,
+    windows: Sequence[int] = (1000, 2000, 4000),
+    policies: Sequence[str] = EVERYBODY,
+    reader: Reader | None = None,
+    tools: bool = False,
+    swap: bool = False,
+    data: str | Path | None = None,
+    logs: str | Path | None = None,
+    tokens: int = TOKENS,
+    half: str = "",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> AnswerReport:
+    """Ask the questions under each policy at each window; the tail always takes part.
+
+    Args:
+        sessions, questions, data, logs, tokens, half: what is asked; see `kilburn.evals.questions.interviews`.
+        windows: in tokens of four characters.
+        policies: names of baselines, or specs of policies.
+        reader: who answers; None for the exact reader.
+        tools: whether the reader may call `recall` and `search_memory`, twice a question. Baselines have none.
+        swap: ask each session the questions of the next one, so that only chance is left.
+        seed: of the sessions, the questions and the intervals.
+        progress: called with the questions asked and their total.
+
+    Raises:
+        SpecError: a number below 1, no such policy, no sessions, or a Python without sources.
+        InvalidMessage: a file that cannot be read, or a line that is no run.
+    """
+    if not windows or min(windows) < 1:
+        raise SpecError(f"windows={list(windows)}", advice="give one or more, of 1 token or more")
+    who = reader or Exact()
+    held = interviews(sessions, questions, seed=seed, data=data, logs=logs, tokens=tokens, half=half)
+    asked = [(one, question) for one in held for question in one.questions]
+    if swap:
+        others = {one.id: other for one, other in zip(held, [*held[1:], held[0]], strict=True)}
+        asked = [(others[one.id], question) for one, question in asked]
+    jobs = [(ALONE, "tail", 0), (FULL, "tail", 0)]
+    for window in dict.fromkeys(windows):
+        jobs += [(entry.label, entry.at(window), window) for entry in entries(list(policies), "", window)]
+    outcomes: list[AnswerOutcome] = []
+    for label, spec, window in jobs:
+        for one, question in asked:
+            outcomes.append(_ask(who, one, question, label, spec, window, tools=tools))
+            if progress is not None:
+                progress(len(outcomes), len(jobs) * len(asked))
+    source = "made up" if data is None else f"of {Path(data).name}"
+    words = f"{len(asked)} questions on {len(held)} sessions {source}, seed {seed}" + (f", half {half!r}" if half else "")
+    words += f"; the {who.name} reader {'may call recall and search_memory' if tools else 'has no tools'}"
+    words += f"; one token is {CHARACTERS} characters" + ("; asked of other sessions: chance alone" if swap else "")
+    return AnswerReport(words=words, rows=_rows(outcomes, seed), outcomes=outcomes)
+
+
+def _ask(
+    reader: Reader, interview: Interview, question: Question, policy: str, spec: str, window: int, *, tools: bool
+) -> AnswerOutcome:
+    began = time.monotonic()
+    steps = () if policy == ALONE else interview.steps
+    room = window or sum(len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps) + len(question.text)
+    own: Contender = BASELINES[spec](room) if spec in BASELINES else KilburnCandidate(room, spec, tools=True)
+    with closing(own) if isinstance(own, KilburnCandidate) else nullcontext():
+        for step in steps:
+            if step.user:
+                own.user(step.observation)
+            else:
+                own.reply(step.thought, step.action)
+                own.observation(step.observation)
+        own.user(question.text)
+        prompts = [own.prompt_text()]
+        results: list[str] = []
+        while tools and isinstance(own, KilburnCandidate) and len(results) < CALLS:
+            call = reader.call(question, prompts[-1], results)
+            if call is None:
+                break
+            results.append(own.call(*call))
+            prompts.append(own.prompt_text())
+        said = reader.answer(question, prompts[-1])
+    lengths = [-(-len(prompt) // CHARACTERS) for prompt in prompts]
+    return AnswerOutcome(
+        session=interview.id,
+        kind=question.kind,
+        question=question.text,
+        policy=policy,
+        window=window,
+        said=said,
+        right=normal(said) == normal(question.answer),
+        calls=len(results),
+        shipped=sum(lengths),
+        peak=max(lengths),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _rows(outcomes: Sequence[AnswerOutcome], seed: int) -> list[AnswerRow]:
+    cells: dict[tuple[int, str], list[AnswerOutcome]] = {}
+    for one in outcomes:
+        cells.setdefault((one.window, one.policy), []).append(one)
+    rights = {cell: mean(one.right for one in own) for cell, own in cells.items()}
+    rows = []
+    for (window, policy), own in cells.items():
+        best = max(
+            (cell for cell in cells if cell[0] == window and cell[1] in BASELINES),
+            key=rights.__getitem__,
+            default=(window, policy),
+        )
+        low, high = interval(_by_session(own, [float(one.right) for one in own]), seed)
+        gains = [float(one.right) - float(other.right) for one, other in zip(own, cells[best], strict=True)]
+        gain_low, gain_high = interval(_by_session(own, gains), seed)
+        known = {FAMILIES[one.kind] for one in own}
+        rows.append(
+            AnswerRow(
+                policy=policy,
+                window=window,
+                questions=len(own),
+                right=rights[window, policy],
+                low=low,
+                high=high,
+                families={family: mean(one.right for one in own if FAMILIES[one.kind] == family) for family in sorted(known)},
+                reached=rights[window, policy] / (rights[0, FULL] or 1.0),
+                gain=mean(gains),
+                gain_low=gain_low,
+                gain_high=gain_high,
+                calls=mean(one.calls for one in own),
+                shipped=mean(one.shipped for one in own),
+                seconds=mean(one.seconds for one in own),
+                overflow=sum(one.peak > window > 0 for one in own),
+            )
+        )
+    return rows
+
+
+def _by_session(outcomes: Sequence[AnswerOutcome], values: Sequence[float]) -> list[list[float]]:
+    groups: dict[str, list[float]] = {}
+    for one, value in zip(outcomes, values, strict=True):
+        groups.setdefault(one.session, []).append(value)
+    return list(groups.values())
