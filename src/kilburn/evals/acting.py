@@ -121,7 +121,7 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         those = "may search its memory" if self.search else "has no search"
         parts = [
             f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; the agent {those}; one token is {CHARACTERS} characters",
-            f"to best: share solved less that of the best baseline ({best_words(self.rows)})",
+            best_words("share solved", self.rows),
             table_of(body),
             f"{units_of(self.rates)}; prompts over the window",
             table_of({**cost_columns(row, self.rates), "over": str(row.overflow)} for row in self.rows),
