@@ -138,7 +138,7 @@ def test_each_policy_is_paired_with_the_best_baseline() -> None:
         assert report.row(best, window).solved == max(report.row(name, window).solved for name in ("tail", "tail+bm25-older"))
         assert all(row.gain == pytest.approx(row.solved - report.row(best, window).solved) for row in rows)
         assert all(row.gain_low <= row.gain <= row.gain_high for row in rows)
-        assert f"{best} at {window}" in report.table()
+        assert best in report.table().split("\n\n")[1]
 
 
 def test_the_same_seed_gives_the_same_report() -> None:

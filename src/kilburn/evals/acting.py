@@ -152,7 +152,7 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         who = self.model or "the agent"
         parts = [
             f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; {who} {those}; one token is {CHARACTERS} characters",
-            f"to best: share solved less that of the best baseline ({best_words(self.rows)})",
+            best_words("share solved", self.rows),
             table_of(body),
             f"{units_of(self.rates)}; prompts over the window",
             table_of({**cost_columns(row, self.rates), "over": str(row.overflow)} for row in self.rows),

@@ -173,7 +173,12 @@ class Workshop:
 
 
 PYTHON = Language(".py", r"def {}\b", r"^\s*def \w+\(.*,.*\):$", r"^([A-Z][A-Z0-9_]{3,} = )([1-9]\d{0,8})$")
-C = Language(".h", r"\b{} *\(", r"^\w[\w *]+\(.*,.*\)[\w ]*;$", r"^(#\s*define\s+[A-Z][A-Z0-9_]{3,}\s+)([1-9]\d{0,8})$")
+C = Language(
+    ".h",
+    r"\b{} *\(",
+    r"^(?!typedef )\w[\w *]*[ *]\w+ *\([^()]*,[^()]*\)[\w ]*;$",
+    r"^(#\s*define\s+[A-Z][A-Z0-9_]{3,}\s+)([1-9]\d{0,8})$",
+)
 
 
 class Sources(msgspec.Struct, frozen=True):
