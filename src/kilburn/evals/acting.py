@@ -206,7 +206,7 @@ def evaluate(
         done.append((Cell(policy=entry.label, window=window, spec=spec, model=entry.model), []))
         cell, outcomes = done[-1]
         for task in made:
-            asked = Metered(answers) if entry.model else None
+            asked = Metered(answers) if answers is not None and entry.model else None
             own = BASELINES[spec](window) if spec in BASELINES else KilburnCandidate(window, spec, asked)
             with closing(own) if isinstance(own, KilburnCandidate) else nullcontext(own) as contender:
                 agent = _Agent(task, contender, cell, search=search, patience=patience, model=decides)
