@@ -12,6 +12,7 @@ from kilburn.errors import SpecError
 from kilburn.evals.answers import ALONE, FULL, AnswerReport, evaluate
 from kilburn.evals.questions import FAMILIES, HALVES, Interview, interviews, normal
 from kilburn.evals.trajectories import synthetic
+from kilburn.models.scripted import Scripted
 
 LOG = """\
 tests/test_rows.py ..F.F
@@ -47,6 +48,19 @@ def test_each_question_has_one_answer_in_its_session_and_none_in_itself(runs: Pa
         assert normal(question.answer) not in normal(question.text)
     known = {question.text: question.answer for _, question in asked}
     assert known["Which test failed with this message: TypeError: a row is no list"] == "test_first_row"
+
+
+def test_a_writer_is_asked_once_for_each_session_and_judged_by_the_answers() -> None:
+    writer = Scripted(["The work goes on, and nothing was decided."] * 1000)
+    few, many = (evaluate(1, count, windows=[1000], policies=["summarize"], writer=writer) for count in (1, 6))
+    alone, plain = many.row("summarize +model", 1000), many.row("summarize", 1000)
+    assert (few.row("summarize +model", 1000).questions, alone.questions) == (1, 6)
+    assert len(writer.requests) == few.row("summarize +model", 1000).writer.asks + alone.writer.asks
+    # A question may make a policy ask once more; the session before it is told again and not asked again.
+    assert 0 < alone.writer.asks <= few.row("summarize +model", 1000).writer.asks + 5
+    assert plain.writer.asks == 0
+    assert "writer" in many.table()
+    assert "writer" not in evaluate(1, 1, windows=[1000], policies=["fifo"]).table()
 
 
 def test_a_definition_is_read_as_python_reads_it(tmp_path: Path) -> None:

@@ -45,6 +45,10 @@ def answers(
     swap: Annotated[
         bool, typer.Option("--swap", help="Ask each session the questions of another one: only chance is left.")
     ] = False,
+    writer: Annotated[
+        str,
+        typer.Option(metavar="SPEC", help="A model that answers the policies' questions; each that can ask has a second row."),
+    ] = "",
     seed: Annotated[int, typer.Option(help="Of sessions, questions and intervals.")] = 0,
     json: Json = False,
 ) -> None:
@@ -64,6 +68,7 @@ def answers(
             policies=policy or EVERYBODY,
             tools=tools,
             swap=swap,
+            writer=writer,
             data=data,
             logs=logs,
             tokens=tokens,

@@ -27,9 +27,11 @@ from kilburn.evals.acting import EVERYBODY
 from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender
 from kilburn.evals.candidate import KilburnCandidate
 from kilburn.evals.intervals import interval, mean
+from kilburn.evals.metered import Metered, Spent, name_of, spent_tables
 from kilburn.evals.questions import FAMILIES, TOKENS, Interview, Question, interviews, normal
 from kilburn.evals.report import EvalReport, grid, row_of
-from kilburn.evals.roster import entries
+from kilburn.evals.roster import Entrant, entries
+from kilburn.model import Model
 
 __all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "Exact", "Reader", "evaluate"]
 
@@ -108,6 +110,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
         gain: less the best baseline's, on the same questions.
         calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of wall time, a question.
         overflow: prompts over the window.
+        writer: what was asked of the model that answers the policy, in all sessions.
     """
 
     policy: str
@@ -125,6 +128,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     shipped: float
     seconds: float
     overflow: int
+    writer: Spent
 
 
 class AnswerReport(EvalReport, frozen=True, kw_only=True):
@@ -159,7 +163,8 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
             ]
             for row in self.rows
         ]
-        return f"{self.words}\n\n{grid(heads, body)}"
+        spent = spent_tables((row.window, row.policy, {"writer": row.writer}) for row in self.rows)
+        return "\n\n".join([self.words, grid(heads, body), *spent])
 
 
 def evaluate(
@@ -171,6 +176,7 @@ def evaluate(
     reader: Reader | None = None,
     tools: bool = False,
     swap: bool = False,
+    writer: str | Model = "",
     data: str | Path | None = None,
     logs: str | Path | None = None,
     tokens: int = TOKENS,
@@ -187,6 +193,7 @@ def evaluate(
         reader: who answers; None for the exact reader.
         tools: whether the reader may call `recall` and `search_memory`, twice a question. Baselines have none.
         swap: ask each session the questions of the next one, so that only chance is left.
+        writer: answers the policies' questions: a model or its spec. Policies that can ask then have a second row.
         seed: of the sessions, the questions and the intervals.
         progress: called with the questions asked and their total.
 
@@ -202,29 +209,40 @@ def evaluate(
     if swap:
         others = {one.id: other for one, other in zip(held, [*held[1:], held[0]], strict=True)}
         asked = [(others[one.id], question) for one, question in asked]
-    jobs = [(ALONE, "tail", 0), (FULL, "tail", 0)]
-    for window in dict.fromkeys(windows):
-        jobs += [(entry.label, entry.at(window), window) for entry in entries(list(policies), "", window)]
+    jobs = [(Entrant(ALONE, "tail"), 0), (Entrant(FULL, "tail"), 0)]
+    jobs += [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), name_of(writer), window)]
     outcomes: list[AnswerOutcome] = []
-    for label, spec, window in jobs:
+    writers: dict[tuple[str, int], Metered] = {}
+    for entry, window in jobs:
+        # A session is told again for each question; what is written the same way again is not asked again.
+        model = writers.setdefault((entry.label, window), Metered(writer)) if entry.model else None
         for one, question in asked:
-            outcomes.append(_ask(who, one, question, label, spec, window, tools=tools))
+            outcomes.append(_ask(who, one, question, entry.label, entry.at(window), window, model, tools=tools))
             if progress is not None:
                 progress(len(outcomes), len(jobs) * len(asked))
     source = "made up" if data is None else f"of {Path(data).name}"
     words = f"{len(asked)} questions on {len(held)} sessions {source}, seed {seed}" + (f", half {half!r}" if half else "")
     words += f"; the {who.name} reader {'may call recall and search_memory' if tools else 'has no tools'}"
     words += f"; one token is {CHARACTERS} characters" + ("; asked of other sessions: chance alone" if swap else "")
-    return AnswerReport(words=words, rows=_rows(outcomes, seed), outcomes=outcomes)
+    spent = {cell: one.spent for cell, one in writers.items()}
+    return AnswerReport(words=words, rows=_rows(outcomes, spent, seed), outcomes=outcomes)
 
 
 def _ask(
-    reader: Reader, interview: Interview, question: Question, policy: str, spec: str, window: int, *, tools: bool
+    reader: Reader,
+    interview: Interview,
+    question: Question,
+    policy: str,
+    spec: str,
+    window: int,
+    model: Metered | None,
+    *,
+    tools: bool,
 ) -> AnswerOutcome:
     began = time.monotonic()
     steps = () if policy == ALONE else interview.steps
     room = window or sum(len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps) + len(question.text)
-    own: Contender = BASELINES[spec](room) if spec in BASELINES else KilburnCandidate(room, spec, tools=True)
+    own: Contender = BASELINES[spec](room) if spec in BASELINES else KilburnCandidate(room, spec, model, tools=True)
     with closing(own) if isinstance(own, KilburnCandidate) else nullcontext():
         for step in steps:
             if step.user:
@@ -258,7 +276,7 @@ def _ask(
     )
 
 
-def _rows(outcomes: Sequence[AnswerOutcome], seed: int) -> list[AnswerRow]:
+def _rows(outcomes: Sequence[AnswerOutcome], spent: dict[tuple[str, int], Spent], seed: int) -> list[AnswerRow]:
     cells: dict[tuple[int, str], list[AnswerOutcome]] = {}
     for one in outcomes:
         cells.setdefault((one.window, one.policy), []).append(one)
@@ -291,6 +309,7 @@ def _rows(outcomes: Sequence[AnswerOutcome], seed: int) -> list[AnswerRow]:
                 shipped=mean(one.shipped for one in own),
                 seconds=mean(one.seconds for one in own),
                 overflow=sum(one.peak > window > 0 for one in own),
+                writer=spent.get((policy, window), Spent()),
             )
         )
     return rows
