@@ -72,11 +72,11 @@ def test_what_the_user_said_first_outlives_the_pages_that_one_excerpt_cites(poli
         assert not [event for event in process.events() if event.act is Act.REFUSE]
 
 
-def test_the_choice_of_lines_shows_what_the_next_action_needs() -> None:
-    """The floor: an eighth of the excerpt, the worst lines first, or candidates in reverse fail it."""
+def test_the_choice_of_passages_shows_what_the_next_action_needs() -> None:
+    """The floor: an eighth of the excerpt, or the worst passages first, fail it."""
     report = evaluate(sample_of(None, limit=8, referring=True), windows=[700], policies=["hybrid", "cost", "fifo"])
     survival = {row.policy: row.survival for row in report.rows}
-    assert survival["hybrid"] >= survival["tail"] + 0.25, survival
+    assert survival["hybrid"] >= survival["tail"] + 0.2, survival
     assert survival["cost"] >= survival["tail"] + 0.03, survival
     assert min(survival["hybrid"], survival["cost"]) >= survival["fifo"] + 0.2, survival
 
@@ -95,4 +95,4 @@ def test_of_passages_alike_those_near_to_the_thought_are_chosen_and_else_the_new
     kept = {page for page, _ in select(passages, [], focus, 160, lambda text: len(text) // 4)}
     assert wanted <= kept
     newest = {page for page, _ in select(passages, [], {}, 160, lambda text: len(text) // 4)}
-    assert newest == set(range(61 - len(newest), 61))
+    assert newest - {1} == set(range(62 - len(newest), 61)), "and the session's first message"

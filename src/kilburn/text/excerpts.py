@@ -130,9 +130,7 @@ def _ends(text: str, size: int) -> tuple[Span, ...]:
     return ((0, head), (max(head, tail), len(text))) if tail < len(text) else ((0, len(text)),)
 
 
-def parts_of(
-    view: View, stretch: Stretch, room: int, *, least: float = 0.0, floor: int = 0, recent: float = RECENT
-) -> Parts:
+def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, floor: int = 0, recent: float = RECENT) -> Parts:
     """The spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
 
     Args:
