@@ -10,9 +10,9 @@ import pytest
 
 from cli.terminal import kilburn as command
 from kilburn.errors import SpecError, Unavailable
-from kilburn.evals.answers import ALONE, FULL, AnswerReport, Reply, evaluate
+from kilburn.evals.answers import ALONE, FULL, AnswerReport, SavedReply, evaluate
 from kilburn.evals.questions import FAMILIES, Interview, interviews, normal
-from kilburn.evals.readers import Spoken, Written
+from kilburn.evals.readers import ModelReader, WeightsReader
 from kilburn.evals.sample import HALVES
 from kilburn.evals.saved import SavedCells
 from kilburn.evals.trajectories import synthetic
@@ -98,7 +98,7 @@ def test_a_model_is_asked_for_json_and_may_look_a_fact_up_before_it_answers() ->
         return msgspec.json.encode({"search_memory": asked.text} if forms else {"answer": "unknown"}).decode()
 
     def measured(model: Scripted, **options: bool) -> AnswerReport:
-        return evaluate(1, 1, windows=[200], policies=["fifo"], reader=Spoken(model), **options)
+        return evaluate(1, 1, windows=[200], policies=["fifo"], reader=ModelReader(model), **options)
 
     assert rows(measured(Scripted([reply] * 9))) == {ALONE: 0.0, FULL: 1.0, "tail": 0.0, "fifo": 0.0}
     report = measured(Scripted([reply] * 9), tools=True)
@@ -110,8 +110,8 @@ def test_a_model_is_asked_for_json_and_may_look_a_fact_up_before_it_answers() ->
 
 def test_replies_are_kept_and_not_asked_for_again(tmp_path: Path) -> None:
     def kept(model: Scripted, policy: str, *, resume: bool) -> AnswerReport:
-        saved = SavedCells(tmp_path / "replies.jsonl", model.name, Reply, resume=resume)
-        return evaluate(1, 2, windows=[500], policies=[policy], reader=Spoken(model), saved=saved)
+        saved = SavedCells(tmp_path / "replies.jsonl", model.name, SavedReply, resume=resume)
+        return evaluate(1, 2, windows=[500], policies=[policy], reader=ModelReader(model), saved=saved)
 
     first = kept(Scripted(['{"answer": "yes"}'] * 8), "fifo", resume=False)
     assert kept(Scripted(), "fifo", resume=True) == first
@@ -128,7 +128,7 @@ def test_weights_are_held_to_the_form() -> None:
         def write(self, system: str, asked: str, verbs: tuple[str, ...], length: int) -> tuple[str, str]:
             return verbs[-1], "p1"
 
-    report = evaluate(1, 1, windows=[500], policies=["fifo"], reader=Written(Copyist()), tools=True)
+    report = evaluate(1, 1, windows=[500], policies=["fifo"], reader=WeightsReader(Copyist()), tools=True)
     assert {one.policy: one.calls for one in report.outcomes} == {ALONE: 0, FULL: 0, "tail": 0, "fifo": 2}
 
 

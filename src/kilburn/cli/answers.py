@@ -12,9 +12,9 @@ from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
 from kilburn.evals.acting import EVERYBODY
-from kilburn.evals.answers import Reply, evaluate
+from kilburn.evals.answers import SavedReply, evaluate
 from kilburn.evals.questions import TOKENS
-from kilburn.evals.readers import Exact, reader_of
+from kilburn.evals.readers import ExactReader, reader_of
 from kilburn.evals.sample import HALVES
 from kilburn.evals.saved import SavedCells
 from kilburn.terminal import say, show
@@ -44,7 +44,7 @@ def answers(
     model: Annotated[
         str,
         typer.Option(metavar="exact|qwen|smollm2|SPEC", help="Who answers: no model, weights that run here, or a model's spec."),
-    ] = Exact.name,
+    ] = ExactReader.name,
     tools: Annotated[
         bool, typer.Option("--tools", help="The reader may call recall and search_memory, which baselines do not have.")
     ] = False,
@@ -70,7 +70,7 @@ def answers(
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     reader = reader_of(model)
-    saved = SavedCells(out, reader.name, Reply, resume=resume, force=force) if out is not None else None
+    saved = SavedCells(out, reader.name, SavedReply, resume=resume, force=force) if out is not None else None
     with progress("asking") as done:
         report = evaluate(
             sessions,

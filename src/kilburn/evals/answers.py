@@ -27,12 +27,12 @@ from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
 from kilburn.evals.candidate import KilburnCandidate
 from kilburn.evals.intervals import interval, mean
 from kilburn.evals.questions import FAMILIES, TOKENS, Interview, Question, interviews, normal
-from kilburn.evals.readers import ANSWER, ARGUMENTS, Exact, Reader
+from kilburn.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
 from kilburn.evals.report import EvalReport, best_words, row_of, table_of
 from kilburn.evals.roster import entries
 from kilburn.evals.saved import SavedCells
 
-__all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "Reply", "evaluate"]
+__all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "SavedReply", "evaluate"]
 
 ALONE, FULL = "question alone", "full history"
 """The floor and the ceiling; their window is 0."""
@@ -41,7 +41,7 @@ CALLS = 2
 """Of memory tools, for one question."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class SavedReply(msgspec.Struct, frozen=True):
     """What a reader said to one prompt, and the seconds that it took.
 
     Args:
@@ -141,10 +141,8 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
             }
             for row in self.rows
         ]
-        best = best_words(row for row in self.rows if row.window)
-        return "\n\n".join(
-            [self.words, f"to best: share of right answers less that of the best baseline ({best})", table_of(body)]
-        )
+        best = best_words("share of right answers", (row for row in self.rows if row.window))
+        return "\n\n".join([self.words, best, table_of(body)])
 
 
 def evaluate(
@@ -162,7 +160,7 @@ def evaluate(
     half: str = "",
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
-    saved: SavedCells[Reply] | None = None,
+    saved: SavedCells[SavedReply] | None = None,
 ) -> AnswerReport:
     """Ask the questions under each policy at each window; the tail always takes part.
 
@@ -183,7 +181,7 @@ def evaluate(
     """
     if not windows or min(windows) < 1:
         raise SpecError(f"windows={list(windows)}", advice="give one or more, of 1 token or more")
-    who = reader or Exact()
+    who = reader or ExactReader()
     held = interviews(sessions, questions, seed=seed, data=data, logs=logs, tokens=tokens, half=half)
     asked = [(one, question) for one in held for question in one.questions]
     if swap:
@@ -207,7 +205,7 @@ def evaluate(
 
 def _ask(
     reader: Reader,
-    saved: SavedCells[Reply] | None,
+    saved: SavedCells[SavedReply] | None,
     interview: Interview,
     question: Question,
     policy: str,
@@ -255,15 +253,15 @@ def _ask(
 
 
 def _read(
-    reader: Reader, saved: SavedCells[Reply] | None, question: Question, prompt: str, results: Sequence[str], *, tools: bool
-) -> Reply:
+    reader: Reader, saved: SavedCells[SavedReply] | None, question: Question, prompt: str, results: Sequence[str], *, tools: bool
+) -> SavedReply:
     digest = hashlib.sha256(msgspec.json.encode((reader.name, question, prompt, results, tools))).hexdigest()
     known = saved.find(digest) if saved is not None else None
     if known is not None:
         return known
     began = time.monotonic()
     verb, text = reader.reply(question, prompt, results, tools=tools)
-    made = Reply(digest, verb, text, time.monotonic() - began)
+    made = SavedReply(digest, verb, text, time.monotonic() - began)
     if saved is not None:
         saved.add(made)
     return made

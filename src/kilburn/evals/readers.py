@@ -19,7 +19,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.model import Model, Request, complete
 from kilburn.models.weights import catalogue, find
 
-__all__ = ["ANSWER", "ARGUMENTS", "Exact", "Reader", "Said", "Spoken", "Writer", "Written", "reader_of"]
+__all__ = ["ANSWER", "ARGUMENTS", "ExactReader", "ModelReader", "Reader", "Said", "WeightsReader", "Writer", "reader_of"]
 
 ANSWER, SEARCH, RECALL = "answer", "search_memory", "recall"
 """What a reader does next: an answer, or a memory tool."""
@@ -63,7 +63,7 @@ class Reader(Protocol):
         ...
 
 
-class Exact:
+class ExactReader:
     """Finds the text around an answer, if the prompt has it whole. It searches for the question, then recalls the best hit."""
 
     name = "exact"
@@ -78,7 +78,7 @@ class Exact:
         return (RECALL, best[0]) if best is not None else (ANSWER, "")
 
 
-class Spoken:
+class ModelReader:
     """A model, held to a JSON schema.
 
     Args:
@@ -123,7 +123,7 @@ class Writer(Protocol):
         ...
 
 
-class Written:
+class WeightsReader:
     """Weights that run in this process, held to the form token by token.
 
     Args:
@@ -154,10 +154,10 @@ def reader_of(spec: str) -> Reader:
     Raises:
         Unavailable: weights that are not here. SpecError: no such model. MissingExtra. UnsupportedModel.
     """
-    if spec == Exact.name:
-        return Exact()
+    if spec == ExactReader.name:
+        return ExactReader()
     where = Path(spec).expanduser()
     if where.exists() or spec in {known.name for known in catalogue()}:
         # By name, because torch is an extra.
-        return Written(import_module("kilburn.kv.writing").load_writer(where if where.is_dir() else find(spec)))
-    return Spoken(resolve("models", spec))
+        return WeightsReader(import_module("kilburn.kv.writing").load_writer(where if where.is_dir() else find(spec)))
+    return ModelReader(resolve("models", spec))
