@@ -55,6 +55,19 @@ def test_each_question_has_one_answer_in_its_session_and_none_in_itself(runs: Pa
     assert known["Which test failed with this message: TypeError: a row is no list"] == "test_first_row"
 
 
+def test_a_writer_is_asked_once_for_each_session_and_judged_by_the_answers() -> None:
+    writer = Scripted(["The work goes on, and nothing was decided."] * 1000)
+    few, many = (evaluate(1, count, windows=[1000], policies=["summarize"], writer=writer) for count in (1, 6))
+    alone, plain = many.row("summarize +model", 1000), many.row("summarize", 1000)
+    assert (few.row("summarize +model", 1000).questions, alone.questions) == (1, 6)
+    assert len(writer.requests) == few.row("summarize +model", 1000).writer.asks + alone.writer.asks
+    # A question may make a policy ask once more; the session before it is told again and not asked again.
+    assert 0 < alone.writer.asks <= few.row("summarize +model", 1000).writer.asks + 5
+    assert plain.writer.asks == 0
+    assert "writer" in many.table()
+    assert "writer" not in evaluate(1, 1, windows=[1000], policies=["fifo"]).table()
+
+
 def test_a_definition_is_read_as_python_reads_it(tmp_path: Path) -> None:
     shown = (
         "[File: src/a.py (9 lines)]\n7:class Tree(Node):\n8:    def grow(self, by: int = 17, *, far='off'):\n9:  ...",

@@ -51,6 +51,10 @@ def answers(
     swap: Annotated[
         bool, typer.Option("--swap", help="Ask each session the questions of another one: only chance is left.")
     ] = False,
+    writer: Annotated[
+        str,
+        typer.Option(metavar="SPEC", help="A model that answers the policies' questions; each that can ask has a second row."),
+    ] = "",
     seed: Annotated[int, typer.Option(help="Of sessions, questions and intervals.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write each reply there when it is made.")] = None,
     resume: Annotated[
@@ -80,6 +84,7 @@ def answers(
             reader=reader,
             tools=tools,
             swap=swap,
+            writer=writer,
             data=data,
             logs=logs,
             tokens=tokens,

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,15 @@ from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
 from kilburn.evals.candidate import KilburnCandidate
 from kilburn.evals.cost import CostRow, Rates, cost_columns, figures_of, rates_of, units_of
 from kilburn.evals.intervals import interval, mean
+from kilburn.evals.metered import Metered, Spent, name_of, spent_tables, total_of
 from kilburn.evals.outcomes import Cell, Counted
 from kilburn.evals.report import EvalReport, best_words, row_of, table_of
 from kilburn.evals.roster import entries
 from kilburn.evals.tasks import KINDS, Command, Edit, Look, Say, Task, Workshop, tasks
 from kilburn.kernel.resolve import resolve
-from kilburn.model import Delta, Model, Reply, Request, complete
+from kilburn.model import Model, Request, complete
 
-__all__ = ["EVERYBODY", "ActingReport", "ActingRow", "Spent", "TaskOutcome", "evaluate"]
+__all__ = ["EVERYBODY", "ActingReport", "ActingRow", "TaskOutcome", "evaluate"]
 
 EVERYBODY = ("tail", "truncated", "last3", "tail+bm25-older", "summarize", "cost", "hybrid")
 """The baselines and the policies that are compared unless told otherwise."""
@@ -58,37 +58,6 @@ Of what you did and saw before, you know only what the window shows. Do one thin
   in the file, without the path and the number that a search or a read puts before it."""
 LOOKS = """
 - {looks}: only if what you need is not in the window."""
-
-
-class Spent(msgspec.Struct):
-    """What a model was asked: times, tokens of its prompts and of its replies by its own count, seconds."""
-
-    asks: int = 0
-    read: int = 0
-    written: int = 0
-    seconds: float = 0.0
-
-
-class _Metered:
-    """A model whose use is counted."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.spent = model, Spent()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        begun = time.perf_counter()
-        self.spent.asks += 1
-        try:
-            for piece in self.model.stream(request):
-                if isinstance(piece, Reply) and piece.usage is not None:
-                    self.spent.read += piece.usage.prompt
-                    self.spent.written += piece.usage.reply
-                yield piece
-        finally:
-            self.spent.seconds += time.perf_counter() - begun
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,18 +156,9 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
             table_of(body),
             f"{units_of(self.rates)}; prompts over the window",
             table_of({**cost_columns(row, self.rates), "over": str(row.overflow)} for row in self.rows),
-            *([table_of(spent)] if (spent := list(self._spent())) else []),
+            *spent_tables((row.window, row.policy, {"agent": row.agent, "writer": row.writer}) for row in self.rows),
         ]
         return "\n\n".join(parts)
-
-    def _spent(self) -> Iterator[dict[str, str]]:
-        """What the models were asked."""
-        for row in self.rows:
-            for which, spent in (("agent", row.agent), ("writer", row.writer)):
-                if spent.asks:
-                    figures = {"asks": spent.asks, "tokens read": spent.read, "written": spent.written, "seconds": spent.seconds}
-                    said = {name: f"{figure:,.0f}" for name, figure in figures.items()}
-                    yield {"window": str(row.window), "policy": row.policy, "model as": which, **said}
 
 
 def evaluate(
@@ -237,15 +197,16 @@ def evaluate(
     if count < 1 or not windows or min(windows) < 1:
         raise SpecError(f"tasks={count}, windows={list(windows)}", advice="give one or more of each")
     made = list(tasks(count, seed, sources))
-    jobs = [(window, entry) for window in dict.fromkeys(windows) for entry in entries(list(policies), _named(writer), window)]
-    decides, answers = (resolve("models", one) if one else None for one in (model, writer))
+    jobs = [(window, entry) for window in dict.fromkeys(windows) for entry in entries(list(policies), name_of(writer), window)]
+    decides = resolve("models", model) if model else None
+    answers = resolve("models", writer) if writer else None
     done: list[tuple[Cell, list[TaskOutcome]]] = []
     for window, entry in jobs:
         spec = entry.at(window)
         done.append((Cell(policy=entry.label, window=window, spec=spec, model=entry.model), []))
         cell, outcomes = done[-1]
         for task in made:
-            asked = _Metered(answers) if entry.model else None
+            asked = Metered(answers) if answers is not None and entry.model else None
             own = BASELINES[spec](window) if spec in BASELINES else KilburnCandidate(window, spec, asked)
             with closing(own) if isinstance(own, KilburnCandidate) else nullcontext(own) as contender:
                 agent = _Agent(task, contender, cell, search=search, patience=patience, model=decides)
@@ -258,16 +219,12 @@ def evaluate(
         seed=seed,
         sources=str(sources) if sources is not None else None,
         search=search,
-        model=_named(model),
-        writer=_named(writer),
+        model=name_of(model),
+        writer=name_of(writer),
         rates=rates,
         rows=_rows(done, rates, seed),
         outcomes=found,
     )
-
-
-def _named(model: str | Model) -> str:
-    return model if isinstance(model, str) else model.name
 
 
 class _Agent:
@@ -278,7 +235,7 @@ class _Agent:
         self.contender = Counted(contender, cell)
         self.patience = patience
         self.memory = contender if search and isinstance(contender, KilburnCandidate) else None
-        self.model = _Metered(model) if model is not None else None
+        self.model = Metered(model) if model is not None else None
         self.steps = self.missing = self.searched = self.again = 0
 
     def work(self, writer: Spent) -> TaskOutcome:
@@ -406,16 +363,8 @@ def _rows(done: Sequence[tuple[Cell, list[TaskOutcome]]], rates: Rates, seed: in
                 kinds={kind: mean(one.solved for one in own if one.kind == kind) for kind in {one.kind for one in own}},
                 shown=1 - sum(one.missing for one in own) / sum(one.facts for one in own),
                 steps=mean(one.steps / one.plan for one in own),
-                agent=_total(one.agent for one in own),
-                writer=_total(one.writer for one in own),
+                agent=total_of(one.agent for one in own),
+                writer=total_of(one.writer for one in own),
             )
         )
     return rows
-
-
-def _total(spent: Iterable[Spent]) -> Spent:
-    total = Spent()
-    for one in spent:
-        for name in Spent.__struct_fields__:
-            setattr(total, name, getattr(total, name) + getattr(one, name))
-    return total

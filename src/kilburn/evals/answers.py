@@ -26,11 +26,13 @@ from kilburn.evals.acting import EVERYBODY
 from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
 from kilburn.evals.candidate import KilburnCandidate
 from kilburn.evals.intervals import interval, mean
+from kilburn.evals.metered import Metered, Spent, name_of, spent_tables
 from kilburn.evals.questions import FAMILIES, TOKENS, Interview, Question, interviews, normal
 from kilburn.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
 from kilburn.evals.report import EvalReport, best_words, row_of, table_of
-from kilburn.evals.roster import entries
+from kilburn.evals.roster import Entrant, entries
 from kilburn.evals.saved import SavedCells
+from kilburn.model import Model
 
 __all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "SavedReply", "evaluate"]
 
@@ -91,6 +93,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
         gain: less the share of `best`, on the same questions.
         calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of reading, a question.
         overflow: prompts over the window.
+        writer: what was asked of the model that answers the policy, in all sessions.
     """
 
     policy: str
@@ -109,6 +112,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     shipped: float
     seconds: float
     overflow: int
+    writer: Spent
 
 
 class AnswerReport(EvalReport, frozen=True, kw_only=True):
@@ -142,7 +146,8 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
             for row in self.rows
         ]
         best = best_words("share of right answers", (row for row in self.rows if row.window))
-        return "\n\n".join([self.words, best, table_of(body)])
+        spent = spent_tables((row.window, row.policy, {"writer": row.writer}) for row in self.rows)
+        return "\n\n".join([self.words, best, table_of(body), *spent])
 
 
 def evaluate(
@@ -154,6 +159,7 @@ def evaluate(
     reader: Reader | None = None,
     tools: bool = False,
     swap: bool = False,
+    writer: str | Model = "",
     data: str | Path | None = None,
     logs: str | Path | None = None,
     tokens: int = TOKENS,
@@ -171,6 +177,7 @@ def evaluate(
         reader: who answers; None for the exact reader.
         tools: whether the reader may call `recall` and `search_memory`, twice a question. Baselines have none.
         swap: ask each session the questions of the next one, so that only chance is left.
+        writer: answers the policies' questions: a model or its spec. Policies that can ask then have a second row.
         seed: of the sessions, the questions and the intervals.
         progress: called with the questions asked and their total.
         saved: where replies are kept, and taken from.
@@ -187,20 +194,23 @@ def evaluate(
     if swap:
         others = {one.id: other for one, other in zip(held, [*held[1:], held[0]], strict=True)}
         asked = [(others[one.id], question) for one, question in asked]
-    jobs = [(ALONE, "tail", 0), (FULL, "tail", 0)]
-    for window in dict.fromkeys(windows):
-        jobs += [(entry.label, entry.at(window), window) for entry in entries(list(policies), "", window)]
+    jobs = [(Entrant(ALONE, "tail"), 0), (Entrant(FULL, "tail"), 0)]
+    jobs += [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), name_of(writer), window)]
     outcomes: list[AnswerOutcome] = []
-    for label, spec, window in jobs:
+    writers: dict[tuple[str, int], Metered] = {}
+    for entry, window in jobs:
+        # A session is told again for each question; what is written the same way again is not asked again.
+        model = writers.setdefault((entry.label, window), Metered(writer)) if entry.model else None
         for one, question in asked:
-            outcomes.append(_ask(who, saved, one, question, label, spec, window, tools=tools))
+            outcomes.append(_ask(who, saved, one, question, entry.label, entry.at(window), window, model, tools=tools))
             if progress is not None:
                 progress(len(outcomes), len(jobs) * len(asked))
     source = "made up" if data is None else f"of {Path(data).name}"
     words = f"{len(asked)} questions on {len(held)} sessions {source}, seed {seed}" + (f", half {half!r}" if half else "")
     words += f"; the {who.name} reader {'may call recall and search_memory' if tools else 'has no tools'}"
     words += f"; one token is {CHARACTERS} characters" + ("; asked of other sessions: chance alone" if swap else "")
-    return AnswerReport(words=words, rows=_rows(outcomes, seed), outcomes=outcomes)
+    spent = {cell: one.spent for cell, one in writers.items()}
+    return AnswerReport(words=words, rows=_rows(outcomes, spent, seed), outcomes=outcomes)
 
 
 def _ask(
@@ -211,12 +221,13 @@ def _ask(
     policy: str,
     spec: str,
     window: int,
+    model: Metered | None,
     *,
     tools: bool,
 ) -> AnswerOutcome:
     steps = () if policy == ALONE else interview.steps
     room = window or sum(len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps) + len(question.text)
-    own: Contender = BASELINES[spec](room) if spec in BASELINES else KilburnCandidate(room, spec, tools=True)
+    own: Contender = BASELINES[spec](room) if spec in BASELINES else KilburnCandidate(room, spec, model, tools=True)
     with closing(own) if isinstance(own, KilburnCandidate) else nullcontext():
         for step in steps:
             if step.user:
@@ -267,7 +278,7 @@ def _read(
     return made
 
 
-def _rows(outcomes: Sequence[AnswerOutcome], seed: int) -> list[AnswerRow]:
+def _rows(outcomes: Sequence[AnswerOutcome], spent: dict[tuple[str, int], Spent], seed: int) -> list[AnswerRow]:
     cells: dict[tuple[int, str], list[AnswerOutcome]] = {}
     for one in outcomes:
         cells.setdefault((one.window, one.policy), []).append(one)
@@ -298,6 +309,7 @@ def _rows(outcomes: Sequence[AnswerOutcome], seed: int) -> list[AnswerRow]:
                 shipped=mean(one.shipped for one in own),
                 seconds=mean(one.seconds for one in own),
                 overflow=sum(one.peak > window > 0 for one in own),
+                writer=spent.get((policy, window), Spent()),
             )
         )
     return rows
