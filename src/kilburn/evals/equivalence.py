@@ -1,10 +1,10 @@
 """Functional equivalence: how much better does a model foresee the agent's real next action, given what a policy shows?
 
-The reward of CoMem (arXiv 2605.30842), as a measure: a real model reads the task and what a policy shows, and the
-negative log-likelihood of what the agent really wrote next is taken. Two views bound it: the *task* alone, and the
-*full* history. The tokens that matter are those that *depend* on older outputs (`kilburn.evals.references`). Most others
-are foreseen from the form of any history: so all tokens are told beside them, and a *stranger*, a window of another
-task's run.
+CoMem (arXiv 2605.30842) rewards a summary if the agent acts from it as from full context. Here the actions are recorded:
+a real model reads the task and what a policy shows, and the negative log-likelihood of what the agent really wrote next
+is taken. Two views bound it: the *task* alone, and the *full* history. The tokens that matter are those that *depend* on older
+outputs (`kilburn.evals.references`). All tokens are told beside them, and a *stranger*, a window of another task's run,
+which shows the form of a history and none of its content.
 
     report = evaluate(sample_of("runs.jsonl.gz"), forecaster_of("smollm2"), windows=[1000], policies=["tail", "hybrid"])
     print(report.table())
