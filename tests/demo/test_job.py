@@ -8,9 +8,11 @@ import pytest
 
 import kilburn
 from kilburn.demo.job import JobResult, Plan, check, perform
+from kilburn.demo.voice import phrase
 from kilburn.errors import SpecError
 from kilburn.models import weights
 from kilburn.models.local import Local
+from kilburn.models.scripted import Scripted
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,18 @@ def test_a_page_that_does_not_come_back_is_counted_as_lost(shared_tree: Path, tm
     assert (results.checked, results.lost) == (results.stats.pages, 0)
     check([*given[:-1], given[-1] + "x", "gone"], results)
     assert results.lost == len(given[-1].encode()) + 1 + len("gone")
+
+
+def test_a_model_answers_from_what_one_search_brings_and_is_not_believed() -> None:
+    with kilburn.open(":memory:", window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        process = store.process("s")
+        process.append({"role": "user", "content": "The relay of boculemi listens on port 31245."})
+        model = Scripted(["It is\n31245.", "It is 31245."])
+        right = phrase(model, process, "Which port has boculemi?", "31245")
+        wrong = phrase(model, process, "Which port has boculemi?", "99")
+    assert (right.said, right.found, right.holds) == ("It is 31245.", True, True)
+    assert (wrong.found, wrong.holds) == (False, False)
+    assert "listens on port 31245" in model.requests[0].messages[-1]["content"]
 
 
 @pytest.mark.model

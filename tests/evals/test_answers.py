@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cli.terminal import kilburn as command
-from kilburn.errors import SpecError
-from kilburn.evals.answers import ALONE, FULL, AnswerReport, evaluate
-from kilburn.evals.questions import FAMILIES, HALVES, Interview, interviews, normal
+from kilburn.errors import SpecError, Unavailable
+from kilburn.evals.answers import ALONE, FULL, AnswerReport, SavedReply, evaluate
+from kilburn.evals.questions import FAMILIES, Interview, interviews, normal
+from kilburn.evals.readers import ModelReader, WeightsReader
+from kilburn.evals.sample import HALVES
+from kilburn.evals.saved import SavedCells
 from kilburn.evals.trajectories import synthetic
+from kilburn.model import Request
+from kilburn.models.scripted import Scripted
 
 LOG = """\
 tests/test_rows.py ..F.F
@@ -49,6 +55,19 @@ def test_each_question_has_one_answer_in_its_session_and_none_in_itself(runs: Pa
     assert known["Which test failed with this message: TypeError: a row is no list"] == "test_first_row"
 
 
+def test_a_writer_is_asked_once_for_each_session_and_judged_by_the_answers() -> None:
+    writer = Scripted(["The work goes on, and nothing was decided."] * 1000)
+    few, many = (evaluate(1, count, windows=[1000], policies=["summarize"], writer=writer) for count in (1, 6))
+    alone, plain = many.row("summarize +model", 1000), many.row("summarize", 1000)
+    assert (few.row("summarize +model", 1000).questions, alone.questions) == (1, 6)
+    assert len(writer.requests) == few.row("summarize +model", 1000).writer.asks + alone.writer.asks
+    # A question may make a policy ask once more; the session before it is told again and not asked again.
+    assert 0 < alone.writer.asks <= few.row("summarize +model", 1000).writer.asks + 5
+    assert plain.writer.asks == 0
+    assert "writer" in many.table()
+    assert "writer" not in evaluate(1, 1, windows=[1000], policies=["fifo"]).table()
+
+
 def test_a_definition_is_read_as_python_reads_it(tmp_path: Path) -> None:
     shown = (
         "[File: src/a.py (9 lines)]\n7:class Tree(Node):\n8:    def grow(self, by: int = 17, *, far='off'):\n9:  ...",
@@ -79,6 +98,53 @@ def test_a_window_that_is_too_small_costs_answers_and_tools_bring_them_back() ->
     assert (row.overflow, row.gain) == (0, pytest.approx(row.right - rows(alone)["tail"]))
 
 
+def test_a_model_is_asked_for_json_and_may_look_a_fact_up_before_it_answers() -> None:
+    [one] = interviews(1, 1)
+    [asked] = one.questions
+
+    def reply(request: Request) -> str:
+        shown = str(request.messages[-1]["content"])
+        assert asked.text in shown
+        if found := re.search(asked.fact, shown, re.MULTILINE):
+            return msgspec.json.encode({"answer": found[1]}).decode()
+        forms = (request.schema or {}).get("anyOf")
+        return msgspec.json.encode({"search_memory": asked.text} if forms else {"answer": "unknown"}).decode()
+
+    def measured(model: Scripted, **options: bool) -> AnswerReport:
+        return evaluate(1, 1, windows=[200], policies=["fifo"], reader=ModelReader(model), **options)
+
+    assert rows(measured(Scripted([reply] * 9))) == {ALONE: 0.0, FULL: 1.0, "tail": 0.0, "fifo": 0.0}
+    report = measured(Scripted([reply] * 9), tools=True)
+    assert report.row("fifo", 200).calls >= 1
+    # A model that fails, or does not write what it was asked for, has no answer.
+    for wrong in ("my answer is 7", '{"recall": "p1"}', '{"answer": 7}', '["answer"]', Unavailable("gone", advice="wait")):
+        assert set(rows(measured(Scripted([wrong] * 9))).values()) == {0.0}
+
+
+def test_replies_are_kept_and_not_asked_for_again(tmp_path: Path) -> None:
+    def kept(model: Scripted, policy: str, *, resume: bool) -> AnswerReport:
+        saved = SavedCells(tmp_path / "replies.jsonl", model.name, SavedReply, resume=resume)
+        return evaluate(1, 2, windows=[500], policies=[policy], reader=ModelReader(model), saved=saved)
+
+    first = kept(Scripted(['{"answer": "yes"}'] * 8), "fifo", resume=False)
+    assert kept(Scripted(), "fifo", resume=True) == first
+    # What another policy shows has to be read.
+    more = Scripted(['{"answer": "yes"}'] * 8)
+    kept(more, "hybrid", resume=True)
+    assert 0 < len(more.requests) <= 2
+
+
+def test_weights_are_held_to_the_form() -> None:
+    class Copyist:
+        name = "copyist"
+
+        def write(self, system: str, asked: str, verbs: tuple[str, ...], length: int) -> tuple[str, str]:
+            return verbs[-1], "p1"
+
+    report = evaluate(1, 1, windows=[500], policies=["fifo"], reader=WeightsReader(Copyist()), tools=True)
+    assert {one.policy: one.calls for one in report.outcomes} == {ALONE: 0, FULL: 0, "tail": 0, "fifo": 2}
+
+
 def test_questions_of_another_session_are_not_answered() -> None:
     assert set(rows(evaluate(3, 4, windows=[2000], policies=["fifo"], swap=True)).values()) == {0.0}
 
@@ -102,6 +168,8 @@ def test_the_verb_prints_a_table_or_json(runs: Path) -> None:
     assert {row["policy"] for row in said.json["rows"]} == {ALONE, FULL, "tail", "fifo"}
     assert "the exact reader has no tools" in command(*small).out
     assert command(*small, "--half", "third").status == 2
+    assert command(*small, "--resume").status == 2
+    assert command(*small, "--model", "nobody").status == 2
 
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:

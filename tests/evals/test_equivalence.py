@@ -9,8 +9,10 @@ import pytest
 
 from kilburn.errors import SpecError
 from kilburn.evals.equivalence import Forecast, evaluate
+from kilburn.evals.references import references
 from kilburn.evals.sample import HALVES, Sample, sample_of
 from kilburn.evals.saved import SavedCells
+from kilburn.evals.trajectories import HeadMessage, Step, Trajectory
 
 KNOWN, UNKNOWN = 0.5, 4.5
 
@@ -129,3 +131,15 @@ def test_each_run_is_in_one_half_and_runs_of_a_task_in_the_same_one() -> None:
     assert not tune & report
     assert tune | report == {run.id for run in sample_of(None, 60).runs}
     assert min(len(tune), len(report)) > 15
+
+
+def test_a_name_that_may_be_a_plain_word_does_not_depend() -> None:
+    step = Step("Look.", "ls", "parser.config together BasicSet well-known")
+    quiet = Step("Next.", "ls", "x" * 200)
+    last = Step("Well-known together.", "open parser.config", "")
+    run = Trajectory("one", (HeadMessage("user", "Repair it."),), (step, quiet, last))
+    wanted = {"one": references(run, reply=True)}
+    assert {one.name for one in wanted["one"]} == {"parser.config", "together"}
+    sample = Sample(runs=(run,), wanted=wanted, words="", reply=True)
+    report = evaluate(sample, Copyist(), windows=[10], policies=[])
+    assert (report.steps, report.dependents) == (1, 2)

@@ -12,7 +12,9 @@ from kilburn.errors import SpecError
 from kilburn.kv.likelihood import Likelihood
 from kilburn.kv.weights import Weights
 
-PROMPTS = ["The parser drops", "The parser drops the last", "The parser", "Nothing alike", "The parser drops the last", "The"]
+LONG = "one two three " * 60
+SHORT = ["The parser drops", "The parser drops the last", "The parser", "Nothing alike", "The parser drops the last", "The"]
+PROMPTS = [*SHORT, LONG, LONG + "four " * 50]
 TEXT = " line of <|im_end|> every file, été.\n"
 
 

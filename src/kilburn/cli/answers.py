@@ -9,11 +9,15 @@ import typer
 
 from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
-from kilburn.cli.shell import Json
+from kilburn.cli.shell import Force, Json
+from kilburn.errors import SpecError
 from kilburn.evals.acting import EVERYBODY
-from kilburn.evals.answers import evaluate
-from kilburn.evals.questions import HALVES, TOKENS
-from kilburn.terminal import show
+from kilburn.evals.answers import SavedReply, evaluate
+from kilburn.evals.questions import TOKENS
+from kilburn.evals.readers import ExactReader, reader_of
+from kilburn.evals.sample import HALVES
+from kilburn.evals.saved import SavedCells
+from kilburn.terminal import say, show
 
 __all__ = ["answers"]
 
@@ -36,16 +40,27 @@ def answers(
     sessions: Annotated[int, typer.Option(min=1, help="How many sessions.")] = 40,
     questions: Annotated[int, typer.Option(min=1, help="How many on each; each is asked of the session by itself.")] = 6,
     tokens: Annotated[int, typer.Option(min=1, help="Of a session.")] = TOKENS,
-    half: Annotated[
-        str, typer.Option(metavar="|".join(HALVES), help="Only this half of the sessions, by a hash of their ids.")
-    ] = "",
+    half: Annotated[str, typer.Option(metavar="|".join(HALVES), help="Only the sessions of this half; all by default.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(metavar="exact|qwen|smollm2|SPEC", help="Who answers: no model, weights that run here, or a model's spec."),
+    ] = ExactReader.name,
     tools: Annotated[
         bool, typer.Option("--tools", help="The reader may call recall and search_memory, which baselines do not have.")
     ] = False,
     swap: Annotated[
         bool, typer.Option("--swap", help="Ask each session the questions of another one: only chance is left.")
     ] = False,
+    writer: Annotated[
+        str,
+        typer.Option(metavar="SPEC", help="A model that answers the policies' questions; each that can ask has a second row."),
+    ] = "",
     seed: Annotated[int, typer.Option(help="Of sessions, questions and intervals.")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write each reply there when it is made.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Use the replies in the file of --out; what a policy shows differently is read anew.")
+    ] = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Ask for exact facts at the end of sessions, and count the right answers from what the window shows.
@@ -54,21 +69,30 @@ def answers(
 
         kilburn eval answers --window 2000 --policy hybrid --policy cost
 
-        kilburn eval answers --data runs.jsonl.gz --tools
+        kilburn eval answers --data runs.jsonl.gz --model qwen --sessions 12 --questions 3 --tools --out replies.jsonl --resume
     """
+    if resume and out is None:
+        raise SpecError("--resume without --out", advice="name the file to go on with")
+    reader = reader_of(model)
+    saved = SavedCells(out, reader.name, SavedReply, resume=resume, force=force) if out is not None else None
     with progress("asking") as done:
         report = evaluate(
             sessions,
             questions,
             windows=window or (1000, 2000, 4000),
             policies=policy or EVERYBODY,
+            reader=reader,
             tools=tools,
             swap=swap,
+            writer=writer,
             data=data,
             logs=logs,
             tokens=tokens,
             half=half,
             seed=seed,
             progress=done,
+            saved=saved,
         )
+    if out is not None:
+        say(f"written: {out}")
     show(report, json)

@@ -192,7 +192,9 @@ def _show_model(results: JobResult, missing: str) -> None:
         rows = [(fold.pages, f"{fold.tokens:,}", fold.outcome, fold.why, f"{fold.seconds:.1f} s") for fold in results.model_folds]
         table(("pages", "tokens", "outcome", "the ledger says", "time"), rows)
     if results.phrases:
-        _print(f"\n{results.model} says, given the recalled text; the exact answer is what counts")
+        said, found = sum(phrase.holds for phrase in results.phrases), sum(phrase.found for phrase in results.phrases)
+        _print(f"\n{results.model} answers from one search for the question: {said} of {len(results.phrases)} exactly;")
+        _print(f"the search brought the answer for {found}. The programs' answers above are what counts.")
     for phrase in results.phrases:
         _print(f"  {line(phrase.question)}\n    exact  {_short(phrase.exact)}")
         _print(f"    model  {_short(phrase.said)}  ({'has it' if phrase.holds else 'not exact'}, {phrase.seconds:.1f} s)")

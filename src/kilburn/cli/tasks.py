@@ -32,6 +32,13 @@ def tasks(
         bool, typer.Option("--search", help="The agent may search its memory, which the baselines do not have.")
     ] = False,
     patience: Annotated[int, typer.Option(min=0, help="What the agent does again in one task before it gives up.")] = 2,
+    model: Annotated[
+        str, typer.Option(metavar="SPEC", help="A model that decides in place of the script; it reads the window.")
+    ] = "",
+    writer: Annotated[
+        str,
+        typer.Option(metavar="SPEC", help="A model that answers the policies' questions; each that can ask has a second row."),
+    ] = "",
     sources: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Make the tasks from C headers, such as those of /usr/include."),
@@ -50,6 +57,8 @@ def tasks(
         kilburn eval tasks
 
         kilburn eval tasks --search --window 2000 --policy hybrid --policy cost
+
+        kilburn eval tasks --tasks 4 --window 1000 --policy cost --model 'local("qwen", context=16384)'
     """
     rates = rates_of(prices)
     check_plot(plot, axis, rates, force=force)
@@ -60,6 +69,8 @@ def tasks(
             policies=policy or EVERYBODY,
             search=search,
             patience=patience,
+            model=model,
+            writer=writer,
             sources=sources,
             rates=rates,
             seed=seed,

@@ -256,4 +256,4 @@ def _speak(model: Model, process: Process, results: JobResult, told: Told) -> No
     short = [asked for asked in results.asked if asked.address and asked.kind != "line" and len(asked.answer) <= SHORT]
     for done, asked in enumerate(short[: plan.phrases], start=plan.folds):
         folding(done, "phrasing an answer")
-        results.phrases.append(phrase(model, process, asked.question, asked.answer, asked.address))
+        results.phrases.append(phrase(model, process, asked.question, asked.answer))

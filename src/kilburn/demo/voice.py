@@ -1,4 +1,4 @@
-"""What a real language model does in the demo: a few folds, and a few answers in its own words.
+"""What a real language model does in the demo: a few folds, and a few answers from what one search brings.
 
 Both are few, because a small model is slow on two cores. Its answer is shown beside the exact one, never instead of
 it.
@@ -25,8 +25,8 @@ __all__ = ["Folded", "Phrase", "folds", "phrase"]
 STEPS = 200
 """Calls of the explorer after which the stage ends, whether or not anything was folded."""
 
-WORDS, SUMMARY = 40, 160
-"""Tokens of a phrased answer, and of a fold."""
+WORDS, SUMMARY, HITS = 40, 160, 800
+"""Tokens of a phrased answer, of a fold, and of what is found for a question."""
 
 SYSTEM = "You answer questions about Python source code in one short sentence. Quote the code from the text exactly."
 
@@ -42,11 +42,13 @@ class Folded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phrase(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer in the model's words, and whether the exact answer stands in it."""
+    """An answer in the model's words, and whether the exact answer stands in it; `found`: whether it stands in what the
+    model was given."""
 
     question: str
     exact: str
     said: str
+    found: bool
     holds: bool
     seconds: float
 
@@ -81,12 +83,11 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
         ]
 
 
-def phrase(model: Model, process: Process, question: str, exact: str, address: str) -> Phrase:
-    """The model's answer to a question, given the text around the exact answer on the page that it was read from."""
+def phrase(model: Model, process: Process, question: str, exact: str) -> Phrase:
+    """The model's answer to a question, given what one search for the question brings."""
     began = time.monotonic()
-    text = process.recall(address)
-    start = max(0, text.find(exact) - 200)
-    asked = f"<text>\n{text[start : start + 1200]}\n</text>\n{question}"
+    text = "\n".join(hit.text for hit in process.search(question, HITS))
+    asked = f"<text>\n{text}\n</text>\n{question}"
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
     try:
         said = complete(model, Request(messages=messages, max_tokens=WORDS, temperature=0.0, timeout=60.0)).text
@@ -94,4 +95,4 @@ def phrase(model: Model, process: Process, question: str, exact: str, address: s
         said = f"({error})"
     said = " ".join(said.split())
     holds = " ".join(exact.split()) in said
-    return Phrase(question=question, exact=exact, said=said, holds=holds, seconds=time.monotonic() - began)
+    return Phrase(question=question, exact=exact, said=said, found=exact in text, holds=holds, seconds=time.monotonic() - began)

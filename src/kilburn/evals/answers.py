@@ -4,8 +4,8 @@ At the end of a session the user asks for one fact of it (`kilburn.evals.questio
 other, so that policies see it as the request before the prompt is rendered. Then a reader answers from the prompt. Where
 the reader is offered `recall` and `search_memory`, it may call them first; their results are messages too.
 
-The exact reader is no model: it is right where the prompt shows the whole text that has the answer, so it is an upper bound
-of what is in the window. Beside the policies stand the question alone and the full history.
+The exact reader (`kilburn.evals.readers`) is no model: it is right where the prompt shows the whole text that has the answer,
+so it is an upper bound. Beside the policies stand the question alone and the full history.
 
     report = evaluate(windows=[1000, 2000], policies=["tail", "hybrid"])
     print(report.table())
@@ -13,25 +13,28 @@ of what is in the window. Beside the policies stand the question alone and the f
 
 from __future__ import annotations
 
-import re
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
 
 import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.evals.acting import EVERYBODY
-from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender
+from kilburn.evals.baselines import BASELINES, CHARACTERS, Contender, best_of
 from kilburn.evals.candidate import KilburnCandidate
 from kilburn.evals.intervals import interval, mean
+from kilburn.evals.metered import Metered, Spent, name_of, spent_tables
 from kilburn.evals.questions import FAMILIES, TOKENS, Interview, Question, interviews, normal
-from kilburn.evals.report import EvalReport, grid, row_of
-from kilburn.evals.roster import entries
+from kilburn.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
+from kilburn.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn.evals.roster import Entrant, entries
+from kilburn.evals.saved import SavedCells
+from kilburn.model import Model
 
-__all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "Exact", "Reader", "evaluate"]
+__all__ = ["ALONE", "FULL", "AnswerOutcome", "AnswerReport", "AnswerRow", "SavedReply", "evaluate"]
 
 ALONE, FULL = "question alone", "full history"
 """The floor and the ceiling; their window is 0."""
@@ -39,42 +42,23 @@ ALONE, FULL = "question alone", "full history"
 CALLS = 2
 """Of memory tools, for one question."""
 
-Call = tuple[str, dict[str, Any]]
-"""A memory tool and its arguments."""
 
+class SavedReply(msgspec.Struct, frozen=True):
+    """What a reader said to one prompt, and the seconds that it took.
 
-class Reader(Protocol):
-    """Answers from a prompt, at whose end the question stands."""
+    Args:
+        digest: of the reader, the question and the prompt: another code that shows the same need not be read again.
+    """
 
-    name: str
+    digest: str
+    verb: str
+    text: str
+    seconds: float
 
-    def answer(self, question: Question, prompt: str) -> str:
-        """The answer, or "" if it knows none."""
-        ...
-
-    def call(self, question: Question, prompt: str, results: Sequence[str]) -> Call | None:
-        """The memory tool that it wants to use before it answers, after these results; None for none."""
-        ...
-
-
-class Exact:
-    """Finds the text around an answer, if the prompt has it whole. It searches for the question, then recalls the best hit."""
-
-    name = "exact"
-
-    def answer(self, question: Question, prompt: str) -> str:
-        """What the prompt has where the answer stands."""
-        found = re.findall(question.fact, prompt, re.MULTILINE)
-        return found[-1] if found else ""
-
-    def call(self, question: Question, prompt: str, results: Sequence[str]) -> Call | None:
-        """A search, then a recall, while the prompt has no answer."""
-        if self.answer(question, prompt):
-            return None
-        if not results:
-            return "search_memory", {"query": question.text}
-        best = re.search(r"p\d+", results[-1])
-        return ("recall", {"address": best[0]}) if best is not None else None
+    @property
+    def key(self) -> tuple[str]:
+        """Its digest."""
+        return (self.digest,)
 
 
 class AnswerOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +67,7 @@ class AnswerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         said: the reader's answer.
         calls: of memory tools. shipped: tokens of all prompts of the question; peak: of the largest one.
-        seconds: of wall time, the session's own included.
+        seconds: that the reader took.
     """
 
     session: str
@@ -105,9 +89,11 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         right: share of the questions. families: by where the answer is from. reached: right, as a share of the full
             history's.
-        gain: less the best baseline's, on the same questions.
-        calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of wall time, a question.
+        best: of the baselines that were measured at this window, the one with most right answers; itself without a window.
+        gain: less the share of `best`, on the same questions.
+        calls: of memory tools, a question. shipped: tokens of a question's prompts. seconds: of reading, a question.
         overflow: prompts over the window.
+        writer: what was asked of the model that answers the policy, in all sessions.
     """
 
     policy: str
@@ -118,6 +104,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     families: dict[str, float]
     reached: float
+    best: str
     gain: float
     gain_low: float
     gain_high: float
@@ -125,6 +112,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     shipped: float
     seconds: float
     overflow: int
+    writer: Spent
 
 
 class AnswerReport(EvalReport, frozen=True, kw_only=True):
@@ -141,25 +129,25 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
     def table(self) -> str:
         """Plain text: a line for each policy and window."""
         families = sorted(set(FAMILIES.values()))
-        heads = ["window", "policy", "right", "95%", "to best", "95%", "of full", *families, "calls", "shipped", "s", "over"]
         body = [
-            [
-                str(row.window or "-"),
-                row.policy,
-                f"{row.right:.3f}",
-                f"{row.low:.3f}-{row.high:.3f}",
-                f"{row.gain:+.3f}" if row.window else "",
-                f"{row.gain_low:+.3f} {row.gain_high:+.3f}" if row.window else "",
-                f"{row.reached:.3f}",
-                *(f"{row.families[family]:.2f}" if family in row.families else "" for family in families),
-                f"{row.calls:.2f}",
-                f"{row.shipped:,.0f}",
-                f"{row.seconds:.2f}",
-                str(row.overflow),
-            ]
+            {
+                "window": str(row.window or "-"),
+                "policy": row.policy,
+                "right": f"{row.right:.3f}",
+                "95%": f"{row.low:.2f}-{row.high:.2f}",
+                "to best, 95%": f"{row.gain:+.3f}  {row.gain_low:+.2f} {row.gain_high:+.2f}" if row.window else "",
+                "of full": f"{row.reached:.3f}",
+                **{family: f"{row.families[family]:.2f}" if family in row.families else "" for family in families},
+                "calls": f"{row.calls:.2f}",
+                "shipped": f"{row.shipped:,.0f}",
+                "s": f"{row.seconds:.2f}",
+                "over": str(row.overflow),
+            }
             for row in self.rows
         ]
-        return f"{self.words}\n\n{grid(heads, body)}"
+        best = best_words("share of right answers", (row for row in self.rows if row.window))
+        spent = spent_tables((row.window, row.policy, {"writer": row.writer}) for row in self.rows)
+        return "\n\n".join([self.words, best, table_of(body), *spent])
 
 
 def evaluate(
@@ -171,12 +159,14 @@ def evaluate(
     reader: Reader | None = None,
     tools: bool = False,
     swap: bool = False,
+    writer: str | Model = "",
     data: str | Path | None = None,
     logs: str | Path | None = None,
     tokens: int = TOKENS,
     half: str = "",
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    saved: SavedCells[SavedReply] | None = None,
 ) -> AnswerReport:
     """Ask the questions under each policy at each window; the tail always takes part.
 
@@ -187,8 +177,10 @@ def evaluate(
         reader: who answers; None for the exact reader.
         tools: whether the reader may call `recall` and `search_memory`, twice a question. Baselines have none.
         swap: ask each session the questions of the next one, so that only chance is left.
+        writer: answers the policies' questions: a model or its spec. Policies that can ask then have a second row.
         seed: of the sessions, the questions and the intervals.
         progress: called with the questions asked and their total.
+        saved: where replies are kept, and taken from.
 
     Raises:
         SpecError: a number below 1, no such policy, no sessions, or a Python without sources.
@@ -196,35 +188,46 @@ def evaluate(
     """
     if not windows or min(windows) < 1:
         raise SpecError(f"windows={list(windows)}", advice="give one or more, of 1 token or more")
-    who = reader or Exact()
+    who = reader or ExactReader()
     held = interviews(sessions, questions, seed=seed, data=data, logs=logs, tokens=tokens, half=half)
     asked = [(one, question) for one in held for question in one.questions]
     if swap:
         others = {one.id: other for one, other in zip(held, [*held[1:], held[0]], strict=True)}
         asked = [(others[one.id], question) for one, question in asked]
-    jobs = [(ALONE, "tail", 0), (FULL, "tail", 0)]
-    for window in dict.fromkeys(windows):
-        jobs += [(entry.label, entry.at(window), window) for entry in entries(list(policies), "", window)]
+    jobs = [(Entrant(ALONE, "tail"), 0), (Entrant(FULL, "tail"), 0)]
+    jobs += [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), name_of(writer), window)]
     outcomes: list[AnswerOutcome] = []
-    for label, spec, window in jobs:
+    writers: dict[tuple[str, int], Metered] = {}
+    for entry, window in jobs:
+        # A session is told again for each question; what is written the same way again is not asked again.
+        model = writers.setdefault((entry.label, window), Metered(writer)) if entry.model else None
         for one, question in asked:
-            outcomes.append(_ask(who, one, question, label, spec, window, tools=tools))
+            outcomes.append(_ask(who, saved, one, question, entry.label, entry.at(window), window, model, tools=tools))
             if progress is not None:
                 progress(len(outcomes), len(jobs) * len(asked))
     source = "made up" if data is None else f"of {Path(data).name}"
     words = f"{len(asked)} questions on {len(held)} sessions {source}, seed {seed}" + (f", half {half!r}" if half else "")
     words += f"; the {who.name} reader {'may call recall and search_memory' if tools else 'has no tools'}"
     words += f"; one token is {CHARACTERS} characters" + ("; asked of other sessions: chance alone" if swap else "")
-    return AnswerReport(words=words, rows=_rows(outcomes, seed), outcomes=outcomes)
+    spent = {cell: one.spent for cell, one in writers.items()}
+    return AnswerReport(words=words, rows=_rows(outcomes, spent, seed), outcomes=outcomes)
 
 
 def _ask(
-    reader: Reader, interview: Interview, question: Question, policy: str, spec: str, window: int, *, tools: bool
+    reader: Reader,
+    saved: SavedCells[SavedReply] | None,
+    interview: Interview,
+    question: Question,
+    policy: str,
+    spec: str,
+    window: int,
+    model: Metered | None,
+    *,
+    tools: bool,
 ) -> AnswerOutcome:
-    began = time.monotonic()
     steps = () if policy == ALONE else interview.steps
     room = window or sum(len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps) + len(question.text)
-    own: Contender = BASELINES[spec](room) if spec in BASELINES else KilburnCandidate(room, spec, tools=True)
+    own: Contender = BASELINES[spec](room) if spec in BASELINES else KilburnCandidate(room, spec, model, tools=True)
     with closing(own) if isinstance(own, KilburnCandidate) else nullcontext():
         for step in steps:
             if step.user:
@@ -233,15 +236,17 @@ def _ask(
                 own.reply(step.thought, step.action)
                 own.observation(step.observation)
         own.user(question.text)
-        prompts = [own.prompt_text()]
+        memory = own if tools and isinstance(own, KilburnCandidate) else None
+        prompts: list[str] = []
         results: list[str] = []
-        while tools and isinstance(own, KilburnCandidate) and len(results) < CALLS:
-            call = reader.call(question, prompts[-1], results)
-            if call is None:
-                break
-            results.append(own.call(*call))
+        seconds = 0.0
+        while True:
             prompts.append(own.prompt_text())
-        said = reader.answer(question, prompts[-1])
+            reply = _read(reader, saved, question, prompts[-1], results, tools=memory is not None and len(results) < CALLS)
+            seconds += reply.seconds
+            if memory is None or reply.verb == ANSWER:
+                break
+            results.append(memory.call(reply.verb, {ARGUMENTS[reply.verb]: reply.text}))
     lengths = [-(-len(prompt) // CHARACTERS) for prompt in prompts]
     return AnswerOutcome(
         session=interview.id,
@@ -249,29 +254,41 @@ def _ask(
         question=question.text,
         policy=policy,
         window=window,
-        said=said,
-        right=normal(said) == normal(question.answer),
+        said=reply.text,
+        right=normal(reply.text) == normal(question.answer),
         calls=len(results),
         shipped=sum(lengths),
         peak=max(lengths),
-        seconds=time.monotonic() - began,
+        seconds=seconds,
     )
 
 
-def _rows(outcomes: Sequence[AnswerOutcome], seed: int) -> list[AnswerRow]:
+def _read(
+    reader: Reader, saved: SavedCells[SavedReply] | None, question: Question, prompt: str, results: Sequence[str], *, tools: bool
+) -> SavedReply:
+    digest = hashlib.sha256(msgspec.json.encode((reader.name, question, prompt, results, tools))).hexdigest()
+    known = saved.find(digest) if saved is not None else None
+    if known is not None:
+        return known
+    began = time.monotonic()
+    verb, text = reader.reply(question, prompt, results, tools=tools)
+    made = SavedReply(digest, verb, text, time.monotonic() - began)
+    if saved is not None:
+        saved.add(made)
+    return made
+
+
+def _rows(outcomes: Sequence[AnswerOutcome], spent: dict[tuple[str, int], Spent], seed: int) -> list[AnswerRow]:
     cells: dict[tuple[int, str], list[AnswerOutcome]] = {}
     for one in outcomes:
         cells.setdefault((one.window, one.policy), []).append(one)
     rights = {cell: mean(one.right for one in own) for cell, own in cells.items()}
     rows = []
     for (window, policy), own in cells.items():
-        best = max(
-            (cell for cell in cells if cell[0] == window and cell[1] in BASELINES),
-            key=rights.__getitem__,
-            default=(window, policy),
-        )
+        shares = {label: right for (at, label), right in rights.items() if at == window}
+        best = best_of(shares) if window else policy
         low, high = interval(_by_session(own, [float(one.right) for one in own]), seed)
-        gains = [float(one.right) - float(other.right) for one, other in zip(own, cells[best], strict=True)]
+        gains = [float(one.right) - float(other.right) for one, other in zip(own, cells[window, best], strict=True)]
         gain_low, gain_high = interval(_by_session(own, gains), seed)
         known = {FAMILIES[one.kind] for one in own}
         rows.append(
@@ -284,6 +301,7 @@ def _rows(outcomes: Sequence[AnswerOutcome], seed: int) -> list[AnswerRow]:
                 high=high,
                 families={family: mean(one.right for one in own if FAMILIES[one.kind] == family) for family in sorted(known)},
                 reached=rights[window, policy] / (rights[0, FULL] or 1.0),
+                best=best,
                 gain=mean(gains),
                 gain_low=gain_low,
                 gain_high=gain_high,
@@ -291,6 +309,7 @@ def _rows(outcomes: Sequence[AnswerOutcome], seed: int) -> list[AnswerRow]:
                 shipped=mean(one.shipped for one in own),
                 seconds=mean(one.seconds for one in own),
                 overflow=sum(one.peak > window > 0 for one in own),
+                writer=spent.get((policy, window), Spent()),
             )
         )
     return rows

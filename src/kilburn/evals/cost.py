@@ -7,12 +7,13 @@ written to it. Replies are the same for every policy on recorded runs, so they a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import quantiles
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from kilburn.errors import SpecError
+from kilburn.evals.intervals import percentile_95
 from kilburn.evals.outcomes import Cell
 from kilburn.prices import Prices, prices_of
 
@@ -70,12 +71,11 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures_of(cell: Cell, rates: Rates, row: type[CostRow]) -> dict[str, Any]:
     """The fields of a row that follow from a cell alone."""
-    twentieths = quantiles(cell.plans * (1 + (len(cell.plans) == 1)), n=20, method="inclusive") if cell.plans else [None] * 19
     return {
         **{name: getattr(cell, name) for name in row.__struct_fields__ if hasattr(cell, name)},
         "costs": costs_of(cell, rates),
-        "plan_p50": twentieths[9],
-        "plan_p95": twentieths[18],
+        "plan_p50": median(cell.plans) if cell.plans else None,
+        "plan_p95": percentile_95(cell.plans) if cell.plans else None,
         "sections": cell.whole / cell.told if cell.told else None,
     }
 

@@ -1,10 +1,10 @@
 """Functional equivalence: how much better does a model foresee the agent's real next action, given what a policy shows?
 
-The reward of CoMem (arXiv 2605.30842), as a measure: a real model reads the task and what a policy shows, and the
-negative log-likelihood of what the agent really wrote next is taken. Two views bound it: the *task* alone, and the
-*full* history. The tokens that matter are those that *depend* on older outputs (`kilburn.evals.references`). Most others
-are foreseen from the form of any history: so all tokens are told beside them, and a *stranger*, a window of another
-task's run.
+CoMem (arXiv 2605.30842) rewards a summary if the agent acts from it as from full context. Here the actions are recorded:
+a real model reads the task and what a policy shows, and the negative log-likelihood of what the agent really wrote next
+is taken. Two views bound it: the *task* alone, and the *full* history. The tokens that matter are those that *depend* on older
+outputs (`kilburn.evals.references`). All tokens are told beside them, and a *stranger*, a window of another task's run,
+which shows the form of a history and none of its content.
 
     report = evaluate(sample_of("runs.jsonl.gz"), forecaster_of("smollm2"), windows=[1000], policies=["tail", "hybrid"])
     print(report.table())
@@ -54,6 +54,12 @@ HEAD = 1000
 
 ENDLESS = 1 << 40
 
+DIGITS = 4
+"""Of nats, in the file of forecasts."""
+
+_PLAIN = re.compile(r"(?:[A-Za-z]?[a-z]+|[A-Z]+)(?:-[a-z]+)*")
+"""A name that may be a word of English. Most of those that a thought writes are, and need no older output."""
+
 
 class Forecaster(Protocol):
     """A model that says how likely a text is after a prompt; `kilburn.kv.likelihood.Likelihood` is the real one.
@@ -87,17 +93,15 @@ def forecaster_of(model: str, dtype: str = "bfloat16") -> Forecaster:
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What one text cost after one prompt: nats and tokens, of those that depend on older outputs, and of all.
+    """What a text cost after a prompt.
 
     Args:
-        digest: of prompt, text, and which tokens depend: another code that shows the same text need not be measured again.
+        digest: of both: what the same text costs after the same prompt need not be measured again, whatever the code.
+        losses: of each token: where it starts and stops, and nats.
     """
 
     digest: str
-    dependent: float
-    dependents: int
-    all: float
-    tokens: int
+    losses: list[tuple[int, int, float]]
 
     @property
     def key(self) -> tuple[str]:
@@ -300,7 +304,7 @@ def evaluate(
         views = sorted(_views(moment, drawn[at + 1 :] + drawn[:at], entrants, sample), key=lambda view: view.prompt)
         found: dict[tuple[str, int], Forecast] = {}
         for prompt, same in groupby(views, key=lambda view: view.prompt):
-            forecast = _read(forecaster, moment, prompt, saved)
+            forecast = _read(forecaster, prompt, moment.text, saved)
             found |= {(view.policy, view.window): forecast for view in same}
         forecasts.append((moment, found))
         done += len(found) - sum(policy == STRANGER for policy, _ in found)
@@ -335,12 +339,18 @@ def _moment(run: Trajectory, wanted: list[Reference], at: int, *, reply: bool) -
 
 
 def _spans(text: str, wanted: Iterable[Reference], at: int) -> Iterator[tuple[int, int]]:
-    """Where the text first writes what it refers to; once written, it can be copied from there."""
+    """Where the text first writes what it refers to; once written, it can be copied from there. Names that may be plain
+    words are left out."""
     for one in wanted:
-        if one.step == at:
+        if one.step == at and (one.kind == "copy" or not _PLAIN.fullmatch(one.name)):
             found = re.search(rf"(?<!\w){re.escape(one.name)}(?!\w)", text)
             if found is not None:
                 yield found.span()
+
+
+def _depends(moment: _Moment, start: int, stop: int) -> bool:
+    """Whether a token of the text is part of what it refers to."""
+    return any(start < end and stop > begin for begin, end in moment.spans)
 
 
 def _views(moment: _Moment, others: Sequence[_Moment], entrants: list[tuple[int, Entrant]], sample: Sample) -> Iterator[_View]:
@@ -376,14 +386,13 @@ def _before(run: Trajectory, step: int, contender: Contender, *, reply: bool) ->
     return next(shown for at, shown in prompts(run, contender, reply=reply) if at == step)
 
 
-def _read(forecaster: Forecaster, moment: _Moment, prompt: str, saved: SavedCells[Forecast] | None) -> Forecast:
-    digest = hashlib.sha256(msgspec.json.encode((prompt, moment.text, moment.spans))).hexdigest()
+def _read(forecaster: Forecaster, prompt: str, text: str, saved: SavedCells[Forecast] | None) -> Forecast:
+    digest = hashlib.sha256(msgspec.json.encode((prompt, text))).hexdigest()
     known = saved.find(digest) if saved is not None else None
     if known is not None:
         return known
-    losses = forecaster.losses(prompt, moment.text)
-    depends = [nats for start, stop, nats in losses if any(start < end and stop > begin for begin, end in moment.spans)]
-    forecast = Forecast(digest, sum(depends), len(depends), sum(nats for _, _, nats in losses), len(losses))
+    losses = [(start, stop, round(nats, DIGITS)) for start, stop, nats in forecaster.losses(prompt, text)]
+    forecast = Forecast(digest, losses)
     if saved is not None:
         saved.add(forecast)
     return forecast
@@ -398,8 +407,8 @@ def _report(
             step=moment.step,
             policy=policy,
             window=window,
-            dependent=one.dependent / one.dependents,
-            all=one.all / one.tokens,
+            dependent=mean(nats for start, stop, nats in one.losses if _depends(moment, start, stop)),
+            all=mean(nats for _, _, nats in one.losses),
         )
         for moment, found in forecasts
         for (policy, window), one in sorted(found.items(), key=lambda item: order.index(item[0][0]))
@@ -408,15 +417,15 @@ def _report(
     for outcome in outcomes:
         cells.setdefault((outcome.policy, outcome.window), {})[outcome.run, outcome.step] = outcome
     task, full = cells[TASK, 0], cells[FULL, 0]
-    taken = [found[FULL, 0] for _, found in forecasts]
+    taken = [(moment, found[FULL, 0]) for moment, found in forecasts]
     return EquivalenceReport(
         sample=sample.words,
         model=model,
         seed=sample.seed,
         steps=len(forecasts),
         runs=len({moment.run.id for moment, _ in forecasts}),
-        dependents=sum(one.dependents for one in taken),
-        tokens=sum(one.tokens for one in taken),
+        dependents=sum(_depends(moment, start, stop) for moment, one in taken for start, stop, _ in one.losses),
+        tokens=sum(len(one.losses) for _, one in taken),
         dependent=_separation(task, full, sample.seed),
         all=_separation(task, full, sample.seed, "all"),
         rows=_rows(cells, sample.seed),

@@ -22,12 +22,13 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import NamedTuple
 
 from kilburn.errors import MissingExtra, SpecError, Unavailable
 from kilburn.evals.gateway_load import Connection, Conversation
 from kilburn.evals.gateway_report import GatewayReport, GatewayRow, Latency
+from kilburn.evals.intervals import percentile_95
 
 __all__ = ["PEERS", "evaluate"]
 
@@ -286,7 +287,7 @@ async def _latencies(running: Sequence[_Running], messages: int, rounds: int, st
     direct = median(waits[DIRECT])
     found = {}
     for system in running:
-        middle, late = median(waits[system.name]), _late(waits[system.name])
+        middle, late = median(waits[system.name]), percentile_95(waits[system.name])
         found[system.name] = Latency(
             messages=messages,
             tokens=letters // 4,
@@ -294,15 +295,11 @@ async def _latencies(running: Sequence[_Running], messages: int, rounds: int, st
             p50=1000 * middle,
             p95=1000 * late,
             added_p50=1000 * (middle - direct),
-            added_p95=1000 * (late - _late(waits[DIRECT])),
+            added_p95=1000 * (late - percentile_95(waits[DIRECT])),
             ratio=middle / median(waits[FLOOR]),
             cpu=None if system.process is None else 1000 * cpu[system.name] / rounds,
         )
     return found
-
-
-def _late(waits: Sequence[float]) -> float:
-    return quantiles(waits, n=20, method="inclusive")[-1] if len(waits) > 1 else waits[0]
 
 
 async def _asked(connection: Connection, talk: Conversation, number: int, name: str) -> float:

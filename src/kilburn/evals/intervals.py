@@ -1,16 +1,17 @@
-"""The intervals of 95% that all measurements give: a bootstrap, and Wilson's for a share of right answers."""
+"""The intervals of 95% that all measurements give: a bootstrap, and Wilson's for a share of right answers; and the 95th
+percentile of waiting times."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean
+from statistics import fmean, quantiles
 from typing import TypeVar
 
 from kilburn.errors import SpecError
 
-__all__ = ["interval", "mean", "resampled", "wilson"]
+__all__ = ["interval", "mean", "percentile_95", "resampled", "wilson"]
 
 RESAMPLES = 1000
 
@@ -21,6 +22,15 @@ def mean(values: Iterable[float]) -> float:
     """Their mean; 0 of none."""
     known = list(values)
     return fmean(known) if known else 0.0
+
+
+def percentile_95(values: Sequence[float]) -> float:
+    """The value that 95% of some values are under; the value itself of one.
+
+    Raises:
+        IndexError: of none.
+    """
+    return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
 def resampled(figure: Callable[[Sequence[T]], float | None], items: Sequence[T], seed: int) -> tuple[float, float] | None:

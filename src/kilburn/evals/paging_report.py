@@ -44,7 +44,7 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
         parts = [
             f"{taken}; one token is {CHARACTERS} characters\nruns: {self.sample}",
             "What the next action names, or copies, and an older output had: shares of the references that the prompt showed;\n"
-            f"to best: survival less that of the best baseline ({best_words(self.rows)})",
+            + best_words("survival", self.rows),
             self._survival_table(),
             f"{units_of(self.rates)};\n{self._further_costs()}",
             self._cost_table(),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import gzip
-import hashlib
 import random
 import re
 import sysconfig
@@ -25,11 +24,11 @@ from kilburn.demo.library import Library
 from kilburn.errors import SpecError
 from kilburn.evals.baselines import CHARACTERS
 from kilburn.evals.plants import garden
-from kilburn.evals.sample import distinct
+from kilburn.evals.sample import HALVES, distinct, half_of
 from kilburn.evals.tasks import LINES, sources
-from kilburn.evals.trajectories import Step, read
+from kilburn.evals.trajectories import Step, Trajectory, read
 
-__all__ = ["FAMILIES", "HALVES", "Interview", "Question", "interviews", "normal"]
+__all__ = ["FAMILIES", "Interview", "Question", "interviews", "normal"]
 
 FAMILIES = {
     "default": "source",
@@ -44,9 +43,6 @@ FAMILIES = {
     "settled": "planted",
 }
 """Kinds of question, and where their answers are from."""
-
-HALVES = ("tune", "report")
-"""Of the sessions, by a hash of their ids up to the first dot: runs `TASK.1` and `TASK.2` are in the same half."""
 
 TOKENS = 6000
 """Of a session, before something is planted in it."""
@@ -103,7 +99,7 @@ def interviews(
         data: JSON lines of recorded runs; None for sessions made from the seed.
         logs: a folder of logs of tests, plain or gzip; None for made-up ones.
         tokens: of a session, of four characters each; what is planted comes on top. Shorter runs are left out.
-        half: one of `HALVES`, or "" for all sessions.
+        half: one of `kilburn.evals.sample.HALVES`, by what the user asked in a run; "" for all sessions.
 
     Raises:
         SpecError: a number below 1, no such half, no sessions, no logs, or a Python without sources.
@@ -113,9 +109,9 @@ def interviews(
         raise SpecError(f"sessions={sessions}, questions={asked}, tokens={tokens}, half={half!r}", advice="see --help")
     known = _logs(logs) if logs is not None else []
     made = (
-        _interview(id, steps, asked, random.Random(f"{seed}/{id}"), known)
-        for id, steps in (_made(seed, tokens) if data is None else _recorded(data, seed, tokens))
-        if half in ("", HALVES[hashlib.sha256(id.partition(".")[0].encode()).digest()[0] % 2])
+        _interview(run.id, list(run.steps), asked, random.Random(f"{seed}/{run.id}"), known)
+        for run in (_made(seed, tokens) if data is None else _recorded(data, seed, tokens))
+        if half in ("", half_of(run))
     )
     listed = list(islice((one for one in made if one.questions), sessions))
     if not listed:
@@ -123,21 +119,21 @@ def interviews(
     return listed
 
 
-def _recorded(data: str | Path, seed: int, tokens: int) -> Iterator[tuple[str, list[Step]]]:
+def _recorded(data: str | Path, seed: int, tokens: int) -> Iterator[Trajectory]:
     """The beginnings of the runs that are long enough, in an order of the seed's."""
     runs = list(distinct(read(data)))
     random.Random(seed).shuffle(runs)
     for run in runs:
         steps = _until(run.steps, tokens)
         if sum(_length(step) for step in steps) > tokens * 3 // 4:
-            yield run.id, steps
+            yield msgspec.structs.replace(run, steps=steps)
 
 
-def _made(seed: int, tokens: int) -> Iterator[tuple[str, list[Step]]]:
+def _made(seed: int, tokens: int) -> Iterator[Trajectory]:
     """Sessions without an end, each in a few files."""
     files = sources().texts
     for number in count():
-        yield f"made-{seed}-{number}", _until(_walk(files, random.Random(f"{seed}/{number}")), tokens)
+        yield Trajectory(f"made-{seed}-{number}", (), _until(_walk(files, random.Random(f"{seed}/{number}")), tokens))
 
 
 def _walk(files: dict[str, str], chance: random.Random) -> Iterator[Step]:
@@ -157,7 +153,7 @@ def _walk(files: dict[str, str], chance: random.Random) -> Iterator[Step]:
             yield Step(f"Where else is {name}?", f"search {name}", "\n".join(found[:FOUND]))
 
 
-def _until(steps: Iterable[Step], tokens: int) -> list[Step]:
+def _until(steps: Iterable[Step], tokens: int) -> tuple[Step, ...]:
     """The first steps that are not longer together."""
     kept = []
     for step in steps:
@@ -165,7 +161,7 @@ def _until(steps: Iterable[Step], tokens: int) -> list[Step]:
         if tokens < 0:
             break
         kept.append(step)
-    return kept
+    return tuple(kept)
 
 
 def _length(step: Step) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 import msgspec
 
 from kilburn.evals.corpora import Answers
-from kilburn.evals.intervals import interval, mean
+from kilburn.evals.intervals import interval, mean, percentile_95
 from kilburn.evals.recall import RecallLine
 from kilburn.evals.report import EvalReport, grid
 
@@ -159,6 +159,6 @@ def _row(
         within={budget: mean(one.within[budget] for one in scores.values()) for budget in BUDGETS},
         gain=gain,
         p50=median(times),
-        p95=quantiles(times, n=20, method="inclusive")[-1] if len(times) > 1 else times[0],
+        p95=percentile_95(times),
         by_corpus={each: mean(one.at[10] for (corpus, _), one in scores.items() if corpus == each) for each in corpora},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from textwrap import fill
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -10,6 +11,9 @@ import msgspec
 __all__ = ["EvalReport", "best_words", "grid", "row_of", "table_of"]
 
 T = TypeVar("T")
+
+WIDTH = 120
+"""Columns that a line of a table may take."""
 
 
 class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +43,13 @@ class _Compared(Protocol):
     def best(self) -> str: ...
 
 
-def best_words(rows: Iterable[_Compared]) -> str:
-    """The best baseline of each window, in words."""
-    known = {row.window: row.best for row in rows}
-    return ", ".join(f"{best} at {window}" for window, best in known.items())
+def best_words(worth: str, rows: Iterable[_Compared]) -> str:
+    """A sentence on the columns that compare with the best baseline, and which that is at which window."""
+    windows: dict[str, dict[str, None]] = {}
+    for row in rows:
+        windows.setdefault(row.best, {})[str(row.window)] = None
+    named = "; ".join(f"{best} at {', '.join(at)}" for best, at in windows.items())
+    return fill(f"to best: {worth} less that of the best baseline ({named})", WIDTH)
 
 
 def table_of(lines: Iterable[Mapping[str, str]]) -> str:

@@ -16,7 +16,7 @@ from kilburn.errors import SpecError
 from kilburn.evals.references import KINDS, Reference, references, shuffle_names
 from kilburn.evals.trajectories import Trajectory, braided, read, synthetic
 
-__all__ = ["HALVES", "MADE", "Sample", "distinct", "sample_of"]
+__all__ = ["HALVES", "MADE", "Sample", "distinct", "half_of", "sample_of"]
 
 MADE = 60
 """Runs that are made up where no file is named."""
@@ -86,7 +86,7 @@ def sample_of(
     if half not in ("", *HALVES):
         raise SpecError(f"no half {half!r}", advice=f"give {' or '.join(HALVES)}")
     every = synthetic(limit or MADE, seed, copying=True) if path is None else distinct(read(path))
-    every = (run for run in every if half in ("", _half_of(run)))
+    every = (run for run in every if half in ("", half_of(run)))
     taken = islice((run for run in every if not referring or references(run, reply=reply)), limit)
     runs = tuple(taken if session is None else braided(taken, session, seed))
     if not runs:
@@ -108,7 +108,8 @@ def sample_of(
     return Sample(runs=runs, wanted=wanted, words=words, seed=seed, tools=tools, reply=reply, digest=known)
 
 
-def _half_of(run: Trajectory) -> str:
+def half_of(run: Trajectory) -> str:
+    """One of `HALVES`, by a hash of what the user asked, or of the id where nothing was."""
     return HALVES[hashlib.sha256((run.asked or run.id).encode()).digest()[0] % len(HALVES)]
 
 

@@ -105,6 +105,7 @@ class Edit(msgspec.Struct, frozen=True):
 
     Args:
         thought: names what is looked for, and not the fact.
+        form: says to a model what to write and where, as the script knows it, without the fact.
         fact: the whole line that has it, as a regular expression.
         again: brings the fact once more; None if only memory can.
         near: read around the place first; it is where the fact says.
@@ -112,6 +113,7 @@ class Edit(msgspec.Struct, frozen=True):
     """
 
     thought: str
+    form: str
     fact: re.Pattern[str]
     again: Command | None
     make: Callable[[re.Match[str]], Command]
@@ -171,7 +173,12 @@ class Workshop:
 
 
 PYTHON = Language(".py", r"def {}\b", r"^\s*def \w+\(.*,.*\):$", r"^([A-Z][A-Z0-9_]{3,} = )([1-9]\d{0,8})$")
-C = Language(".h", r"\b{} *\(", r"^\w[\w *]+\(.*,.*\)[\w ]*;$", r"^(#\s*define\s+[A-Z][A-Z0-9_]{3,}\s+)([1-9]\d{0,8})$")
+C = Language(
+    ".h",
+    r"\b{} *\(",
+    r"^(?!typedef )\w[\w *]*[ *]\w+ *\([^()]*,[^()]*\)[\w ]*;$",
+    r"^(#\s*define\s+[A-Z][A-Z0-9_]{3,}\s+)([1-9]\d{0,8})$",
+)
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -258,6 +265,7 @@ def _rename(name: str, sources: Sources, chance: random.Random) -> Task | None:
         plan.append(
             Edit(
                 thought=f"The next place of {old}.",
+                form=f"Write line {line} of {path} anew, with {new} in place of {old}.",
                 fact=re.compile(rf"^{re.escape(path)} {line}: (.*)$", re.M),
                 again=search,
                 make=partial(_renamed, path, line, old, new),
@@ -286,6 +294,7 @@ def _values(name: str, sources: Sources, chance: random.Random) -> Task:
         plan.append(
             Edit(
                 thought=f"Now {one}, as it was agreed.",
+                form=f"Write {one} = its figure as line {line} of {agreed}.",
                 fact=re.compile(rf"^{one} = (\d+)$", re.M),
                 again=None,
                 make=partial(_with_figure, agreed, line, f"{one} = "),
@@ -313,6 +322,7 @@ def _calls(name: str, sources: Sources, chance: random.Random) -> Task | None:
         plan.append(
             Edit(
                 thought=f"Which signature has {one} of {path}?",
+                form=f"Write its whole signature and then ' ...' as line {number} of {stubs}.",
                 fact=re.compile(rf"^{re.escape(path)} {line}: (.*\b{one} *\(.*)$", re.M),
                 again=Command("search", text=language.define.format(one)),
                 make=partial(_stub, stubs, number),
@@ -346,6 +356,7 @@ def _failures(name: str, sources: Sources, chance: random.Random) -> Task | None
         plan.append(
             Edit(
                 thought=f"The failure of {one}.",
+                form=f"Write line {line} of {path} anew, with what {one} must be.",
                 fact=re.compile(rf"^FAIL {re.escape(path)}:{line}: {one} is {wrong} and must be (\d+)$", re.M),
                 again=Command("check"),
                 make=partial(_with_figure, path, line, head),

@@ -19,7 +19,7 @@ from kilburn.kv.rotation import rotate
 from kilburn.kv.storage import CacheShape, Storage, span_of
 from kilburn.kv.tensors import Tensor, torch
 
-__all__ = ["Decoder", "prove"]
+__all__ = ["Decoder", "prove", "twin"]
 
 TOKENS = 12
 """Tokens of the longer of the two sequences of the trial run: few, because the model may be large."""
@@ -52,7 +52,7 @@ class Decoder:
     def __init__(self, model: Any) -> None:
         register()
         self.family = str(getattr(model.config, "model_type", type(model).__name__))
-        self.model = _twin(model, NAME)
+        self.model = twin(model, NAME)
         size = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
         if not isinstance(size, int):
             raise self.refusal("its config names no vocab_size")
@@ -178,8 +178,9 @@ class _AttentionNamed:
             config._attn_implementation_internal = name
 
 
-def _twin(model: Any, name: str) -> Any:
-    """The modules of a model once more: same parameters, buffers and hooks, configs of their own, never in training."""
+def twin(model: Any, name: str) -> Any:
+    """The modules of a model once more: same parameters, buffers and hooks, configs of their own, the attention of that name,
+    never in training."""
     from transformers import PreTrainedConfig
 
     memo: dict[int, Any] = {}
@@ -187,22 +188,22 @@ def _twin(model: Any, name: str) -> Any:
 
     def again(module: torch.nn.Module) -> torch.nn.Module:
         if id(module) not in made:
-            twin = made[id(module)] = type(module).__new__(type(module))
+            other = made[id(module)] = type(module).__new__(type(module))
             # The dictionaries of parameters, buffers and hooks are the same objects: `model.to` reaches both.
-            twin.__dict__.update(module.__dict__)
-            twin.__dict__["training"] = False
-            twin.__dict__["_modules"] = {
+            other.__dict__.update(module.__dict__)
+            other.__dict__["training"] = False
+            other.__dict__["_modules"] = {
                 key: again(child) if child is not None else None for key, child in module._modules.items()
             }
             for key, value in module.__dict__.items():
                 if isinstance(value, PreTrainedConfig):
-                    twin.__dict__[key] = copy.deepcopy(value, memo)
+                    other.__dict__[key] = copy.deepcopy(value, memo)
         return made[id(module)]
 
-    twin = again(model)
-    for config in _configs(twin):
+    whole = again(model)
+    for config in _configs(whole):
         config._attn_implementation_internal = name
-    return twin
+    return whole
 
 
 def _configs(twin: Any) -> Iterator[Any]:

@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kilburn.errors import SpecError
-from kilburn.kv.tensors import torch
+from kilburn.kv.decoder import twin
+from kilburn.kv.tensors import Tensor, torch
 from kilburn.kv.weights import Weights, load
 
 __all__ = ["Likelihood", "TokenLoss", "load_likelihood"]
+
+
+NAME = "kilburn_rows"
+
+ROWS = 128
+"""Queries whose attention is computed at a time."""
 
 
 class TokenLoss(NamedTuple):
@@ -39,6 +46,8 @@ class Likelihood:
     def __init__(self, weights: Weights) -> None:
         weights.tokens("")  # refused here where there is no tokenizer
         self._weights = weights
+        _register()
+        self._model = twin(weights.model, NAME)
         key = weights.key()
         self.name = f"{key.model} {key.dtype}"
         self.context: int = weights.model.config.get_text_config(decoder=True).max_position_embeddings
@@ -65,7 +74,7 @@ class Likelihood:
             return []
         with torch.inference_mode():
             past, shared = self._past(before, whole)
-            out = self._weights.model(
+            out = self._model(
                 input_ids=torch.tensor([whole[shared:-1]], device=self._weights.device),
                 past_key_values=past,
                 use_cache=True,
@@ -95,6 +104,36 @@ class Likelihood:
             text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
         )
         return made["input_ids"], made["offset_mapping"]
+
+
+def _register() -> None:
+    """Make the attention known to transformers."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attend)
+
+
+def _attend(
+    module: object, query: Tensor, key: Tensor, value: Tensor, mask: object, scaling: float | None = None, **others: object
+) -> tuple[Tensor, None]:
+    """Plain causal attention, some rows at a time. Where a prefix is cached, transformers' own computes the masked parts
+    too, which on a CPU takes up to twice as long. `load` has refused weights that need anything else."""
+    _, heads, count, dim = query.shape
+    shared, length = key.shape[1:3]
+    scale = dim**-0.5 if scaling is None else scaling
+    keys, made = key[0].transpose(1, 2), torch.empty_like(query)
+    for start in range(0, count, ROWS):
+        stop = min(count, start + ROWS)
+        rows, seen = stop - start, length - count + stop
+        # The query heads of a group as rows of one product.
+        scores = torch.matmul((query[0, :, start:stop] * scale).reshape(shared, -1, dim), keys[:, :, :seen]).view(
+            heads, rows, seen
+        )
+        later = torch.ones((rows, rows), dtype=torch.bool, device=query.device).triu(1)
+        scores[:, :, seen - rows :].masked_fill_(later, -torch.inf)
+        grouped = torch.softmax(scores, dim=2).view(shared, -1, seen)
+        made[0, :, start:stop] = torch.matmul(grouped, value[0, :, :seen]).view(heads, rows, dim)
+    return made.transpose(1, 2), None
 
 
 def load_likelihood(path: str | Path, dtype: str = "bfloat16") -> Likelihood:

@@ -41,7 +41,8 @@ LIFE = 64
 slowly."""
 
 ASKED = 40
-"""Words of a request up to which each counts as much in the focus as the agent's latest words; of a longer one, less."""
+"""Words of a request up to which each counts as much in the focus as the agent's latest words; of one twice as long, a
+quarter of it."""
 
 BEFORE = 0.3
 """Weight in the focus of what the agent said before a short request that just came."""
@@ -129,9 +130,7 @@ def _ends(text: str, size: int) -> tuple[Span, ...]:
     return ((0, head), (max(head, tail), len(text))) if tail < len(text) else ((0, len(text)),)
 
 
-def parts_of(
-    view: View, stretch: Stretch, room: int, *, least: float = 0.0, floor: int = 0, recent: float = RECENT
-) -> Parts:
+def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, floor: int = 0, recent: float = RECENT) -> Parts:
     """The spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
 
     Args:
@@ -199,11 +198,15 @@ def focus_of(view: View) -> dict[str, float]:
     unless it is long."""
     said = islice(reversed(view.pages), LATEST)
     latest = next((page for page in said if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
-    asked = min(1.0, ASKED / max(1, len(view.task.split())))
-    before = 1.0 - (1.0 - BEFORE) * asked if is_asked(view) else 1.0
+    asked = min(1.0, ASKED / max(1, len(view.task.split()))) ** 2
+    before = 1.0 - (1.0 - BEFORE) * asked if _is_newest(view, view.task_page) else 1.0
     return focus_words([(view.task, asked), (view.text(latest.id) if latest else "", before)])
 
 
 def is_asked(view: View) -> bool:
-    """Whether the newest message is a request of the user."""
-    return any(page.id == view.task_page for page in view.latest())
+    """Whether the newest message is a short request of the user."""
+    return _is_newest(view, view.task_page) and len(view.task.split()) <= 2 * ASKED
+
+
+def _is_newest(view: View, number: int) -> bool:
+    return any(page.id == number for page in view.latest())

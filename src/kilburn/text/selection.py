@@ -30,7 +30,7 @@ EARLY = 0.3
 """Worth of the first message's passages as such; of the n-th message an n-th of it."""
 USER = 2.0
 """Weight of the user's words compared with tool output."""
-TALK, SAID = 0.0, 0.2
+TALK, SAID = 0.0, 0.1
 """Weight of the agent's own words compared with tool output, since it can say most of them again; and of those that
 state a decision, an error, or an open task."""
 STATES = frozenset({Sign.DECISION, Sign.TASK, Sign.ERROR, Sign.FAILED, Sign.SUMMARY})
@@ -175,13 +175,24 @@ def _likeness(candidates: Sequence[Candidate], focus: Mapping[str, float]) -> li
         for word in words:
             holding[word] = holding.get(word, 0) + 1
     many = len(candidates)
-    rarity = {word: focus[word] * math.log(1 + (many - times + 0.5) / (times + 0.5)) for word, times in holding.items()}
+    # What half of the passages have tells nothing, and takes most of the time.
+    rarity = {
+        word: focus[word] * math.log(1 + (many - times + 0.5) / (times + 0.5)) * (SATURATION + 1)
+        for word, times in holding.items()
+        if 2 * times <= many or many < 4
+    }
+    rare = rarity.keys()
     mean = sum([one.passage.size for one in candidates]) / many or 1.0
     scores: list[float] = []
     for one, words in zip(candidates, hits, strict=True):
-        usual = SATURATION * (1 - LENGTH + LENGTH * one.passage.size / mean)
-        known = one.passage.words
-        scores.append(sum([rarity[word] * known[word] * (SATURATION + 1) / (known[word] + usual) for word in words]))
+        known, score = one.passage.words, 0.0
+        told = words & rare
+        if told:
+            usual = SATURATION * (1 - LENGTH + LENGTH * one.passage.size / mean)
+            for word in told:
+                times = known[word]
+                score += rarity[word] * times / (times + usual)
+        scores.append(score)
     return scores
 
 
