@@ -1,4 +1,4 @@
-"""What counts as a name, a search term or a fact."""
+"""What counts as a name or a fact."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn.text.facts import FactKind, facts
-from kilburn.text.identifiers import identifiers, rare_words
+from kilburn.text.identifiers import identifiers
 from kilburn.text.signs import Sign, case_of, sign_of, sign_of_prose
 
 
@@ -56,13 +56,6 @@ def test_identifier_spans_are_exact_and_in_order(text: str) -> None:
 def test_a_megabyte_without_a_blank_is_read_in_linear_time() -> None:
     for text in ("x1" * 500_000, "A" * 1_000_000, "a." * 500_000, "/" * 1_000_000, "::" * 500_000):
         assert all(len(found.text) <= 240 for found in identifiers(text))
-
-
-def test_search_terms_put_names_first_and_drop_stop_words() -> None:
-    terms = rare_words("Now let us see how the _line_type function in qdp.py handles the uppercase commands")
-    assert set(terms[:2]) == {"_line_type", "qdp.py"}
-    assert {"uppercase", "commands"} <= set(terms)
-    assert not {"the", "how", "in", "us"} & set(terms)
 
 
 @pytest.mark.parametrize(

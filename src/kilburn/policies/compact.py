@@ -22,6 +22,7 @@ from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policy import Cause, Stretch, View
 from kilburn.text.extract import Piece, extract, piece_of, read_ahead
 from kilburn.text.judgement import Verdict, judge
+from kilburn.text.lines import sample
 from kilburn.text.origins import all_origins, origins_of, words_at
 from kilburn.wire.compaction import block_in
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
@@ -43,7 +44,10 @@ SPACING = 4
 
 READ = 120_000
 """Characters that are read for one summary. Of a longer history, half of them are its newest texts. The rest is what the
-previous summary still contains, and the most informative lines of what no summary stands for yet."""
+previous summary still contains, and head, tail and error lines of the texts that no summary stands for yet."""
+
+LEAST = 300
+"""Characters at least that are read of a text that no summary stands for yet."""
 
 MARK = 8
 """Tokens of the line above a text that names its speaker."""
@@ -179,7 +183,7 @@ def _prepare(view: View, border: int) -> None:
     if view.cause is Cause.ADMIT and 4 * view.budget.capacity > READ:
         for number in view.wanted:
             page = view.page(number)
-            if page.kind is not Kind.IMAGE:
+            if page.kind is not Kind.IMAGE and border - READ // 8 < view.use:
                 read_ahead(piece_of(page, view.text(number)))
 
 
@@ -225,13 +229,11 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
             mine = known & view.originals(fold)
             stood |= mine
             kept.append(origins_of(view.text(fold.id), mine, view.text))
-    spans = all_origins(kept)
-    whole = {page.id for page in pages if page.id not in stood and page.kind is not Kind.IMAGE}
-    return [
-        piece_of(page, view.text(page.id) if page.id in whole else words_at(view.text(page.id), spans[page.id]))
-        for page in pages
-        if page.id in whole or page.id in spans
-    ]
+    fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]
+    share = max(LEAST, READ // 2 // max(1, len(fresh)))
+    spans = all_origins([*kept, {page.id: tuple(sample(view.text(page.id), share)) for page in fresh}])
+    old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
+    return [*old, *(piece_of(page, view.text(page.id)) for page in pages[first:])]
 
 
 def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:

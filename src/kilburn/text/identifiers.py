@@ -1,4 +1,4 @@
-"""The names in a text that could be referred to later, and the words worth searching for.
+"""The names in a text that could be referred to later.
 
 Found by patterns in any text, whatever its language. Code is not parsed.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kilburn.page import Span
 
-__all__ = ["Identifier", "identifiers", "rare_words"]
+__all__ = ["Identifier", "identifiers"]
 
 
 class Identifier(NamedTuple):
@@ -89,47 +89,3 @@ def _path(token: str) -> str:
     if token[0] in "/~." or _EXTENSION.search(token) or token.count("/") > 1 or "_" in token:
         return "line" if re.search(r":\d+$", token) else "path"
     return "path" if token.endswith("/") else ""
-
-
-_WORD = re.compile(r"[^\W_](?:[\w]|[.'/:-](?=\w))*", re.UNICODE)
-_STOPS = (
-    "a about above after again against all also am an and any anything are around as at back be because been before "
-    "being below between both but by can cannot could did do does doing done down during each either else even every "
-    "everything few file files find first following for from function further get gets getting give given go goes going "
-    "good had has have having he help her here hers him his how however i i'll i'm i've if in indeed instead into is "
-    "isn't it it's its itself just keep know last let let's like line lines look looking make makes many may me might "
-    "mine more most much must my need needs new next no nor not now of off on once one only open or other our out over "
-    "own part please point put rather really right run running same say see seems set shall she should show since so "
-    "some something still such take than that that's the their them then there there's these they thing things this "
-    "those through thus time to together too try trying two under until up upon us use used using very want was way we "
-    "we'll we're we've were what when where whether which while who whom whose why will with within without would yes "
-    "yet you your yours "
-)
-_STOP = frozenset(_STOPS.split())
-
-
-def rare_words(text: str, most: int = 24) -> list[str]:
-    """Search terms of a text, the most specific first: names before long words before short ones.
-
-    Stop words and single characters are dropped, each term comes once (case is folded for that only).
-    Looks at the first and last 20,000 characters of a longer text.
-    """
-    if len(text) > 40_000:
-        text = f"{text[:20_000]}\n{text[-20_000:]}"
-    scores: dict[str, tuple[float, int, str]] = {}
-    kinds = {found.text: found.kind for found in identifiers(text)}
-    for place, token in enumerate([*kinds, *(found.group().rstrip(".:/-'") for found in _WORD.finditer(text))]):
-        key = token.lower()
-        if len(key) < 2 or key in _STOP:
-            continue
-        kind = kinds.get(token, "")
-        score = {"": 0.0, "number": 2.0}.get(kind, 10.0) + min(len(token), 24) / 4
-        if not kind and token[0].isupper():
-            score += 1.5
-        old = scores.get(key)
-        if old is None:
-            scores[key] = (score, place, token)
-        elif old[1] < place:
-            scores[key] = (max(old[0], score) + 0.5, old[1], old[2])
-    ranked = sorted(scores.values(), key=lambda entry: (-entry[0], entry[1]))
-    return [token for _, _, token in ranked[:most]]

@@ -39,8 +39,9 @@ JOINED = 6
 GRAINS = (150, 300, 600)
 """Characters of a passage at most: the largest of which `MANY` fit into the room."""
 MANY = 4
-SMALL, REFUSED = GRAINS[0] // 3, 400
-"""The choice ends with so many characters left, or after so many passages that were too long for what was left."""
+SMALL, TINY, REFUSED = GRAINS[0] // 3, 8, 400
+"""The choice ends with so many characters left, among single lines with fewer, or after so many passages that were too
+long for what was left."""
 TRIES, FULL = 3, 0.96
 """The choice is made so many times at most, until it takes this share of the room."""
 SATURATION, LENGTH = 1.2, 0.75
@@ -120,9 +121,9 @@ def select(
     seen = {line for text in shown for line in map(bare, text.split("\n")) if len(line) >= 4}
     parts: Parts = ()
     order: list[Candidate] = []
-    left, used = room - count(heading), 0
+    left, used, small = room - count(heading), 0, TINY if thrift else SMALL
     for _ in range(TRIES):
-        order = _greedy(candidates, worth, set(seen), int(left * ratio), least, int((room - floor) * ratio), 8 if thrift else SMALL)
+        order = _greedy(candidates, worth, set(seen), int(left * ratio), least, int((room - floor) * ratio), small)
         found = _parts(order)
         used = cost(found)
         if used <= room:
@@ -185,14 +186,11 @@ def _likeness(candidates: Sequence[Candidate], focus: Mapping[str, float]) -> li
     mean = sum([one.passage.size for one in candidates]) / many or 1.0
     scores: list[float] = []
     for one, words in zip(candidates, hits, strict=True):
-        known, score = one.passage.words, 0.0
+        known = one.passage.words
         told = words & rare
-        if told:
-            usual = SATURATION * (1 - LENGTH + LENGTH * one.passage.size / mean)
-            for word in told:
-                times = known[word]
-                score += rarity[word] * times / (times + usual)
-        scores.append(score)
+        usual = SATURATION * (1 - LENGTH + LENGTH * one.passage.size / mean)
+        # The exact sum is the same in any order of the words, so that equals are equal in every process.
+        scores.append(math.fsum([rarity[word] * known[word] / (known[word] + usual) for word in told]))
     return scores
 
 
