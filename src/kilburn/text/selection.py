@@ -5,6 +5,9 @@ count more, the agent's own words little, and the beginning of the session more 
 is worth nothing a second time: a passage counts by the share of its lines that are new. So of several views of a
 file the newest stays, and each other one only as far as it shows more. Passages are taken as they are; nothing is
 rephrased. The choice is greedy, with the lazy evaluation of Minoux (1978).
+
+Extracts choose single lines in the same way (see `extract`): there a line is worth more by what it tells and where it
+stands, it counts by the share of its words that are new, and its worth is divided by a power of its length.
 """
 
 from __future__ import annotations
