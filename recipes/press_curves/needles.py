@@ -24,7 +24,7 @@ from kilburn.page import address_of
 from kilburn.text.extract import Piece as Source
 from kilburn.text.extract import extract
 from kilburn.text.lines import OMISSION
-from kilburn.text.selection import lines_of, select
+from kilburn.text.selection import candidates_of, focus_words, grain_of, select
 
 __all__ = [
     "KINDS",
@@ -312,14 +312,14 @@ def summary(case: Case, tokens: int, words: Words, query: str = "") -> str:
 
 
 def excerpts(case: Case, tokens: int, words: Words, query: str = "") -> str:
-    """What `hybrid` would keep: lines that together name most, or those near to the query. Else as `summary`."""
-    lines = [
-        line
+    """What `hybrid` would keep: the passages that are likest to the query, or the newest. Else as `summary`."""
+    passages = [
+        passage
         for page, leaf in enumerate(case.leaves, 1)
         if not leaf.pinned and not leaf.stale
-        for line in lines_of(leaf.text, page, page, leaf.role)
+        for passage in candidates_of(leaf.text, page, page, leaf.role, grain_of(tokens))
     ]
-    parts = select(lines, [], query, tokens, _counter(words))
+    parts = select(passages, [], focus_words([(query, 1.0)]), tokens, _counter(words))
     told = [
         f"{address_of(page)}:\n" + f"\n{OMISSION}".join(case.leaves[page - 1].text[start:stop] for start, stop in spans)
         for page, spans in parts

@@ -14,7 +14,7 @@ from kilburn.evals.paging import evaluate
 from kilburn.evals.sample import sample_of
 from kilburn.event import Act
 from kilburn.text.excerpts import CITED
-from kilburn.text.selection import lines_of, select
+from kilburn.text.selection import candidates_of, focus_words, select
 
 
 def telling(seed: int, size: int) -> Iterator[dict[str, Any]]:
@@ -72,27 +72,27 @@ def test_what_the_user_said_first_outlives_the_pages_that_one_excerpt_cites(poli
         assert not [event for event in process.events() if event.act is Act.REFUSE]
 
 
-def test_the_choice_of_lines_shows_what_the_next_action_needs() -> None:
-    """The floor: an eighth of the excerpt, the worst lines first, or candidates in reverse fail it."""
+def test_the_choice_of_passages_shows_what_the_next_action_needs() -> None:
+    """The floor: an eighth of the excerpt, or the worst passages first, fail it."""
     report = evaluate(sample_of(None, limit=8, referring=True), windows=[700], policies=["hybrid", "cost", "fifo"])
     survival = {row.policy: row.survival for row in report.rows}
-    assert survival["hybrid"] >= survival["tail"] + 0.25, survival
+    assert survival["hybrid"] >= survival["tail"] + 0.2, survival
     assert survival["cost"] >= survival["tail"] + 0.03, survival
     assert min(survival["hybrid"], survival["cost"]) >= survival["fifo"] + 0.2, survival
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_of_lines_alike_those_near_to_the_thought_are_chosen_and_else_the_newest(seed: int) -> None:
+def test_of_passages_alike_those_near_to_the_thought_are_chosen_and_else_the_newest(seed: int) -> None:
     rng = random.Random(seed)
     words = ["".join(rng.choices("bdfgklmnprstvz", k=7)) for _ in range(120)]
-    lines = [
-        line
+    passages = [
+        passage
         for at in range(60)
-        for line in lines_of(f"the {words[2 * at]} calls a {words[2 * at + 1]} there", at + 1, at + 1, "tool")
+        for passage in candidates_of(f"the {words[2 * at]} calls a {words[2 * at + 1]} there", at + 1, at + 1, "tool", 150)
     ]
     wanted = {at + 1 for at in rng.sample(range(46, 56), 3)}
-    focus = "Look at " + " and ".join(words[2 * (page - 1)] for page in sorted(wanted))
-    kept = {page for page, _ in select(lines, [], focus, 120, lambda text: len(text) // 4)}
+    focus = focus_words([("Look at " + " and ".join(words[2 * (page - 1)] for page in sorted(wanted)), 1.0)])
+    kept = {page for page, _ in select(passages, [], focus, 160, lambda text: len(text) // 4)}
     assert wanted <= kept
-    newest = {page for page, _ in select(lines, [], "", 120, lambda text: len(text) // 4)}
-    assert newest == set(range(61 - len(newest), 61))
+    newest = {page for page, _ in select(passages, [], {}, 160, lambda text: len(text) // 4)}
+    assert newest - {1} == set(range(62 - len(newest), 61)), "and the session's first message"

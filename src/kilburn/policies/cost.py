@@ -23,12 +23,12 @@ from kilburn.text.excerpts import cited_stretch, excerpt_moves, flow_of, old_pag
 
 __all__ = ["Cost"]
 
-CHANCE = 100.0
-"""Gain that a line must bring for each token of fresh input that keeping it costs, if a miss costs one token. Fitted on
+CHANCE = 1000.0
+"""Worth that a passage must have for each token of fresh input that keeping it costs, if a miss costs one token. Fitted on
 recorded runs, where one of 20 prompts needs a line that is older than the last output."""
 
-BASE = 0.6
-"""Weight of a line as such: the choice stands for several prompts, whose thoughts are not known yet."""
+LASTING = 0.6
+"""Worth of a new passage as such: the choice stands for several prompts, whose thoughts are not known yet."""
 
 LATELY = 20
 """A recall of a page within this many messages means that too little was kept."""
@@ -89,16 +89,15 @@ class Cost:
         room = capacity - stays - capacity // 8 - 2 * view.handle
         least = self._least(view, leaving, capacity)
         floor = int(FILL * capacity * min(1.0, max(0.0, capacity / SMALL - 1))) - stays
-        far = max(0, min(capacity // 10, (capacity - 1000) // 5))
         most = min(room, max(int(HELD * capacity), floor + capacity // 5)) - held
         if young and most > capacity // 20:
             size = min(max(int(ADDED * capacity), floor), room - held)
             if size > most > capacity // 10:
                 size = most
-            moves = _excerpt(view, young, size, 0 if excerpts else far, least, floor - held)
+            moves = _excerpt(view, young, size, least, floor - held)
             if _size(moves) <= most:
                 return [*latest, *moves]
-        return [*latest, *_excerpt(view, leaving, min(max(int(REMADE * capacity), floor), room), far, least, floor)]
+        return [*latest, *_excerpt(view, leaving, min(max(int(REMADE * capacity), floor), room), least, floor)]
 
     def _least(self, view: View, leaving: Sequence[Page], capacity: int) -> float:
         """The gain that is worth a line's tokens: its price until the next edit, divided by the price of a miss."""
@@ -113,10 +112,10 @@ class Cost:
         return self.prices if isinstance(self.prices, Prices) else prices_of(self.prices)
 
 
-def _excerpt(view: View, pages: Sequence[Page], room: int, far: int, least: float, floor: int) -> list[Move]:
+def _excerpt(view: View, pages: Sequence[Page], room: int, least: float, floor: int) -> list[Move]:
     """One excerpt in place of pages, or their eviction if no line is worth its tokens."""
     stretch = cited_stretch(view, pages)
-    parts = parts_of(view, stretch, room, far, least=least, floor=max(0, floor), base=BASE)
+    parts = parts_of(view, stretch, room, least=least, floor=max(0, floor), recent=LASTING)
     why = f"lines of {len(parts)} pages that are worth their tokens"
     return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens")
 

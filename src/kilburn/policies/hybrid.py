@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kilburn.move import Move
-from kilburn.policy import View
-from kilburn.text.excerpts import cited_stretch, excerpt_moves, far_of, old_pages, parts_of, shorten_latest
+from kilburn.policy import Cause, View
+from kilburn.text.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest
 
 __all__ = ["Hybrid"]
 
@@ -46,21 +46,27 @@ class Hybrid:
 
     def plan(self, view: View) -> Sequence[Move]:
         """One excerpt in place of everything older than the tail, or nothing while there is room."""
-        if not view.excess:
+        if not view.excess and not _is_asked_anew(view):
             return []
         capacity = view.budget.capacity
         low = min(capacity - view.handle, capacity - _spare(capacity) if self.low is None else self.low)
-        leaving = old_pages(
-            view, capacity * 3 // 10 if self.tail is None else self.tail, capacity // 4 if self.core is None else self.core
-        )
-        latest, saved = shorten_latest(view, capacity // 2 if self.whole is None else self.whole)
+        whole = capacity // 4 if self.whole is None else self.whole
+        newest = sum([page.tokens for page in view.latest()])
+        tail = newest + (capacity // 10 if self.tail is None else self.tail)
+        leaving = old_pages(view, tail, capacity // 4 if self.core is None else self.core)
+        latest, saved = shorten_latest(view, whole)
         if not leaving:
             return latest
         stretch = cited_stretch(view, leaving)
         room = low - (view.use - saved - sum([page.tokens for page in leaving])) - 2 * view.handle
-        parts = parts_of(view, stretch, room, far_of(room))
+        parts = parts_of(view, stretch, room)
         return [*latest, *excerpt_moves(stretch, parts, f"lines of {len(parts)} pages", nothing="no room for an excerpt")]
 
 
+def _is_asked_anew(view: View) -> bool:
+    """Whether the user just asked something, and older pages may have the answer."""
+    return view.cause is Cause.ADMIT and is_asked(view) and any(page.depth and not page.message for page in view.pages)
+
+
 def _spare(capacity: int) -> int:
-    return max(min(capacity // 10, 64 + capacity // 20), min(capacity // 4, (capacity - 2000) // 2))
+    return max(min(capacity // 10, 64 + capacity // 20), min(capacity, capacity - 4000) // 4)

@@ -12,15 +12,15 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import Stretch, View
-from kilburn.text.lines import merge
-from kilburn.text.selection import BASE, Line, lines_of, select
+from kilburn.text.lines import join, merge
+from kilburn.text.selection import RECENT, Candidate, candidates_of, focus_words, grain_of, select
 
 __all__ = [
     "cited_stretch",
     "excerpt_moves",
-    "far_of",
     "flow_of",
     "focus_of",
+    "is_asked",
     "old_pages",
     "parts_of",
     "shorten_latest",
@@ -39,6 +39,13 @@ LATEST = 128
 LIFE = 64
 """In a window with up to this many messages, a line loses worth with age at the usual rate; in a larger window more
 slowly."""
+
+ASKED = 40
+"""Words of a request up to which each counts as much in the focus as the agent's latest words; of one twice as long, a
+quarter of it."""
+
+BEFORE = 0.3
+"""Weight in the focus of what the agent said before a short request that just came."""
 
 SHOWN = 40_000
 """Characters of the pages that stay whole, newest first, whose names and lines need not be kept again: all of them in a
@@ -68,15 +75,18 @@ def split_excerpts(pages: Sequence[Page]) -> tuple[Sequence[Page], Sequence[Page
 
 
 def cited_stretch(view: View, pages: Iterable[Page]) -> Stretch:
-    """What an excerpt in place of pages cites: of very many originals the newest, and those of which an earlier
-    excerpt keeps something."""
-    going = [page.id for page in pages]
-    stretch = view.stretch(going)
+    """What an excerpt in place of pages cites: these, and what left before them without an excerpt; of very many originals
+    the newest, and those of which an earlier excerpt keeps something."""
+    going = list(pages)
     most = max(CITED, view.budget.capacity // 8)
+    last = max([source for page in going for source in (page.sources or (page.id,))], default=0)
+    resident = {page.id for page in view.pages}
+    out = [number for number in range(max(1, last - most), last) if number not in resident and not view.gone(number)]
+    stretch = view.stretch([*out, *(page.id for page in going)])
     if len(stretch.sources) <= most:
         return stretch
     kept = {source for page in stretch.pages for source, _ in _kept(page)}
-    return view.stretch(going, within=kept.union(stretch.sources[most // 4 - most :]))
+    return view.stretch([*out, *(page.id for page in going)], within=kept.union(stretch.sources[most // 4 - most :]))
 
 
 def excerpt_moves(
@@ -103,12 +113,13 @@ def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
         text = view.text(page.id)
         # Of a user's message head and tail stay, because the request is usually there.
         ends = _ends(text, whole // 4) if page.role is Role.USER else ()
-        room = whole - view.handle - sum(view.count(text[start:end]) for start, end in ends)
-        parts = select(lines_of(text, page.id, page.message, str(page.role)), [], focus_of(view), room, view.count)
+        room = whole - view.handle - sum([view.count(text[start:end]) for start, end in ends])
+        passages = candidates_of(text, page.id, page.message, str(page.role), grain_of(room))
+        parts = select(passages, [], focus_of(view), room, view.count, ratio=len(text) / max(1, page.tokens), heading="")
         if parts:
             keep = merge([*ends, *parts[0][1]])
             folds.append(Fold(pages=(page.id,), keep=keep, why=f"{page.tokens} tokens, too long to stay whole"))
-            saved += page.tokens - whole
+            saved += page.tokens - view.handle - view.count(join(text, keep))
     return folds, saved
 
 
@@ -119,30 +130,44 @@ def _ends(text: str, size: int) -> tuple[Span, ...]:
     return ((0, head), (max(head, tail), len(text))) if tail < len(text) else ((0, len(text)),)
 
 
-def parts_of(
-    view: View, stretch: Stretch, room: int, far: int, *, least: float = 0.0, floor: int = 0, base: float = BASE
-) -> Parts:
+def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, floor: int = 0, recent: float = RECENT) -> Parts:
     """The spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
 
     Args:
-        far: tokens of the room that are kept for the far past.
-        least: the gain under which a line is not worth its tokens once `floor` tokens are taken; `base`: the weight of a
-            line as such (see `select`).
+        least: what a passage must be worth for its tokens once `floor` tokens are taken; `recent`: the worth of a new
+            passage as such (see `select`).
     """
     if room <= view.handle:
         return ()
-    sources = set(stretch.sources)
-    # The lines of an excerpt that leaves are candidates again, if their originals are still cited.
-    near = [page for page in stretch.pages if page.depth or page.id not in stretch.torn]
-    first, left = len(near), READ
-    while first and left > 0:
-        first -= 1
-        left -= near[first].tokens
-    near = [*(page for page in near[:first] if page.depth), *near[first:]]
-    lines = [line for page in near for line in _lines(view, page) if line.page in sources]
+    grain = grain_of(room)
+    found: list[Candidate] = []
+    characters = tokens = 0
+    kept = {source: spans for page in stretch.pages for source, spans in _kept(page)}
+    for number in reversed(stretch.sources):
+        page = view.page(number)
+        if page.kind in (Kind.FOLD, Kind.IMAGE):
+            continue
+        if tokens < READ:
+            text = view.text(number)
+            characters, tokens = characters + len(text), tokens + page.tokens
+            found += reversed(candidates_of(text, number, page.message, str(page.role), grain))
+        else:
+            for span in reversed(kept.get(number, ())):
+                found += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span))
+    found.reverse()
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
-    texts = _shown(view, {page.id for page in stretch.pages})
-    return select(lines, texts, focus_of(view), room, view.count, far=far, least=least, floor=floor, base=base, life=life)
+    return select(
+        found,
+        _shown(view, {page.id for page in stretch.pages}),
+        focus_of(view),
+        room,
+        view.count,
+        ratio=characters / max(1, tokens),
+        least=least,
+        floor=floor,
+        recent=recent,
+        life=life,
+    )
 
 
 def flow_of(view: View) -> float:
@@ -150,33 +175,9 @@ def flow_of(view: View) -> float:
     return max(1.0, view.seen / max(1, view.turn))
 
 
-def far_of(room: int) -> int:
-    """Tokens of an excerpt that are kept for the far past: a fifth; none in a small excerpt, because the present needs
-    all of it."""
-    return max(0, min(room // 5, (room - 600) * 2 // 5))
-
-
-def _lines(view: View, page: Page) -> list[Line]:
-    """The lines of a page; of an excerpt, the lines that it kept of its originals."""
-    if page.kind is Kind.FOLD:
-        return []
-    if page.kind is Kind.EXCERPT and page.message and len(page.sources) == 1:
-        # It was made because its page did not fit; what it kept was chosen for that moment.
-        page = view.page(page.sources[0])
-    elif page.kind is Kind.EXCERPT:
-        return [line for source, spans in _kept(page) for line in _within(view, source, spans)]
-    return [] if page.kind is Kind.IMAGE else list(lines_of(view.text(page.id), page.id, page.message, str(page.role)))
-
-
 def _kept(page: Page) -> Parts:
     """What an excerpt keeps of each of its sources."""
     return page.parts or ((page.sources[0], page.spans),) if page.kind is Kind.EXCERPT and page.sources else ()
-
-
-def _within(view: View, source: int, spans: Sequence[Span]) -> list[Line]:
-    """The lines of the kept spans of a page; the text between them is not read again."""
-    page, text = view.page(source), view.text(source)
-    return [line for span in spans for line in lines_of(text, source, page.message, str(page.role), span)]
 
 
 def _shown(view: View, going: Set[int]) -> list[str]:
@@ -192,9 +193,20 @@ def _shown(view: View, going: Set[int]) -> list[str]:
     return texts
 
 
-def focus_of(view: View) -> str:
-    """What the agent is working on: its latest words, or the task."""
-    for page in islice(reversed(view.pages), LATEST):
-        if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING):
-            return view.text(page.id)
-    return view.task
+def focus_of(view: View) -> dict[str, float]:
+    """The words of what the agent is working on: its latest ones, and the request's. A request that just came counts most,
+    unless it is long."""
+    said = islice(reversed(view.pages), LATEST)
+    latest = next((page for page in said if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
+    asked = min(1.0, ASKED / max(1, len(view.task.split()))) ** 2
+    before = 1.0 - (1.0 - BEFORE) * asked if _is_newest(view, view.task_page) else 1.0
+    return focus_words([(view.task, asked), (view.text(latest.id) if latest else "", before)])
+
+
+def is_asked(view: View) -> bool:
+    """Whether the newest message is a short request of the user."""
+    return _is_newest(view, view.task_page) and len(view.task.split()) <= 2 * ASKED
+
+
+def _is_newest(view: View, number: int) -> bool:
+    return any(page.id == number for page in view.latest())
