@@ -1,13 +1,13 @@
 """Cache-aware excerpts: an edit makes the cached prefix behind it void, so it must be worth that.
 
-When pages leave the window, the lines that are worth their tokens stay, as an excerpt in their place. Excerpts are
+When pages leave the window, the passages that are worth their tokens stay, as an excerpt in their place. Excerpts are
 left alone. The next one is put after them, so everything before it is read from the cache. When they take too much of
-the window, they are remade as one. How informative a line must be follows from the prices: writing it to the cache
+the window, they are remade as one. What a passage must be worth follows from the prices: writing it to the cache
 once and reading it with each prompt until the next edit, against the chance that it is needed and the price of a
-miss. A large window is filled to some two thirds whatever the price, and a share is kept for how the session began.
-If pages were recalled recently, more is kept. It acts only when the window is full, because each edit costs money,
-and then on everything older than the latest message, because whatever follows an edit is re-prefilled anyway. It
-needs no model. This policy is ours; the figures are in docs/mechanisms/cost.md.
+miss. A large window is filled to some two thirds whatever the price. If pages were recalled recently, more is kept. It
+acts only when the window is full, because each edit costs money, and then on everything older than the latest message,
+because whatever follows an edit is re-prefilled anyway. It needs no model. This policy is ours; the figures are in
+docs/mechanisms/cost.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ADDED, HELD, REMADE = 0.3, 0.7, 0.5
 """Shares of the window: of one excerpt at most, of all excerpts before they are remade, and of the remade one."""
 
 FILL, SMALL = 0.68, 4000
-"""Share of a window of twice `SMALL` tokens or more that is filled whatever a line costs; of `SMALL` tokens, none."""
+"""Share of a window of twice `SMALL` tokens or more that is filled whatever a passage costs; of `SMALL` tokens, none."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Cost:
 
     Args:
         prices: the name of a table of `kilburn.prices`, or a table.
-        miss: tokens of fresh input that a missing line costs, besides one more reading of the prompt from the cache:
+        miss: tokens of fresh input that a missing passage costs, besides one more reading of the prompt from the cache:
             the words of a recall, or a wrong step. A larger number keeps more.
         trigger: tokens in the window from which on it acts, and from which its shares are taken; None for the
             capacity.
@@ -100,7 +100,7 @@ class Cost:
         return [*latest, *_excerpt(view, leaving, min(max(int(REMADE * capacity), floor), room), least, floor)]
 
     def _least(self, view: View, leaving: Sequence[Page], capacity: int) -> float:
-        """The gain that is worth a line's tokens: its price until the next edit, divided by the price of a miss."""
+        """The worth that a passage must have: its price until the next edit, divided by the price of a miss."""
         table = self._table()
         stay = max(1.0, capacity / 2 / flow_of(view))
         price = (table.written / stay + table.cached) / table.input
@@ -113,10 +113,10 @@ class Cost:
 
 
 def _excerpt(view: View, pages: Sequence[Page], room: int, least: float, floor: int) -> list[Move]:
-    """One excerpt in place of pages, or their eviction if no line is worth its tokens."""
+    """One excerpt in place of pages, or their eviction if no passage is worth its tokens."""
     stretch = cited_stretch(view, pages)
     parts = parts_of(view, stretch, room, least=least, floor=max(0, floor), recent=LASTING)
-    why = f"lines of {len(parts)} pages that are worth their tokens"
+    why = f"passages of {len(parts)} pages that are worth their tokens"
     return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens")
 
 

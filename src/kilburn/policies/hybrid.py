@@ -1,11 +1,10 @@
-"""The default: the newest pages and important pages stay whole; of everything else, the most informative lines stay.
+"""The default: the newest pages and important pages stay whole; of everything else, the passages that are worth most stay.
 
-When the window is over its capacity, everything older than the tail becomes one excerpt: verbatim lines, each under
-the address of its page. They are chosen to cover as many names as possible (paths, identifiers, numbers) in few
-tokens; lines that are similar to the latest thought, and recent lines, are preferred. A share of the excerpt is kept
-for how the session began and what the user said. The excerpt is remade from the originals' spans, never from its own
-text, so nothing drifts. Pages without any kept line leave, and have a handle. It needs no model. This policy is ours;
-the figures are in docs/explanation/policies.md.
+When the window is over its capacity, or the user asks something, everything older than the tail becomes one excerpt: whole
+passages, verbatim, each under the address of its page. They are chosen by their likeness to the latest words and the request,
+by their nearness in time, and by what they show that is not shown yet. The excerpt is chosen from the originals each time,
+never from its own text, so nothing drifts. Pages of which nothing is kept leave, and have a handle. It needs no model. This
+policy is ours; the figures are in docs/explanation/policies.md.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ class Hybrid:
     """Keep a tail and a core whole, and excerpt the rest, when the window is over capacity.
 
     Args:
-        low: tokens in the window after it acted; None leaves a tenth of a small window free, and a quarter of one of
-            4,000 tokens or more. Every action edits the prefix, and a large window can afford to act less often.
-        tail: tokens of newest pages that stay whole; None for three tenths of the capacity.
+        low: tokens in the window after it acted; None leaves a tenth of a small window free, and nearly a quarter of a
+            large one. Every action edits the prefix, and a large window can afford to act less often.
+        tail: tokens of newest pages before the latest message that stay whole; None for a tenth of the capacity.
         core: tokens of marked pages ("remember this") that stay whole; None for a quarter.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
-            None for half of the capacity.
+            None for a quarter of the capacity.
     """
 
     low: int | None = None
@@ -45,7 +44,7 @@ class Hybrid:
                 raise ValueError(f"{name}={value} is not a number of tokens")
 
     def plan(self, view: View) -> Sequence[Move]:
-        """One excerpt in place of everything older than the tail, or nothing while there is room."""
+        """One excerpt in place of everything older than the tail, or nothing while there is room and no question."""
         if not view.excess and not _is_asked_anew(view):
             return []
         capacity = view.budget.capacity
@@ -60,7 +59,7 @@ class Hybrid:
         stretch = cited_stretch(view, leaving)
         room = low - (view.use - saved - sum([page.tokens for page in leaving])) - 2 * view.handle
         parts = parts_of(view, stretch, room)
-        return [*latest, *excerpt_moves(stretch, parts, f"lines of {len(parts)} pages", nothing="no room for an excerpt")]
+        return [*latest, *excerpt_moves(stretch, parts, f"passages of {len(parts)} pages", nothing="no room for an excerpt")]
 
 
 def _is_asked_anew(view: View) -> bool:
