@@ -89,6 +89,15 @@ def test_a_window_that_holds_everything_solves_everything_in_the_planned_steps()
         assert (row.solved, row.shown, row.steps, row.overflow) == (1.0, 1.0, 1.0, 0)
 
 
+def test_what_the_user_said_last_stays_where_outputs_are_told_as_results_of_tools() -> None:
+    values = {}
+    for tools in (False, True):
+        report = evaluate(2, windows=[1000], policies=["fifo"], tools=tools)
+        assert ("told as tool calls" in report.table()) is tools
+        values[tools] = {one.policy: one.solved for one in report.outcomes if one.kind == "values"}
+    assert values == {False: {"tail": False, "fifo": False}, True: {"tail": False, "fifo": True}}
+
+
 def test_what_the_window_does_not_show_costs_steps_or_the_task() -> None:
     small = evaluate(4, windows=[600], policies=["fifo"])
     assert all(row.solved < 1 and row.shown < 1 and row.overflow == 0 for row in small.rows)

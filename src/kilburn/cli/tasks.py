@@ -31,6 +31,9 @@ def tasks(
     search: Annotated[
         bool, typer.Option("--search", help="The agent may search its memory, which the baselines do not have.")
     ] = False,
+    tools: Annotated[
+        bool, typer.Option("--tools", help="Tell actions and outputs as tool calls and results; the user's words then stay.")
+    ] = False,
     patience: Annotated[int, typer.Option(min=0, help="What the agent does again in one task before it gives up.")] = 2,
     model: Annotated[
         str, typer.Option(metavar="SPEC", help="A model that decides in place of the script; it reads the window.")
@@ -68,6 +71,7 @@ def tasks(
             windows=window or (1000, 2000, 4000),
             policies=policy or EVERYBODY,
             search=search,
+            tools=tools,
             patience=patience,
             model=model,
             writer=writer,

@@ -115,12 +115,14 @@ class ActingRow(CostRow, frozen=True, kw_only=True):
 
 
 class ActingReport(EvalReport, frozen=True, kw_only=True):
-    """All rows. `search` says whether the agent might search its memory, `rates` how prompts were priced, `sources` from what
-    folder of C headers the tasks are (None: from Python's library); `model` decides and `writer` answers the policies, if any."""
+    """All rows. `search` says whether the agent might search its memory, `tools` how its work was told, `rates` how prompts were
+    priced, `sources` from what folder of C headers the tasks are (None: from Python's library); `model` decides and `writer`
+    answers the policies, if any."""
 
     seed: int
     sources: str | None
     search: bool
+    tools: bool
     model: str
     writer: str
     rates: Rates
@@ -149,6 +151,7 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
         ]
         where = f"C headers of {self.sources}" if self.sources else "Python's library"
         those = "may search its memory" if self.search else "has no search"
+        those += ", told as tool calls" if self.tools else ""
         who = self.model or "the agent"
         parts = [
             f"{self.rows[0].tasks} tasks in {where}, seed {self.seed}; {who} {those}; one token is {CHARACTERS} characters",
@@ -167,6 +170,7 @@ def evaluate(
     windows: Sequence[int] = (1000, 2000, 4000),
     policies: Sequence[str] = EVERYBODY,
     search: bool = False,
+    tools: bool = False,
     patience: int = 2,
     model: str | Model = "",
     writer: str | Model = "",
@@ -181,6 +185,7 @@ def evaluate(
         count: tasks.
         windows: in tokens of four characters.
         policies: names of baselines, or specs of policies.
+        tools: tell actions and outputs as tool calls and results. Then the user's last words are known as such, and stay.
         patience: what the agent does again in one task; it gives up when more is needed.
         search: whether the agent may search its memory before it does something again. Baselines have none.
         model: decides in place of the script: the spec of a model, or a model.
@@ -207,7 +212,7 @@ def evaluate(
         cell, outcomes = done[-1]
         for task in made:
             asked = Metered(answers) if answers is not None and entry.model else None
-            own = BASELINES[spec](window) if spec in BASELINES else KilburnCandidate(window, spec, asked)
+            own = BASELINES[spec](window) if spec in BASELINES else KilburnCandidate(window, spec, asked, tools=tools)
             with closing(own) if isinstance(own, KilburnCandidate) else nullcontext(own) as contender:
                 agent = _Agent(task, contender, cell, search=search, patience=patience, model=decides)
                 outcomes.append(agent.work(asked.spent if asked is not None else Spent()))
@@ -219,6 +224,7 @@ def evaluate(
         seed=seed,
         sources=str(sources) if sources is not None else None,
         search=search,
+        tools=tools,
         model=name_of(model),
         writer=name_of(writer),
         rates=rates,

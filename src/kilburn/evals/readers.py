@@ -34,14 +34,11 @@ LENGTH = 48
 """Tokens of an answer or of a query."""
 
 SYSTEM = "You answer questions about a session of a programmer, whose last part or whose parts you are shown."
-ASKED = (
-    'Reply with JSON: {"answer": "VALUE"}, with nothing but the value itself, copied exactly as the session has it. '
-    'If the session does not show it, reply {"answer": "unknown"}.'
-)
+ASKED = "Reply with JSON that has one key, answer: the exact value, copied from the session, and nothing else."
 OFFERED = (
-    "What you are shown is not the whole session. If it does not show the value, do not guess, look it up first: "
-    '{"search_memory": "WORDS"} with the rarest words of the question, or {"recall": "p12"} for a page that is marked as out. '
-    "Then you are asked again."
+    "What you are shown is not the whole session. If it does not have the value, do not guess: reply with the key search_memory "
+    "and the rarest words of the question, or with the key recall and the address of a page that is marked as out, such as p12. "
+    "You are then shown what was found, and asked again."
 )
 
 

@@ -4,9 +4,10 @@ When pages leave the window, the passages that are worth their tokens stay, as a
 left alone. The next one is put after them, so everything before it is read from the cache. When they take too much of
 the window, they are remade as one. What a passage must be worth follows from the prices: writing it to the cache
 once and reading it with each prompt until the next edit, against the chance that it is needed and the price of a
-miss. A large window is filled to some two thirds whatever the price. If pages were recalled recently, more is kept. It acts only when the window is full, because each edit costs money,
-and then on everything older than the latest message, because whatever follows an edit is re-prefilled anyway. It
-needs no model. This policy is ours; the figures are in docs/mechanisms/cost.md.
+miss. A large window is filled to some two thirds whatever the price. If pages were recalled recently, more is kept. It
+acts only when the window is full, because each edit costs money, and then on everything older than the latest message,
+because whatever follows an edit is re-prefilled anyway. It needs no model. This policy is ours; the figures are in
+docs/mechanisms/cost.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kilburn.text.excerpts import cited_stretch, excerpt_moves, flow_of, old_pag
 __all__ = ["Cost"]
 
 CHANCE = 1000.0
-"""Worth (see `kilburn.text.selection`) that a passage must have for each token of fresh input that keeping it costs, if a miss costs one token. Fitted on
+"""Worth that a passage must have for each token of fresh input that keeping it costs, if a miss costs one token. Fitted on
 recorded runs, where one of 20 prompts needs a line that is older than the last output."""
 
 LASTING = 0.6
