@@ -13,7 +13,7 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import Stretch, View
 from kilburn.text.lines import join, merge
-from kilburn.text.selection import RECENT, Candidate, candidates_of, focus_words, grain_of, select
+from kilburn.text.selection import RECENT, TALK, Candidate, candidates_of, focus_words, grain_of, select
 
 __all__ = [
     "cited_stretch",
@@ -46,6 +46,9 @@ quarter of it."""
 
 BEFORE = 0.3
 """Weight in the focus of what the agent said before a short request that just came."""
+
+ANSWERS = 0.7
+"""Weight of the agent's own words compared with tool output, when the user just asked something."""
 
 SHOWN = 40_000
 """Characters of the pages that stay whole, newest first, whose names and lines need not be kept again: all of them in a
@@ -167,6 +170,7 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
         floor=floor,
         recent=recent,
         life=life,
+        talk=ANSWERS if is_asked(view) else TALK,
     )
 
 

@@ -31,8 +31,8 @@ EARLY = 0.3
 USER = 2.0
 """Weight of the user's words compared with tool output."""
 TALK, SAID = 0.0, 0.1
-"""Weight of the agent's own words compared with tool output, since it can say most of them again; and of those that
-state a decision, an error, or an open task."""
+"""Weight of the agent's own words compared with tool output, since it can say most of them again, and since they are like
+whatever it says now; and of those that state a decision, an error, or an open task."""
 STATES = frozenset({Sign.DECISION, Sign.TASK, Sign.ERROR, Sign.FAILED, Sign.SUMMARY})
 JOINED = 6
 """A gap of up to this many characters between two kept passages is kept too: it costs less than an omission."""
@@ -85,6 +85,7 @@ def select(
     floor: int = 0,
     recent: float = RECENT,
     life: float = 1.0,
+    talk: float = TALK,
 ) -> Parts:
     """Spans to keep of each page, in order, so that their excerpt costs at most `room` tokens.
 
@@ -98,10 +99,11 @@ def select(
         least: a passage that is worth less is left out even if there is room, once `floor` tokens are taken.
         recent: see `RECENT`. Larger if the choice will stay for long.
         life: how many times slower than `HALF` a passage loses worth with age.
+        talk: see `TALK`. Larger if somebody else asks.
     """
     if not candidates or room <= 0:
         return ()
-    worth = _worths(candidates, focus, recent, HALF * life)
+    worth = _worths(candidates, focus, recent, HALF * life, talk)
     seen = {line for text in shown for line in map(bare, text.split("\n")) if len(line) >= 4}
     parts: Parts = ()
     left = room - count(heading)
@@ -127,14 +129,14 @@ def focus_words(texts: Sequence[tuple[str, float]]) -> dict[str, float]:
     return found
 
 
-def _worths(candidates: Sequence[Candidate], focus: Mapping[str, float], recent: float, half: float) -> list[float]:
+def _worths(candidates: Sequence[Candidate], focus: Mapping[str, float], recent: float, half: float, talk: float) -> list[float]:
     """What each passage is worth before it is compared with what is shown."""
     like = _likeness(candidates, focus)
     # The agent's own words are the likest to what it says now; they must not be the measure.
     most = max([value for one, value in zip(candidates, like, strict=True) if one.role != "assistant"], default=0.0) or 1.0
     newest = candidates[-1].message
     return [
-        (value / most + recent * 0.5 ** ((newest - one.message) / half) + EARLY / one.message) * _weight(one)
+        (value / most + recent * 0.5 ** ((newest - one.message) / half) + EARLY / one.message) * _weight(one, talk)
         for one, value in zip(candidates, like, strict=True)
     ]
 
@@ -169,12 +171,12 @@ def _likeness(candidates: Sequence[Candidate], focus: Mapping[str, float]) -> li
     return scores
 
 
-def _weight(one: Candidate) -> float:
+def _weight(one: Candidate, talk: float) -> float:
     if one.role == "user":
         return USER
     if one.role != "assistant":
         return 1.0
-    return SAID if _states(one.text[one.passage.start : one.passage.end]) else TALK
+    return max(talk, SAID if _states(one.text[one.passage.start : one.passage.end]) else 0.0)
 
 
 @lru_cache(maxsize=16384)
