@@ -13,7 +13,7 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import Stretch, View
 from kilburn.text.lines import join, merge
-from kilburn.text.selection import RECENT, Candidate, candidates_of, focus_words, grain_of, select
+from kilburn.text.selection import RECENT, TALK, Candidate, candidates_of, focus_words, grain_of, select
 
 __all__ = [
     "cited_stretch",
@@ -46,6 +46,9 @@ quarter of it."""
 
 BEFORE = 0.3
 """Weight in the focus of what the agent said before a short request that just came."""
+
+ANSWERS = 0.7
+"""Weight of the agent's own words compared with tool output, when the user just asked something."""
 
 SHOWN = 40_000
 """Characters of the pages that stay whole, newest first, whose names and lines need not be kept again: all of them in a
@@ -140,6 +143,7 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
     if room <= view.handle:
         return ()
     grain = grain_of(room)
+    talk = ANSWERS if is_asked(view) else TALK
     found: list[Candidate] = []
     characters = tokens = 0
     kept = {source: spans for page in stretch.pages for source, spans in _kept(page)}
@@ -150,10 +154,10 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
         if tokens < READ:
             text = view.text(number)
             characters, tokens = characters + len(text), tokens + page.tokens
-            found += reversed(candidates_of(text, number, page.message, str(page.role), grain))
+            found += reversed(candidates_of(text, number, page.message, str(page.role), grain, talk=talk))
         else:
             for span in reversed(kept.get(number, ())):
-                found += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span))
+                found += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span, talk=talk))
     found.reverse()
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
     return select(

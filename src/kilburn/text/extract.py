@@ -83,6 +83,8 @@ SIGNS = {
     Sign.SUMMARY: 1.5,
 }
 """Worth of a line with a sign, compared with 1 for the likest to the query."""
+NAMED, NAMES = 0.15, 4
+"""Worth of each name, path or number in a line, and of how many at most."""
 SPEAKER: Mapping[str, float] = {Role.USER: 1.5, Role.SYSTEM: 1.2}
 """Weight of a speaker's prose, compared with the agent's and with tool output."""
 EDGE, NEAR = 0.2, 100
@@ -173,7 +175,7 @@ def _chosen(
         known = held.get(piece.page, ())
         for row in rows_of(text, prose, share):
             new = known and any(start < row.end and row.start < end for start, end in known)
-            own = SIGNS[row.sign]
+            own = SIGNS[row.sign] + NAMED * min(row.names, NAMES)
             edge = min(row.start, len(text) - row.end)
             if edge < 8 * NEAR:
                 own += EDGE * 0.5 ** (edge / NEAR)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kilburn.page import Span
+from kilburn.text.identifiers import identifiers
 from kilburn.text.lines import outline, sample, skeleton, units
 from kilburn.text.signs import Sign, case_of, sign_of, sign_of_prose
 
@@ -41,7 +42,7 @@ class Passage(NamedTuple):
         size: all these together.
         lines: what it says, for comparison: its lines without numbers and white space, but for the tiny ones: equal for
             the same line in two views. Of a row its shape, its outline and its words.
-        sign: what it tells, if it is a row; `shape`: equal for rows that say the same.
+        sign: what it tells, if it is a row; `shape`: equal for rows that say the same; `names`: mentions of names in it.
     """
 
     start: int
@@ -51,6 +52,7 @@ class Passage(NamedTuple):
     lines: tuple[str, ...]
     sign: Sign = Sign.NONE
     shape: str = ""
+    names: int = 0
 
 
 class _Line(NamedTuple):
@@ -117,7 +119,7 @@ def _rows(text: str, prose: bool, most: int) -> tuple[Passage, ...]:
 def _row(own: str, start: int, end: int, sign: Sign, shape: str) -> Passage:
     words = words_of(own)
     told = (shape, outline(shape), *[word for word in words if len(word) >= 4])
-    return Passage(start, end, words, sum(words.values()), told, sign, shape)
+    return Passage(start, end, words, sum(words.values()), told, sign, shape, sum(1 for _ in identifiers(own)))
 
 
 def words_of(text: str) -> dict[str, int]:

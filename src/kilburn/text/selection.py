@@ -34,8 +34,8 @@ EARLY = 0.3
 USER = 2.0
 """Weight of the user's words compared with tool output."""
 TALK, SAID = 0.0, 0.1
-"""Weight of the agent's own words compared with tool output, since it can say most of them again; and of those that
-state a decision, an error, or an open task."""
+"""Weight of the agent's own words compared with tool output, since it can say most of them again, and since they are like
+whatever it says now; and of those that state a decision, an error, or an open task."""
 STATES = frozenset({Sign.DECISION, Sign.TASK, Sign.ERROR, Sign.FAILED, Sign.SUMMARY})
 JOINED = 6
 """A gap of up to this many characters between two kept passages is kept too: it costs less than an omission."""
@@ -80,9 +80,17 @@ def grain_of(room: int) -> int:
     return next((grain for grain in reversed(GRAINS) if 4 * room >= MANY * grain), GRAINS[0])
 
 
-def candidates_of(text: str, page: int, message: int, role: str, grain: int, span: Span | None = None) -> list[Candidate]:
-    """The passages of a page, or of a span of it."""
-    return [Candidate(page, message, passage, text, _weight(role, text, passage)) for passage in passages_of(text, grain, span)]
+def candidates_of(
+    text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK
+) -> list[Candidate]:
+    """The passages of a page, or of a span of it.
+
+    Args:
+        talk: see `TALK`. Larger if somebody else asks.
+    """
+    return [
+        Candidate(page, message, passage, text, _weight(role, text, passage, talk)) for passage in passages_of(text, grain, span)
+    ]
 
 
 def select(
@@ -197,12 +205,12 @@ def _likeness(candidates: Sequence[Candidate], focus: Mapping[str, float]) -> li
     return scores
 
 
-def _weight(role: str, text: str, passage: Passage) -> float:
+def _weight(role: str, text: str, passage: Passage, talk: float) -> float:
     if role == "user":
         return USER
     if role != "assistant":
         return 1.0
-    return SAID if _states(text[passage.start : passage.end]) else TALK
+    return max(talk, SAID if _states(text[passage.start : passage.end]) else 0.0)
 
 
 @lru_cache(maxsize=16384)
