@@ -63,7 +63,7 @@ class _Line(NamedTuple):
     begins: bool
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def passages_of(text: str, most: int, span: Span | None = None) -> tuple[Passage, ...]:
     """The passages of a text, or of a span of it, in order; what is blank belongs to none.
 
