@@ -103,6 +103,20 @@ def test_a_policy_decides_while_parallel_calls_are_open() -> None:
     validate_chat(process.render())
 
 
+@pytest.mark.parametrize("policy", ["hybrid", "cost"])
+@pytest.mark.parametrize("older", range(4, 12))
+def test_the_results_of_parallel_calls_stay_until_they_are_read(policy: str, older: int) -> None:
+    process = process_at(600, policy)
+    process.append(user("go"))
+    for number in range(older):
+        process.append(assistant(None, call_of(f"a{number}")), tool(f"a{number}", f"old {number} " * 30))
+    process.append(assistant(None, call_of("b"), call_of("c")), tool("b", "first " * 60))
+    process.append(tool("c", "second " * 40))
+    shown = json.dumps(process.render())
+    assert "first " * 60 in shown
+    assert "second " * 40 in shown
+
+
 def test_images_of_parallel_calls_do_not_block_the_session() -> None:
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
     process = process_at(4000)

@@ -53,10 +53,11 @@ def make(path: Path, *, memory: bool = True) -> None:
                 process.append(message)
             process.append({"role": "assistant", "content": "".join(f"line {line} of {name}\n" for line in range(40))})
             last = process.window.last
-            # The user's latest message stays; the one before it may be shortened.
-            process.append(user(f"forget this of {name}"))
+            # The latest message stays; the one before it may be shortened, as long as the policy has not done so.
+            process.append({"role": "assistant", "content": "done"})
             process.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))
-            process.forget(f"p{last + 1}")
+            process.append(user(f"forget this of {name}"))
+            process.forget(f"p{last + 2}")
             process.remember("p2", 0.5)
             process.render()
             process.recall("p1")

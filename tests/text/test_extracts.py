@@ -136,6 +136,14 @@ def test_one_huge_line_gives_pieces_of_it() -> None:
     assert kept.startswith("{")
 
 
+def test_of_a_list_of_like_lines_head_and_tail_are_kept() -> None:
+    text = "\n".join(f"file_{number:03}.txt" for number in range(190))
+    shown = join(text, condense(text, 120, quarter))
+    assert shown.startswith("file_000.txt\nfile_001.txt\n")
+    assert shown.endswith("file_188.txt\nfile_189.txt")
+    assert 90 < quarter(shown) <= 120
+
+
 def test_an_extract_keeps_decisions_errors_tests_and_tasks_before_chatter() -> None:
     chatter = "".join(f"Sounds good, thank you very much for that kind reply number {n}.\n" for n in range(40))
     pieces = [

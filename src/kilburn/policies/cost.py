@@ -19,7 +19,16 @@ from kilburn.move import Fold, Move
 from kilburn.page import Page
 from kilburn.policy import View
 from kilburn.prices import Prices, prices_of
-from kilburn.text.excerpts import cited_stretch, excerpt_moves, flow_of, old_pages, parts_of, shorten_latest, split_excerpts
+from kilburn.text.excerpts import (
+    cited_stretch,
+    excerpt_moves,
+    flow_of,
+    old_pages,
+    parts_of,
+    shorten_latest,
+    split_excerpts,
+    unread,
+)
 
 __all__ = ["Cost"]
 
@@ -50,8 +59,8 @@ class Cost:
             the words of a recall, or a wrong step. A larger number keeps more.
         trigger: tokens in the window from which on it acts, and from which its shares are taken; None for the
             capacity.
-        tail: tokens of newest pages that stay whole, and are read again at each edit; None for none but
-            the latest message.
+        tail: tokens of newest pages, before what the agent has not read, that stay whole, and are read again at each
+            edit; None for none.
         core: tokens of marked pages ("remember this") that stay whole; None for a quarter of the capacity.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
             None for half of the capacity.
@@ -79,8 +88,10 @@ class Cost:
         capacity = view.budget.capacity if self.trigger is None else min(view.budget.capacity, self.trigger)
         if view.use <= capacity:
             return []
-        leaving = old_pages(view, self.tail or 0, capacity // 4 if self.core is None else self.core)
-        latest, saved = shorten_latest(view, capacity // 2 if self.whole is None else self.whole)
+        whole = capacity // 2 if self.whole is None else self.whole
+        tail = min(unread(view), whole) + (self.tail or 0)
+        leaving = old_pages(view, tail, capacity // 4 if self.core is None else self.core)
+        latest, saved = shorten_latest(view, whole)
         if not leaving:
             return latest
         excerpts, young = split_excerpts(leaving)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kilburn.move import Move
 from kilburn.policy import Cause, View
-from kilburn.text.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest
+from kilburn.text.excerpts import cited_stretch, excerpt_moves, is_asked, old_pages, parts_of, shorten_latest, unread
 
 __all__ = ["Hybrid"]
 
@@ -26,7 +26,7 @@ class Hybrid:
     Args:
         low: tokens in the window after it acted; None leaves a tenth of a small window free, and nearly a quarter of a
             large one. Every action edits the prefix, and a large window can afford to act less often.
-        tail: tokens of newest pages before the latest message that stay whole; None for a tenth of the capacity.
+        tail: tokens of newest pages, before what the agent has not read, that stay whole; None for a tenth of the capacity.
         core: tokens of marked pages ("remember this") that stay whole; None for a quarter.
         whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
             None for a quarter of the capacity.
@@ -51,7 +51,7 @@ class Hybrid:
         low = min(capacity - view.handle, capacity - _spare(capacity) if self.low is None else self.low)
         whole = capacity // 4 if self.whole is None else self.whole
         newest = sum([page.tokens for page in view.latest()])
-        tail = newest + (capacity // 10 if self.tail is None else self.tail)
+        tail = max(newest, min(unread(view), whole)) + (capacity // 10 if self.tail is None else self.tail)
         leaving = old_pages(view, tail, capacity // 4 if self.core is None else self.core)
         latest, saved = shorten_latest(view, whole)
         if not leaving:

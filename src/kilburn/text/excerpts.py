@@ -6,7 +6,7 @@ Policies decide when one is made, and how large it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from itertools import islice
+from itertools import islice, takewhile
 
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
@@ -25,6 +25,7 @@ __all__ = [
     "parts_of",
     "shorten_latest",
     "split_excerpts",
+    "unread",
 ]
 
 CITED = 1024
@@ -104,6 +105,14 @@ def excerpt_moves(
     if parts and stretch.leaving:
         return stretch.fold(why, parts=parts, torn=torn)
     return [Evict(pages=tuple([page.id for page in stretch.pages]), why=nothing)]
+
+
+def unread(view: View) -> int:
+    """Tokens of the newest pages that the agent has not read: the latest message, and before it the results of parallel
+    calls."""
+    return sum(
+        [page.tokens for page in takewhile(lambda page: page.id > 0 and page.role is not Role.ASSISTANT, reversed(view.pages))]
+    )
 
 
 def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from kilburn.message import Kind, Role
 from kilburn.page import Page, Parts, Span, address_of
-from kilburn.text.lines import OMISSION, join
-from kilburn.text.passages import CACHED, rows_of
-from kilburn.text.selection import Candidate, focus_words, select
+from kilburn.text.lines import OMISSION, join, merge
+from kilburn.text.passages import CACHED, Passage, passages_of, rows_of
+from kilburn.text.selection import GRAINS, Candidate, focus_words, select
 from kilburn.text.signs import Sign
 from kilburn.wire.quotation import with_headings
 
@@ -147,7 +147,30 @@ def condense(text: str, tokens: int, count: Callable[[str], int], query: str = "
         return count(join(text, parts[0][1])) if parts else 0
 
     parts = _chosen([piece], tokens, count, query, LARGE, {}, cost)
-    return parts[0][1] if parts else ()
+    spans = parts[0][1] if parts else ()
+    return _filled(text, spans, tokens, count, query) if parts and 2 * cost(parts) < tokens else spans
+
+
+def _filled(text: str, spans: tuple[Span, ...], tokens: int, count: Callable[[str], int], query: str) -> tuple[Span, ...]:
+    """The spans, and more of head and tail in the room that is left: in a list of like lines, few tell anything new."""
+    grain, reach = GRAINS[0], min(4 * tokens, len(text) // 2)
+    found = [*passages_of(text, grain, (0, reach)), *passages_of(text, grain, (len(text) - reach, len(text)))]
+    more = select(
+        [Candidate(0, 1, one, text, own=_edge(one, len(text))) for one in found],
+        [],
+        _asked(query),
+        tokens,
+        count,
+        heading=join(text, spans),
+        cost=lambda parts: count(join(text, merge([*spans, *(parts[0][1] if parts else ())]))),
+    )
+    return merge([*spans, *more[0][1]]) if more else spans
+
+
+def _edge(one: Passage, length: int) -> float:
+    """Worth of a place near the head or the tail of a text."""
+    near = min(one.start, length - one.end) / NEAR
+    return EDGE * 0.5**near if near < 8 else 0.0
 
 
 def read_ahead(piece: Piece) -> None:
@@ -176,9 +199,7 @@ def _chosen(
         for row in rows_of(text, prose, share):
             new = known and any(start < row.end and row.start < end for start, end in known)
             own = SIGNS[row.sign] + NAMED * min(row.names, NAMES)
-            edge = min(row.start, len(text) - row.end)
-            if edge < 8 * NEAR:
-                own += EDGE * 0.5 ** (edge / NEAR)
+            own += _edge(row, len(text))
             found.pop(row.shape, None)
             found[row.shape] = Candidate(at, len(pieces) if new else at + 1, row, text, weight, own)
     begins = "".join([piece.text[:500] for piece in pieces[-16:]])
