@@ -156,17 +156,20 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
     found: list[Candidate] = []
     characters = tokens = 0
     kept = {source: spans for page in stretch.pages for source, spans in _kept(page)}
-    for number in reversed(stretch.sources):
+    older = iter(reversed(stretch.sources))
+    for number in older:
         page = view.page(number)
         if page.kind in (Kind.FOLD, Kind.IMAGE):
             continue
-        if tokens < READ:
-            text = view.text(number)
-            characters, tokens = characters + len(text), tokens + page.tokens
-            found += reversed(candidates_of(text, number, page.message, str(page.role), grain, talk=talk))
-        else:
-            for span in reversed(kept.get(number, ())):
-                found += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span, talk=talk))
+        text = view.text(number)
+        characters, tokens = characters + len(text), tokens + page.tokens
+        found += reversed(candidates_of(text, number, page.message, str(page.role), grain, talk=talk))
+        if tokens >= READ:
+            break
+    for number in [number for number in older if number in kept]:
+        page = view.page(number)
+        for span in reversed(kept[number]):
+            found += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span, talk=talk))
     found.reverse()
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
     return select(

@@ -133,14 +133,17 @@ def select(
     parts: Parts = ()
     order: list[Candidate] = []
     left, used, small = room - count(heading), 0, TINY if thrift else SMALL
+    begin = after = _begin(worth, seen)
     for _ in range(TRIES):
-        order = _greedy(candidates, worth, set(seen), int(left * ratio), least, int((room - floor) * ratio), small)
+        order, after = _greedy(candidates, worth, after, int(left * ratio), least, int((room - floor) * ratio), small)
         found = _parts(order)
         used = cost(found)
         if used <= room:
             parts = found
-            if used >= FULL * room or len(order) == len(candidates):
+            if used >= FULL * room or not after.heap:
                 break
+        else:
+            after = begin
         # The estimate of what the choice costs was too high or too low.
         ratio *= room / max(1, used) * (1.0 if used <= room else FULL)
     while not parts and order:
@@ -218,36 +221,57 @@ def _states(text: str) -> bool:
     return any(sign_of_prose(line) in STATES for line in text.split("\n"))
 
 
-def _greedy(
-    candidates: Sequence[Candidate], worth: Sequence[float], seen: set[str], room: int, least: float, rest: int, small: int
-) -> list[Candidate]:
-    """The passages in the order in which they were chosen, within `room` characters, until `small` are left; those that
-    are worth less than `least` while more than `rest` are left."""
+class _Choice(NamedTuple):
+    """How far a choice has come: until room was short for the first time, so it goes on from there with more room.
 
-    def value(at: int) -> float:
-        lines = candidates[at].passage.lines
-        whole = sum(map(len, lines))
-        return worth[at] * sum([len(line) for line in lines if line not in seen]) / whole if whole else 0.0
+    Args:
+        heap: what may be chosen yet, by the least that the negative of its value can be; of equals the newest is first.
+        seen: lines that are shown; `pages`: of the chosen passages; `spent`: characters.
+    """
 
-    # What a passage is worth alone is an upper bound. Of equals the newest comes first.
+    heap: list[tuple[float, int]]
+    seen: set[str]
+    chosen: list[Candidate]
+    pages: set[int]
+    spent: int
+
+    def copy(self) -> _Choice:
+        return _Choice(self.heap[:], self.seen.copy(), self.chosen[:], self.pages.copy(), self.spent)
+
+
+def _begin(worth: Sequence[float], seen: set[str]) -> _Choice:
+    """Nothing is chosen yet. What a passage is worth alone is an upper bound of its value."""
     heap = [(-one, -at) for at, one in enumerate(worth) if one > 0]
     heapq.heapify(heap)
-    chosen: list[Candidate] = []
-    pages: set[int] = set()
+    return _Choice(heap, seen, [], set(), 0)
+
+
+def _greedy(
+    candidates: Sequence[Candidate], worth: Sequence[float], begun: _Choice, room: int, least: float, rest: int, small: int
+) -> tuple[list[Candidate], _Choice]:
+    """The passages in the order in which they were chosen, within `room` characters, until `small` are left; those that
+    are worth less than `least` while more than `rest` are left. Also from where more room would go on."""
+    heap, seen, chosen, pages, spent = begun.copy()
+    after: _Choice | None = None
     refused = 0
+    room -= spent
     while heap and room > small and refused < REFUSED:
         bound, at = heapq.heappop(heap)
         one = candidates[-at]
-        cost = one.passage.end - one.passage.start + 3 + (0 if one.page in pages else 6 + len(MARK))
-        now = -value(-at)
+        now = -_value(worth[-at], one.passage.lines, seen)
         if not now:
             continue
         if heap and now > heap[0][0] and now > bound:
             heapq.heappush(heap, (now, at))
             continue
         if -now < least and room <= rest:
+            heapq.heappush(heap, (bound, at))
             break
+        cost = one.passage.end - one.passage.start + 3 + (0 if one.page in pages else 6 + len(MARK))
         if cost > room:
+            if after is None:
+                after = _Choice(heap, seen, chosen, pages, spent).copy()
+                heapq.heappush(after.heap, (bound, at))
             # The last one may be cut behind a line; what is too long for that is passed over.
             end = one.text.rfind("\n", one.passage.start, one.passage.end - (cost - room))
             if end - one.passage.start < GRAINS[0] // 2:
@@ -258,7 +282,15 @@ def _greedy(
         pages.add(one.page)
         seen.update(one.passage.lines)
         room -= cost
-    return chosen
+        spent += cost
+    return chosen, after or _Choice(heap, seen, chosen, pages, spent)
+
+
+def _value(worth: float, lines: Sequence[str], seen: set[str]) -> float:
+    """The worth of the share of the lines, by their characters, that are not shown yet."""
+    whole = sum(map(len, lines))
+    new = whole if seen.isdisjoint(lines) else sum([len(line) for line in lines if line not in seen])
+    return worth * new / whole if whole else 0.0
 
 
 def _parts(chosen: Sequence[Candidate]) -> Parts:
