@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.budget import Budget
-from kilburn.errors import Forgotten, KernelError, KilburnError, OrphanResult, PinsExceedWindow, SpecError, UnknownAddress
+from kilburn.errors import (
+    Forgotten,
+    KernelError,
+    KilburnError,
+    LawBroken,
+    OrphanResult,
+    PinsExceedWindow,
+    SpecError,
+    UnknownAddress,
+)
 from kilburn.kernel import memory_tools
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -285,7 +294,7 @@ def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], pol
         elif what == "exit" and process.forked is not None and process.returned() is None:
             process.exit(f"result {said}")
         elif what == "pin":
-            with suppress(Forgotten, PinsExceedWindow):
+            with suppress(Forgotten, LawBroken):
                 process.pin(f"p{1 + number % process.window.last}")
         elif what == "forget":
             with suppress(Forgotten):

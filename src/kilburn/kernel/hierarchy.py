@@ -390,7 +390,7 @@ class Hierarchy:
         if what == "tool":
             return made_by(self.store, name), []
         if what == "user" and name and (theirs := [info for info in infos if info.user == name]):
-            return {}, sorted(theirs, key=lambda info: -info.number)
+            return {}, sorted(theirs, key=_depth_of)
         # A session may have the name of a user.
         names = {"session": (name,), "document": (f"{DOCUMENT}/{name}",), "source": (name, f"{DOCUMENT}/{name}")}.get(what, ())
         found = next((info for info in infos if info.name in names), None)
@@ -401,7 +401,7 @@ class Hierarchy:
         if address is None:
             # With its branches, which begin with its pages.
             below = [info for info in infos if info.name.startswith(f"{found.name}/{BRANCH}")] if what == "session" else []
-            return {}, sorted([*below, found], key=lambda info: -info.number)
+            return {}, sorted([*below, found], key=_depth_of)
         return {found.number: self._resolved(found, address)}, []
 
     def _resolved(self, info: ProcessInfo, address: str) -> list[int]:
@@ -454,3 +454,8 @@ class Hierarchy:
 def _check_user(info: ProcessInfo, user: str) -> None:
     if user and info.user != user:
         raise SpecError(f"{info.name!r} does not belong to user {user!r}", advice="give another name, or leave the user out")
+
+
+def _depth_of(info: ProcessInfo) -> int:
+    """The order in which sessions go: branches before what they forked from."""
+    return -info.name.count(f"/{BRANCH}")

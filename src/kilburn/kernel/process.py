@@ -15,7 +15,6 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -77,6 +76,7 @@ class Process:
         self._warned = False
         # Branches that are known to exist.
         self._forks = 0
+        self._forked: Fork | None = None
         # Opens any process of the tenant by its number, for what is forgotten with pages of this one.
         self.opener: Callable[[int], Holder] = lambda _: self
         # Opens another session of the tenant by its name; creates one by its name and user. None where that cannot be.
@@ -284,6 +284,17 @@ class Process:
                 raise
             planner.background.commit()
         return wanted
+
+    def decide_by(self, policy: Policy, name: str) -> None:
+        """Let another policy decide at this window from now on, until the session is opened again.
+
+        Args:
+            name: its name in the ledger.
+        """
+        with self.kernel.lock:
+            self.kernel.check_free()
+            self._planner.abandon()
+            self._planner = Planner(self.kernel, policy, name, self._answer)
 
     def abandon(self) -> None:
         """Give up a question that a model is still answering; called when the store closes."""
@@ -629,7 +640,9 @@ class Process:
 
     # Branches
 
-    def fork(self, prompt: str, *, inherit: Inherit | str = Inherit.HISTORY, call: str | None = None) -> Process:
+    def fork(
+        self, prompt: str, *, inherit: Inherit | str = Inherit.HISTORY, call: str | None = None, system: str = ""
+    ) -> Process:
         """Begin a branch: another session, `NAME/b1`, that sees what this one sees, and goes its own way from there.
 
         No page is copied. The branch has this session's pages under the same addresses; from here its own pages are
@@ -639,6 +652,7 @@ class Process:
             prompt: what the branch is to do; its first own message, in the user's role.
             inherit: "history", or only the "task" (the system messages and the user's latest request), or "nothing".
             call: the id of the open call here that the branch answers. The prompt is then the model's own words.
+            system: a system message before all others; not beside the history, which has its own.
 
         Returns:
             The branch. `exit` returns from it; `branch` finds it again.
@@ -648,8 +662,9 @@ class Process:
             KernelError: the call has a result already. Nothing was forked then.
             PinsExceedWindow, StoreError: nothing was forked.
         """
-        if inherit not in [*Inherit]:
-            raise SpecError(f"inherit={inherit!r}"[:200], advice=f"use one of {', '.join(Inherit)}")
+        if inherit not in [*Inherit] or (system and inherit == Inherit.HISTORY):
+            what = f"inherit={inherit!r}" + (" with a system message" if system else "")
+            raise SpecError(what[:200], advice=f"use one of {', '.join(Inherit)}; the history has its own system message")
         with self._current() as kernel:
             if self.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to fork")
@@ -667,7 +682,8 @@ class Process:
                 derived=window.last_derived if whole else 0,
                 call=asked,
             )
-            said = self._first_of(fork, prompt)
+            first = [Message(role=Role.SYSTEM, parts=(Part(kind=Kind.TEXT, text=system),))] if system else []
+            said = [*first, *self._first_of(fork, prompt)]
             child = self._new()
             try:
                 child.kernel.fork(kernel, fork)
@@ -714,10 +730,13 @@ class Process:
 
         run(self._settling(admit, Cause.ADMIT), self._answer)
 
-    @cached_property
+    @property
     def forked(self) -> Fork | None:
         """Where this branch forked from; None if this session is no branch."""
-        return fork_of(self.origin())
+        # Another thread may be about to begin this branch.
+        if self._forked is None:
+            self._forked = fork_of(self.origin())
+        return self._forked
 
     @property
     def parent(self) -> Process | None:
