@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from kilburn.agents.loop import RETURNED, Account, Agent, Called, Limits, Returned, RunEvent, Stopped
-from kilburn.agents.sandbox import Bounds, Cell, CellOutcome, Sandbox, open_sandbox
+from kilburn.agents.loop import Account, Agent, Called, Limits, Returned, RunEvent, Stopped
+from kilburn.agents.past import Past
+from kilburn.agents.sandbox import Bounds, Cell, CellOutcome, open_sandbox
 from kilburn.agents.sub_calls import Key, Missing, Recorded, SubCalls, spent
 from kilburn.agents.variable import Source, Variable, variable
 from kilburn.errors import KilburnError, NoValue, SpecError, ToolError
@@ -36,7 +36,7 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Request, ToolSpec
 from kilburn.models.retry import Retry
 from kilburn.models.scripted import Scripted
-from kilburn.page import Page, Place
+from kilburn.page import digest_of
 from kilburn.wire.quotation import quote
 
 __all__ = ["REPL", "AnswerOutcome", "Recursive", "RecursiveResult", "SubCalled", "replay"]
@@ -266,6 +266,7 @@ class Recursive(Agent):
         self._cited: list[Key] = []
         self._lost: list[Missing] = []
         self._below = 0
+        self._charging = threading.Lock()
         self.sub_calls = SubCalls(
             self.sub if self.depth else None,
             whole,
@@ -320,9 +321,10 @@ class Recursive(Agent):
 
     def _tell(self, messages: Sequence[Any], found: Variable | None) -> None:
         process = self.process
-        if not process.window.last or (process.forked is not None and process.window.last == 1):
-            calls = CALLS * (self.depth > 0) + RUNS * (self.depth > 1) + PAST * (self._past is not None)
-            process.append({"role": "system", "content": SYSTEM.format(calls=calls)})
+        system = self._system(self.depth, self._past is not None)
+        known = [page.digest for page, _ in process.pages() if page.role is Role.SYSTEM]
+        if digest_of(system) not in known:
+            process.append({"role": "system", "content": system})
         address = process.append(*messages)
         process.record(
             Act.NOTE,
@@ -340,6 +342,11 @@ class Recursive(Agent):
         if process.window.cost(process.window.last) <= process.capacity // 4:
             process.pin(address)
             process.pin(f"p{process.window.last}")
+
+    @staticmethod
+    def _system(depth: int, past: bool = False) -> str:
+        """What a root of this depth is told first."""
+        return SYSTEM.format(calls=CALLS * (depth > 0) + RUNS * (depth > 1) + PAST * past)
 
     def _say(self, text: str) -> None:
         """A word of ours to the model."""
@@ -540,13 +547,13 @@ class Recursive(Agent):
 
             found |= {"rlm_query": rlm_query, "rlm_query_batched": rlm_query_batched}
         if self._past is not None:
-            past = Past(self._past, self)
+            past = Past(self._past, self._note_read, self.recorded)
             found |= {"memory_search": past.search, "memory_sessions": past.sessions, "memory_pages": past.pages}
         return found
 
-    def _forked(self, prompt: str, *, calls: bool) -> Process:
+    def _forked(self, prompt: str, *, system: str = "", calls: bool) -> Process:
         """A branch for the sub-calls, or for a run below."""
-        branch = self.process.fork(prompt, inherit="nothing")
+        branch = self.process.fork(prompt, inherit="nothing", system=system)
         name = branch.name.rpartition("/")[2]
         self.process.record(Act.NOTE, policy="user", why="branch", branch=name, calls=calls)
         return branch
@@ -557,7 +564,7 @@ class Recursive(Agent):
         if limit:
             self.sub_calls.miss(question, f"the limit of {limit} is reached")
             return f"the limit of {limit} is reached"
-        branch = self._forked("Work on a part of what the run above works on.", calls=False)
+        branch = self._forked("Work on a part of what the run above works on.", system=self._system(self.depth - 1), calls=False)
         recorded = None
         model = self.model
         if self.recorded is not None:
@@ -583,7 +590,9 @@ class Recursive(Agent):
         )
         part = Part(kind=Kind.TEXT, text=question)
         try:
-            result = run._ask([Message(role=Role.USER, parts=(part,), trust=Trust.TOOL, cites=self._origin)], text, None, Any, None)
+            result = run._ask(
+                [Message(role=Role.USER, parts=(part,), trust=Trust.TOOL, cites=self._origin)], text, None, Any, None
+            )
         except KilburnError as error:
             result = RecursiveResult(limit=type(error).__name__)
         page = branch.window.last
@@ -596,6 +605,9 @@ class Recursive(Agent):
                 self._lost.append(Missing(prompt=" ".join(question.split())[:100], why=why))
                 return why
         return result
+
+    def _note_read(self, asked: str, found: str, cites: tuple[Key, ...]) -> None:
+        self.sub_calls.note(asked, found, (*self._origin, *cites))
 
     def _take_cited(self) -> tuple[Key, ...]:
         cited, self._cited = tuple(dict.fromkeys(self._cited)), []
@@ -614,54 +626,23 @@ def _told(cell: Cell) -> Iterator[str]:
         yield "[nothing was printed]"
 
 
-class Past:
-    """The agent's own past, for code: sessions, their pages, and search. Each read is written down with what it read.
+def replay(
+    recorded: Process, process: Process, source: Source | None = None, *, past: Process | Hierarchy | None = None, **options: Any
+) -> RecursiveResult:
+    """Run a recorded run again without a model: the replies are taken from its pages, and the same answer comes out.
 
     Args:
-        past: one session, or all of a store.
-        run: the run that reads.
+        recorded: the session of the run; its last question counts.
+        process: a new session for the steps, in any store.
+        source: the same text; its digest is checked.
+        past: the same past.
+        options: those of `Recursive`, such as the sandbox.
+
+    Raises:
+        SpecError: nothing was asked there, or the text is another one.
+        Unavailable: the code asked for something that is not in the recorded run.
     """
-
-    def __init__(self, past: Process | Hierarchy, run: Recursive) -> None:
-        self._past, self._run = past, run
-
-    def sessions(self) -> list[dict[str, Any]]:
-        """The sessions: name, pages, tokens."""
-        if isinstance(self._past, Process):
-            pages = [page for page, _ in self._past.pages() if page.id > 0]
-            found = [{"name": self._past.name, "pages": len(pages), "tokens": sum(page.tokens for page in pages)}]
-        else:
-            own = self._run.process.name
-            infos = [info for info in self._past.processes() if not info.damaged and info.name.partition("/b")[0] != own]
-            found = [{"name": info.name, "pages": info.pages, "tokens": info.tokens} for info in infos]
-        return self._written("memory.sessions()", found, ())
-
-    def search(self, query: str, tokens: int = 1000) -> list[dict[str, Any]]:
-        """Passages that match a query, best first."""
-        asked = f"memory.search({query!r}, {tokens})"
-        hits = (
-            self._past.search(query, tokens) if isinstance(self._past, Process) else self._past.search(query, tokens, where="sessions")
-        )
-        found = [{"session": hit.session, "address": hit.address, "text": hit.text, "origin": hit.origin} for hit in hits]
-        cites = [(process, page) for hit in hits for process in [self._session(hit.session)] for page in process.resolve(hit.address)]
-        return self._written(asked, found, self._keys(cites))
-
-    def pages(self, session: str = "", first: int = 1, last: int | None = None) -> list[dict[str, Any]]:
-        """The pages of a session from one number to another, those that were forgotten left out.
-
-        Args:
-            session: its name; "" for the only one.
-        """
-        process = self._session(session)
-        chosen = [
-            page
-            for page, state in process.pages()
-            if page.id >= first and (last is None or page.id <= last) and page.id > 0 and state.at is not Place.DROPPED
-        ]
-        process.fetch(chosen)
-        found = [
-            {"address": page.address, "role": str(page.role), "kind": str(page.kind), "tokens": page.tokens, "text": process.text(page.id)}
-            for page in chosen
-        ]
-        self._note(f"memory.pages({session!r}, {first}, {last})", f"{len(found)} pages", self._keys((process, page.id) for page in chosen))
-        return found
+    run = Recorded(recorded)
+    model = Scripted(run.replies, name="recorded", tokenizer=process.counter.name)
+    agent = Recursive(model, process, depth=run.depth, recorded=run, **options)
+    return agent.ask(run.question, source, past=past)

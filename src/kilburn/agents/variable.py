@@ -102,9 +102,7 @@ def variable(source: Source, count: Callable[[str], int]) -> Iterator[Variable]:
     with tempfile.TemporaryDirectory(prefix="kilburn-context-") as folder:
         path = Path(folder) / "context.txt"
         path.write_bytes(data)
-        yield Variable(
-            path=path, index=tuple(index), characters=len(text), tokens=tokens, digest=digest, head=text[:HEAD]
-        )
+        yield Variable(path=path, index=tuple(index), characters=len(text), tokens=tokens, digest=digest, head=text[:HEAD])
 
 
 def _read(path: Path) -> str:
