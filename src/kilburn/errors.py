@@ -35,6 +35,7 @@
     │   ├── SecretFound          it holds a secret (carries `.rules`, never the secret)
     │   └── QuotaExceeded        its user has as many as are allowed (carries `.have`, `.most`)
     ├── ToolError              a tool of an agent
+    ├── AccessDenied           a call that an agent may not make (carries `.cause`)
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
     │   └── UnsupportedModel     an architecture that the KV engine cannot run exactly (carries `.family`)
     └── MissingExtra           an optional dependency that is not installed
@@ -48,6 +49,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "AccessDenied",
     "BudgetTooSmall",
     "DuplicateCall",
     "Forgotten",
@@ -283,6 +285,17 @@ class ToolError(KilburnError):
     """A tool of an agent failed, or was called with arguments that do not fit its types."""
 
     boundary = "tool"
+
+
+class AccessDenied(KilburnError):
+    """A call that an agent has no right to make, or that nobody said yes to; it was not carried out. `cause` says what stood
+    against it (see `kilburn.agents.access.Decision`)."""
+
+    boundary = "agent"
+
+    def __init__(self, what: str, *, cause: str, advice: str = "") -> None:
+        self.cause = cause
+        super().__init__(what, advice=advice)
 
 
 class SpecError(KilburnError):
