@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import AccessDenied, SpecError
+from kilburn.errors import KernelError, SpecError
 from kilburn.kernel.process import Process
 from kilburn.message import Role, Trust
 from kilburn.store import ProcessKind
@@ -34,6 +34,7 @@ __all__ = [
     "Question",
     "Rights",
     "decide",
+    "flat",
     "tainted",
     "whereabouts",
 ]
@@ -148,6 +149,10 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         bounded = any(privilege.files is not None for privilege in self.privileges)
         return bounded or (self.above is not None and self.above.bounds_files)
 
+    def under(self, above: Rights) -> Rights:
+        """These rights, where those of another agent bound them."""
+        return msgspec.structs.replace(self, above=above if self.above is None else self.above.under(above))
+
     @property
     def heeds_taint(self) -> bool:
         """Whether it matters what the session has read."""
@@ -233,31 +238,43 @@ def _privileged(privileges: Iterable[Privilege], action: Action) -> Decision:
     return Decision(Permit.ALLOW)
 
 
-def whereabouts(path: Any) -> str:
+def flat(values: Iterable[str | list[str]]) -> list[str]:
+    """All paths of several parameters."""
+    return [path for value in values for path in ([value] if isinstance(value, str) else value)]
+
+
+def whereabouts(path: str) -> str:
     """Where a path leads: absolute, without `..`, links followed. What does not exist yet is resolved as far as it does.
 
     Raises:
-        AccessDenied: it is not a path, or cannot be resolved.
+        TypeError, ValueError, OSError: it is not a path, or there is no folder to begin from.
     """
-    try:
-        return str(os.path.realpath(os.fspath(path)))
-    except (TypeError, ValueError, OSError, RecursionError) as error:
-        raise AccessDenied(f"{path!r:.80} is not a path: {error}", cause="file", advice="give the path of a file") from error
+    return str(os.path.realpath(os.fspath(path)))
 
 
-def tainted(process: Process, clean: Collection[str] = ()) -> bool:
+def tainted(process: Process, clean: Collection[str] = (), until: int | None = None) -> bool:
     """Whether a session has read an untrusted text: anything that is trusted no more than a tool.
 
-    All that was read since the session began counts, as in learning: what an agent says after an untrusted read may carry it on,
-    when the text itself has left the window and the user has spoken again. What was recalled from this session is
-    trusted as far as what it was recalled from.
+    All that was read since the session began counts, as in learning: what an agent says after an untrusted read may carry
+    it on, when the text itself has left the window and the user has spoken again. For this reason a branch is tainted too,
+    if its prompt was written after an untrusted read. What was recalled from the session itself is trusted as what it was
+    recalled from.
 
     Args:
         clean: tools whose results hold nobody else's words.
+        until: the last page that counts; None for all.
     """
+    fork = process.forked
+    if fork is not None and fork.call and not fork.at:
+        try:
+            parent = process.parent
+        except KernelError:
+            return True
+        if parent is not None and tainted(parent, clean, fork.call):
+            return True
     with process.lock:
         pages, untrusted = process.window.pages, set[int]()
-        for number in range(1, process.window.last + 1):
+        for number in range(1, (process.window.last if until is None else until) + 1):
             page = pages[number]
             ours = page.role is Role.TOOL and not page.cites
             if page.trust > Trust.TOOL:

@@ -104,17 +104,20 @@ class Tool:
             raise ToolError(f"{self.name}: {error}", advice="see the tool's parameters") from error
         return {field: getattr(given, field) for field in self._arguments.__struct_fields__}
 
-    def resolved(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values of the parameters that are paths, resolved; those without a value are left out.
+    def resolved(self, values: dict[str, Any]) -> dict[str, str | list[str]]:
+        """Of the parameters that are paths, where they lead; those without a value are left out.
 
         Raises:
-            AccessDenied: one is not a path.
+            ToolError: one is not a path.
         """
         given = {name: values[name] for name in self.paths if values[name] is not None}
-        return {
-            name: [whereabouts(path) for path in value] if isinstance(value, list | tuple | set) else whereabouts(value)
-            for name, value in given.items()
-        }
+        try:
+            return {
+                name: [whereabouts(path) for path in value] if isinstance(value, list | tuple | set) else whereabouts(value)
+                for name, value in given.items()
+            }
+        except (TypeError, ValueError, OSError) as error:
+            raise ToolError(f"{self.name}: not a path: {error}", advice="give the path of a file or folder") from error
 
     def run(self, values: dict[str, Any], loop: asyncio.AbstractEventLoop | None = None) -> str:
         """Run the function on the values of its parameters; see `call`.
