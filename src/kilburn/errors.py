@@ -36,6 +36,9 @@
     │   └── QuotaExceeded        its user has as many as are allowed (carries `.have`, `.most`)
     ├── ToolError              a tool of an agent
     ├── AccessDenied           a call that an agent may not make (carries `.cause`)
+    ├── SandboxError           code that a model wrote: a sandbox that is closed, busy, or cannot start again
+    │   ├── SandboxRefused       this machine cannot keep what the sandbox promises
+    │   └── NoValue              no such variable inside, or JSON cannot carry it
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
     │   └── UnsupportedModel     an architecture that the KV engine cannot run exactly (carries `.family`)
     └── MissingExtra           an optional dependency that is not installed
@@ -65,6 +68,7 @@ __all__ = [
     "MemoryRefused",
     "MissingExtra",
     "ModelError",
+    "NoValue",
     "OrphanResult",
     "OutOfBlocks",
     "Overlong",
@@ -73,6 +77,8 @@ __all__ = [
     "QuotaExceeded",
     "RateLimited",
     "Refused",
+    "SandboxError",
+    "SandboxRefused",
     "SecretFound",
     "SpecError",
     "SpillFailed",
@@ -296,6 +302,20 @@ class AccessDenied(KilburnError):
     def __init__(self, what: str, *, cause: str, advice: str = "") -> None:
         self.cause = cause
         super().__init__(what, advice=advice)
+
+
+class SandboxError(KilburnError):
+    """A sandbox that is closed, that runs a cell already, or that cannot start again."""
+
+    boundary = "sandbox"
+
+
+class SandboxRefused(SandboxError):
+    """This machine lacks what the sandbox needs to keep its promises, so nothing was run."""
+
+
+class NoValue(SandboxError):
+    """No variable of this name inside, or one that JSON cannot carry."""
 
 
 class SpecError(KilburnError):
