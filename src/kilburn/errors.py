@@ -35,6 +35,7 @@
     │   ├── SecretFound          it holds a secret (carries `.rules`, never the secret)
     │   └── QuotaExceeded        its user has as many as are allowed (carries `.have`, `.most`)
     ├── ToolError              a tool of an agent
+    ├── AccessDenied           a call that an agent may not make (carries `.cause`)
     ├── SandboxError           code that a model wrote: a sandbox that is closed, busy, or cannot start again
     │   ├── SandboxRefused       this machine cannot keep what the sandbox promises
     │   └── NoValue              no such variable inside, or JSON cannot carry it
@@ -51,6 +52,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "AccessDenied",
     "BudgetTooSmall",
     "DuplicateCall",
     "Forgotten",
@@ -289,6 +291,17 @@ class ToolError(KilburnError):
     """A tool of an agent failed, or was called with arguments that do not fit its types."""
 
     boundary = "tool"
+
+
+class AccessDenied(KilburnError):
+    """A call that an agent has no right to make, or that nobody said yes to; it was not carried out. `cause` says what stood
+    against it (see `kilburn.agents.access.Decision`)."""
+
+    boundary = "agent"
+
+    def __init__(self, what: str, *, cause: str, advice: str = "") -> None:
+        self.cause = cause
+        super().__init__(what, advice=advice)
 
 
 class SandboxError(KilburnError):

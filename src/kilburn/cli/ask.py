@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,9 @@ def ask(
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Files and folders to read.")] = None,
     question: Annotated[str, typer.Option(metavar="TEXT", help="What you want to know.")] = "",
     model: Annotated[str, typer.Option(metavar="SPEC", help="The root: it writes the code.")] = "",
-    sub_model: Annotated[str, typer.Option(metavar="SPEC", help="Answers the code's questions; the root's model by default.")] = "",
+    sub_model: Annotated[
+        str, typer.Option(metavar="SPEC", help="Answers the code's questions; the root's model by default.")
+    ] = "",
     depth: Annotated[int, typer.Option(min=0, help="0: no sub-calls; 1: to a model; 2: also to runs of their own.")] = 1,
     past: Annotated[bool, typer.Option("--past", help="Let the code read the sessions of the store.")] = False,
     session: Annotated[str, typer.Option(metavar="NAME", help="Where the run stands.")] = "ask",
@@ -49,7 +51,9 @@ def ask(
     reply: Annotated[int, typer.Option(min=1, help="Tokens of one reply, at most.")] = 1024,
     parallel: Annotated[int, typer.Option(min=1, help="Models that are asked at the same time.")] = 4,
     sandbox: Annotated[str, typer.Option(metavar="NAME", help="Where the code runs: auto, cpython or monty.")] = "auto",
-    tools: Annotated[bool, typer.Option("--tools/--no-tools", help="Offer the root tools; without, it writes code in fences.")] = True,
+    tools: Annotated[
+        bool, typer.Option("--tools/--no-tools", help="Offer the root tools; without, it writes code in fences.")
+    ] = True,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -77,7 +81,12 @@ def ask(
         sub = open_until.enter_context(_closing(model_of(sub_model) if sub_model and not recorded else None))
         store = open_until.enter_context(
             kilburn.open(
-                db or "agent.db", window=window, policy=policy, tenant=tenant or "default", reserve=min(reply, window // 2), model=root
+                db or "agent.db",
+                window=window,
+                policy=policy,
+                tenant=tenant or "default",
+                reserve=min(reply, window // 2),
+                model=root,
             )
         )
         # Another session's window must not change because it is read.
@@ -105,7 +114,8 @@ def ask(
 
 
 def _closing(model: Any) -> Any:
-    return nullcontext(model)
+    """The model as a context, where it has something to close."""
+    return closing(model) if hasattr(model, "close") else nullcontext(model)
 
 
 def _again(store: Hierarchy, session: str, files: list[Path] | None, past: Hierarchy | None, sandbox: str) -> RecursiveResult:

@@ -70,70 +70,19 @@ REMARKS = {
     ),
 }
 
-THINGS = [
-    "lamp",
-    "kettle",
-    "chair",
-    "desk",
-    "clock",
-    "mirror",
-    "rug",
-    "sofa",
-    "shelf",
-    "pan",
-    "knife",
-    "bowl",
-    "jug",
-    "tray",
-    "vase",
-    "frame",
-    "stool",
-    "bench",
-    "crib",
-    "quilt",
-    "pillow",
-    "towel",
-    "basket",
-    "candle",
-    "drawer",
-    "hook",
-    "ladder",
-    "hammer",
-    "drill",
-    "wrench",
-    "tent",
-    "stove",
-    "cooler",
-    "torch",
-    "rope",
-    "saddle",
-    "pump",
-    "helmet",
-]
+THINGS = (
+    "lamp", "kettle", "chair", "desk", "clock", "mirror", "rug", "sofa", "shelf", "pan", "knife", "bowl", "jug", "tray",
+    "vase", "frame", "stool", "bench", "crib", "quilt", "pillow", "towel", "basket", "candle", "drawer", "hook", "ladder",
+    "hammer", "drill", "wrench", "tent", "stove", "cooler", "torch", "rope", "saddle", "pump", "helmet",
+)  # fmt: skip
 
 USERS = 40
 
 EVENTS = ("outage", "recall", "strike", "flood", "fire", "storm", "theft", "delay", "protest", "crash")
-PLACES = [
-    "Porto",
-    "Lyon",
-    "Graz",
-    "Turku",
-    "Bergen",
-    "Gdansk",
-    "Bilbao",
-    "Leeds",
-    "Ghent",
-    "Malmo",
-    "Brno",
-    "Trieste",
-    "Cork",
-    "Basel",
-    "Tartu",
-    "Kaunas",
-    "Pula",
-    "Split",
-]
+PLACES = (
+    "Porto", "Lyon", "Graz", "Turku", "Bergen", "Gdansk", "Bilbao", "Leeds", "Ghent", "Malmo", "Brno", "Trieste", "Cork",
+    "Basel", "Tartu", "Kaunas", "Pula", "Split",
+)  # fmt: skip
 WORDINGS = ("{event} reported in {place} on day {day}", "people in {place} speak of a {event}, day {day} of the month")
 
 TASKS = ("count", "most", "user", "month", "range", "pairs")
