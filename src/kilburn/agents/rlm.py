@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
@@ -23,12 +22,13 @@ from typing import Any
 
 import msgspec
 
+from kilburn.agents.access import Action, Deed
 from kilburn.agents.loop import Account, Agent, Called, Limits, Returned, RunEvent, Stopped
 from kilburn.agents.past import Past
 from kilburn.agents.sandbox import Bounds, Cell, CellOutcome, open_sandbox
 from kilburn.agents.sub_calls import Key, Missing, Recorded, SubCalls, spent
 from kilburn.agents.variable import Source, Variable, variable
-from kilburn.errors import KilburnError, NoValue, SpecError, ToolError
+from kilburn.errors import AccessDenied, KilburnError, NoValue, SpecError, ToolError
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -163,6 +163,7 @@ class Recursive(Agent):
         retry: how often a sub-call is repeated.
         tools: whether the model is offered tools; else it writes its code in fenced blocks.
         recorded: replies in place of the models; see `replay`.
+        slots: of the run above.
 
     The other arguments are those of `Agent`.
 
@@ -184,28 +185,26 @@ class Recursive(Agent):
         parallel: int = 4,
         retry: Retry | None = None,
         tools: bool = True,
-        memory: bool = True,
-        clock: Callable[[], float] = time.monotonic,
         above: Account | None = None,
         recorded: Recorded | None = None,
         slots: threading.BoundedSemaphore | None = None,
+        **options: Any,
     ) -> None:
         if depth < 0 or parallel < 1 or (calls is not None and calls < 0):
             raise SpecError(f"depth={depth}, parallel={parallel}, calls={calls}", advice="give 0 or more, and one call at a time")
         self.sub, self.depth, self.calls, self.parallel = sub or model, depth, calls, parallel
         self.sandbox_name, self.retry, self.recorded = sandbox, retry or Retry(attempts=3), recorded
-        self.bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, process.capacity)))
+        self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, process.capacity)))
         self.asked = limits or Limits(steps=30)
         self.slots = slots or threading.BoundedSemaphore(parallel)
-        self.outer = above
+        self.outer, self._options = above, options
         super().__init__(
             model,
             [],
             process,
             limits=Limits(steps=None, reply=self.asked.reply),
-            memory=memory and tools,
-            clock=clock,
             beside=(REPL,) if tools else (),
+            **(options if tools else options | {"memory": False}),
         )
 
     def ask(
@@ -287,7 +286,7 @@ class Recursive(Agent):
             calls=functions,
             variables={**variables, "answer": EMPTY},
             files=files,
-            bounds=self.bounds,
+            bounds=self.cell_bounds,
         ) as self.sandbox:
             self._prepare()
             outcome, content, limit = self._run(own, whole)
@@ -390,7 +389,7 @@ class Recursive(Agent):
     def _forced(self, limit: str, whole: Account) -> tuple[AnswerOutcome, Any, str]:
         """Ask for the answer once more, without a limit of steps."""
         self.above = whole
-        for _ in range(FORCED):
+        for _ in range(FORCED if self.asked.steps else 0):
             if whole.ended():
                 break
             self._say(f'[The limit of {limit} is reached. Set answer["content"] and answer["ready"] = True now, in one cell.]')
@@ -454,12 +453,15 @@ class Recursive(Agent):
     def _invoke(self, part: Part, loop: Any) -> tuple[Message, bool]:
         if part.name != REPL.name:
             return super()._invoke(part, loop)
+        cites: tuple[Key, ...] = ()
         try:
             code = msgspec.json.decode(part.text or "{}", type=_Code).code
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            text, failed, cites = f'error: {error}; call repl with {{"code": "..."}}', True, ()
-        else:
+            self._permit(self.bounds, part, Action(tool=REPL.name, deed=Deed.READ))
             text, failed, cites = self._cell(code, self.process.window.calls[part.call or ""])
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            text, failed = f'error: {error}; call repl with {{"code": "..."}}', True
+        except AccessDenied as error:
+            text, failed = f"error: {error}", True
         result = Part(kind=Kind.RESULT, text=text, call=part.call, extra='{"is_error":true}' if failed else None)
         return Message(role=Role.TOOL, parts=(result,), sources=self._last, cites=cites), failed
 
@@ -547,7 +549,7 @@ class Recursive(Agent):
 
             found |= {"rlm_query": rlm_query, "rlm_query_batched": rlm_query_batched}
         if self._past is not None:
-            past = Past(self._past, self._note_read, self.recorded)
+            past = Past(self._past, (self.process.name, self.process.window.last + 1), self._note_read, self.recorded)
             found |= {"memory_search": past.search, "memory_sessions": past.sessions, "memory_pages": past.pages}
         return found
 
@@ -578,16 +580,16 @@ class Recursive(Agent):
             depth=self.depth - 1,
             limits=msgspec.structs.replace(self.asked, tokens=None, seconds=None, money=None),
             sandbox=self.sandbox_name,
-            bounds=self.bounds,
+            bounds=self.cell_bounds,
             parallel=self.parallel,
             retry=self.retry,
             tools=bool(self.specs),
-            memory=self.memory,
-            clock=self.clock,
             above=self.sub_calls.account,
             recorded=recorded,
             slots=self.slots,
+            **self._options,
         )
+        run.caller = self
         part = Part(kind=Kind.TEXT, text=question)
         try:
             result = run._ask(

@@ -159,10 +159,10 @@ def _print(result: RecursiveResult, session: str, json: bool) -> None:
     if result.content is not None:
         tell(result.content if isinstance(result.content, str) else msgspec.json.encode(result.content).decode())
     limit = f", the limit of {result.limit} was reached" if result.limit else ""
-    say(
-        f"{result.outcome}{limit}: {many(result.steps, 'step')}, {many(result.calls, 'sub-call')}, {many(result.tokens, 'token')}, "
-        f"{result.seconds:.0f} s; largest prompt {count(result.resident)} tokens; session {line(session)} {result.address}"
+    spent = (
+        f"{many(result.steps, 'step')}, {many(result.calls, 'sub-call')}, {many(result.tokens, 'token')}, {result.seconds:.0f} s"
     )
+    say(f"{result.outcome}{limit}: {spent}; largest prompt {count(result.resident)} tokens; {line(session)} {result.address}")
     for missing in result.missing[:5]:
         say(line(f"missing: {missing.prompt}: {missing.why}"))
     if len(result.missing) > 5:

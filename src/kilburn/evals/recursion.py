@@ -32,7 +32,7 @@ from kilburn.evals.report import EvalReport, grid
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.resolve import locate
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Model, Reply, Request
+from kilburn.model import Finish, Model, Reply, Request
 
 __all__ = ["REPORTS", "SYSTEMS", "Oracle", "RecursionReport", "RecursionRow", "Template", "evaluate"]
 
@@ -139,8 +139,8 @@ class Oracle:
 
     name = "oracle"
     form = "chat"
-    context = None
-    tokenizer = f"chars/{CHARACTERS}"
+    context: int | None = None
+    tokenizer: Any = f"chars/{CHARACTERS}"
 
     def stream(self, request: Request) -> Iterator[Reply]:
         """The labels, one a line; or yes or no."""
@@ -174,8 +174,8 @@ class Template:
 
     name = "template"
     form = "chat"
-    context = None
-    tokenizer = f"chars/{CHARACTERS}"
+    context: int | None = None
+    tokenizer: Any = f"chars/{CHARACTERS}"
 
     def __init__(self, questions: Sequence[Question], depth: int) -> None:
         self._codes = {question.text: question.code for question in questions}
@@ -187,7 +187,7 @@ class Template:
         asked = next((text for message in request.messages if (text := message.get("content")) in self._codes), ENTRIES)
         code = self._work(asked) if said else LOOK
         call = Part(kind=Kind.CALL, text=json.dumps({"code": code}), call=f"c{len(said)}", name="repl")
-        yield Reply(message=Message(role=Role.ASSISTANT, parts=(call,)), finish="calls")
+        yield Reply(message=Message(role=Role.ASSISTANT, parts=(call,)), finish=Finish.CALLS)
 
     def _work(self, asked: str) -> str:
         if asked == ENTRIES:
