@@ -38,6 +38,10 @@
     │   ├── SecretFound          it holds a secret (carries `.rules`, never the secret)
     │   └── QuotaExceeded        its user has as many as are allowed (carries `.have`, `.most`)
     ├── ToolError              a tool of an agent
+    ├── AccessDenied           a call that an agent may not make (carries `.cause`)
+    ├── SandboxError           code that a model wrote: a sandbox that is closed, busy, or cannot start again
+    │   ├── SandboxRefused       this machine cannot keep what the sandbox promises
+    │   └── NoValue              no such variable inside, or JSON cannot carry it
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
     │   └── UnsupportedModel     an architecture that the KV engine cannot run exactly (carries `.family`)
     └── MissingExtra           an optional dependency that is not installed
@@ -51,6 +55,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "AccessDenied",
     "BudgetTooSmall",
     "Cancelled",
     "DeadlinePassed",
@@ -68,6 +73,7 @@ __all__ = [
     "MemoryRefused",
     "MissingExtra",
     "ModelError",
+    "NoValue",
     "OrphanResult",
     "OutOfBlocks",
     "Overlong",
@@ -76,6 +82,8 @@ __all__ = [
     "QuotaExceeded",
     "RateLimited",
     "Refused",
+    "SandboxError",
+    "SandboxRefused",
     "SecretFound",
     "SpecError",
     "SpillFailed",
@@ -301,6 +309,31 @@ class ToolError(KilburnError):
     """A tool of an agent failed, or was called with arguments that do not fit its types."""
 
     boundary = "tool"
+
+
+class AccessDenied(KilburnError):
+    """A call that an agent has no right to make, or that nobody said yes to; it was not carried out. `cause` says what stood
+    against it (see `kilburn.agents.access.Decision`)."""
+
+    boundary = "agent"
+
+    def __init__(self, what: str, *, cause: str, advice: str = "") -> None:
+        self.cause = cause
+        super().__init__(what, advice=advice)
+
+
+class SandboxError(KilburnError):
+    """A sandbox that is closed, that runs a cell already, or that cannot start again."""
+
+    boundary = "sandbox"
+
+
+class SandboxRefused(SandboxError):
+    """This machine lacks what the sandbox needs to keep its promises, so nothing was run."""
+
+
+class NoValue(SandboxError):
+    """No variable of this name inside, or one that JSON cannot carry."""
 
 
 class SpecError(KilburnError):

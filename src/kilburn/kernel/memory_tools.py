@@ -16,7 +16,7 @@ from kilburn.errors import KilburnError
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
-from kilburn.page import Page, Place
+from kilburn.page import Page, Place, parse_address
 from kilburn.wire.quotation import nonce_of
 
 __all__ = ["NAMES", "OFFERED", "OURS", "SPECS", "MemoryReply", "call"]
@@ -31,7 +31,7 @@ SPECS = (
         parameters={
             "type": "object",
             "properties": {
-                "address": {"type": "string", "description": "p17, a range p17-p42, or f3"},
+                "address": {"type": "string", "description": "p17, a range p17-p42, f3, or b1/p17 of a branch"},
                 "offset": {"type": "integer", "minimum": 0, "description": "first character to read, default 0"},
                 "limit": {"type": "integer", "minimum": 1, "description": "characters to read at most"},
             },
@@ -93,14 +93,16 @@ OURS = frozenset(spec.name for spec in OFFERED)
 
 
 class MemoryReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a memory tool, and the pages that its text is from."""
+    """The answer of a memory tool, and the pages that its text is from: `cites` are those of branches."""
 
     text: str
     sources: tuple[int, ...] = ()
+    cites: tuple[tuple[int, int], ...] = ()
 
     def message(self, call: str) -> Message:
         """The tool result for a call's id; recalled text keeps its sources."""
-        return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=self.text, call=call),), sources=self.sources)
+        result = Part(kind=Kind.RESULT, text=self.text, call=call)
+        return Message(role=Role.TOOL, parts=(result,), sources=self.sources, cites=self.cites)
 
 
 class _Recall(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,11 +156,12 @@ def _recall(process: Process, arguments: str, call_id: str | None) -> MemoryRepl
     start = min(max(0, asked.offset), len(found))
     pieces: list[tuple[str, str]] = []
     sources: list[int] = []
+    below = _below(process, found.process.name)
     at = 0
     for page, text in zip(found.pages, found.parts, strict=True):
         cut = text[max(0, start - at) : max(0, start + limit - at)]
         if cut or not text:
-            pieces.append((f"{page.address}, {origin_of(process, page)}", cut))
+            pieces.append((f"{below}{page.address}, {origin_of(found.process, page)}", cut))
             sources.append(page.id)
         at += len(text)
     if not pieces:
@@ -166,7 +169,25 @@ def _recall(process: Process, arguments: str, call_id: str | None) -> MemoryRepl
     left = ""
     if start + limit < at:
         left = f"{at - start - limit} of {at} characters left: offset={start + limit}"
-    return MemoryReply(text=_told(pieces, left), sources=tuple(sources))
+    return _reply(process, _told(pieces, left), [(found.process, page) for page in sources])
+
+
+def _below(process: Process, name: str) -> str:
+    """What stands before an address of a session: nothing for this one, `b1/` for a branch of it."""
+    return name.removeprefix(f"{process.name}/") + "/" if name != process.name else ""
+
+
+def _reply(process: Process, text: str, pages: Sequence[tuple[Process, int]]) -> MemoryReply:
+    """A reply with the pages that its text is from. What a branch inherited is cited where it was made."""
+    sources = [page for owner, page in pages if owner is process]
+    cites = [(owner.kernel.lineage.owner(page), page) for owner, page in pages if owner is not process]
+    here = process.kernel.info.number
+    sources += [page for number, page in cites if number == here]
+    return MemoryReply(
+        text=text,
+        sources=tuple(dict.fromkeys(sources)),
+        cites=tuple(dict.fromkeys(key for key in cites if key[0] != here)),
+    )
 
 
 def _told(pieces: Sequence[tuple[str, str]], left: str = "") -> str:
@@ -196,13 +217,15 @@ def _search(process: Process, arguments: str, call_id: str | None) -> MemoryRepl
     if not hits:
         return MemoryReply(text="nothing found; try other or fewer words")
     pieces: list[tuple[str, str]] = []
-    sources: list[int] = []
+    found: list[tuple[Process, int]] = []
     for hit in hits:
-        page = process.window.pages[process.resolve(hit.address)[0]]
+        below = _below(process, hit.session)
+        where = process.branch(below[:-1]) if below else process
+        page = where.window.pages[parse_address(hit.address)[0]]
         start, end = hit.span
-        pieces.append((f"{hit.address} characters {start}-{end}, {origin_of(process, page)}", hit.text))
-        sources.append(page.id)
-    return MemoryReply(text=_told(pieces), sources=tuple(dict.fromkeys(sources)))
+        pieces.append((f"{below}{hit.address} characters {start}-{end}, {origin_of(where, page)}", hit.text))
+        found.append((where, page.id))
+    return _reply(process, _told(pieces), found)
 
 
 def _pin(process: Process, arguments: str, call_id: str | None) -> MemoryReply:

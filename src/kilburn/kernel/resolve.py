@@ -50,6 +50,7 @@ VERBS: dict[str, dict[str, int]] = {
     "memory": {"plan": 1},
     "memory.rankings": {"rank": 2},
     "memory.embedders": {"embed": 1},
+    "agents.sandboxes": {"run": 1, "get": 1, "close": 0},
 }
 """The verbs of each kind, and the arguments of each verb in order, without the object itself."""
 
