@@ -366,11 +366,12 @@ def test_runs_within_runs_are_charged_to_the_run_above() -> None:
     result = agent.ask("how many are odd in each half?", TEXT)
     assert (result.outcome, result.content, result.calls) == (AnswerOutcome.ANSWERED, [5, 5], 20)
     assert result.tokens > 20_000
-    assert [branch.name for branch in process.branches()] == ["a/b1", "a/b2"]
-    assert all(len(branch.branches()) == 1 for branch in process.branches())
+    below = [process.branch("b1"), process.branch("b2")]
+    assert [info.name for info, _ in process.branches()] == ["a/b1", "a/b2"]
+    assert all(len(branch.branches()) == 1 for branch in below)
     output = next(page for page, _ in process.pages() if page.kind is Kind.RESULT)
     assert len(output.cites) == 2
-    for branch in process.branches():
+    for branch in below:
         check_laws(branch)
 
 

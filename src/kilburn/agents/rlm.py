@@ -265,6 +265,7 @@ class Recursive(Agent):
         self._cited: list[Key] = []
         self._lost: list[Missing] = []
         self._below = 0
+        self._pinned: list[str] = []
         self._charging = threading.Lock()
         self.sub_calls = SubCalls(
             self.sub if self.depth else None,
@@ -298,6 +299,8 @@ class Recursive(Agent):
             text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
             said = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=text),), sources=self._last)
             address = self.process.append(said)
+        for pinned in self._pinned:
+            self.process.unpin(pinned)
         self.process.record(Act.NOTE, policy="user", why=str(outcome), answered=str(outcome), limit=limit)
         whole.reached()
         return RecursiveResult(
@@ -325,11 +328,12 @@ class Recursive(Agent):
         if digest_of(system) not in known:
             process.append({"role": "system", "content": system})
         address = process.append(*messages)
+        first = process.window.last
         process.record(
             Act.NOTE,
             policy="user",
             why="asked",
-            asked=process.window.last,
+            asked=first,
             digest=found.digest if found is not None else "",
             depth=self.depth,
         )
@@ -338,9 +342,10 @@ class Recursive(Agent):
         else:
             told = "There is no variable `context`: ask `memory`."
         process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=told),), trust=Trust.TOOL))
-        if process.window.cost(process.window.last) <= process.capacity // 4:
-            process.pin(address)
-            process.pin(f"p{process.window.last}")
+        if sum(process.window.cost(page) for page in (first, process.window.last)) <= process.capacity // 4:
+            self._pinned = [address, f"p{process.window.last}"]
+            for pinned in self._pinned:
+                process.pin(pinned)
 
     @staticmethod
     def _system(depth: int, past: bool = False) -> str:

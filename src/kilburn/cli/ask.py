@@ -13,6 +13,7 @@ import typer
 import kilburn
 from kilburn.agents.loop import Called, Limits, Returned
 from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay
+from kilburn.agents.variable import Source
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, model_of
 from kilburn.cli.screen import count, many
@@ -75,6 +76,7 @@ def ask(
         raise SpecError("nothing to ask about", advice="give files or folders, or --past")
     if not recorded and not (question and model):
         raise SpecError("a question needs --question and --model", advice="see kilburn ask --help")
+    source = files[0] if files and len(files) == 1 else files or None
     limits = Limits(steps=steps, tokens=tokens, seconds=seconds, money=money, reply=reply, prices=prices_of(prices))
     with ExitStack() as open_until:
         root = open_until.enter_context(_closing(None if recorded else model_of(model)))
@@ -93,7 +95,7 @@ def ask(
         before = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter) if past else None
         told = _Told()
         if recorded:
-            result = _again(store, session, files, before, sandbox)
+            result = _again(store, session, source, before, sandbox)
         else:
             agent = Recursive(
                 root,
@@ -106,7 +108,7 @@ def ask(
                 parallel=parallel,
                 tools=tools,
             )
-            result = agent.ask(question, files or None, past=before, watch=told)
+            result = agent.ask(question, source, past=before, watch=told)
         told.end()
     _print(result, session, json)
     if result.outcome in WRONG:
@@ -118,11 +120,11 @@ def _closing(model: Any) -> Any:
     return closing(model) if hasattr(model, "close") else nullcontext(model)
 
 
-def _again(store: Hierarchy, session: str, files: list[Path] | None, past: Hierarchy | None, sandbox: str) -> RecursiveResult:
+def _again(store: Hierarchy, session: str, source: Source | None, past: Hierarchy | None, sandbox: str) -> RecursiveResult:
     if session not in [info.name for info in store.processes()]:
         raise SpecError(f"no session {session!r}", advice="name the one of the run with --session")
     with kilburn.open(":memory:", window=store.budget.window, tokenizer=store.counter, embedder=None) as beside:
-        return replay(store.process(session), beside.process("again"), files or None, past=past, sandbox=sandbox)
+        return replay(store.process(session), beside.process("again"), source, past=past, sandbox=sandbox)
 
 
 class _Told:
