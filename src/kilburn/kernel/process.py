@@ -41,7 +41,7 @@ from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
-from kilburn.store import State
+from kilburn.store import ProcessInfo, State
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.form import dump, parse
 
@@ -460,15 +460,24 @@ class Process:
         with self.lock:
             return items(self.window)
 
-    def search(self, query: str, tokens: int = 1000, limit: int = 20, *, record: bool = True) -> list[Found]:
+    def search(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int = 20,
+        *,
+        record: bool = True,
+        among: Sequence[ProcessInfo] | None = None,
+    ) -> list[Found]:
         """Passages of this process and its branches that match a query, best first, within a token budget.
 
         Args:
             record: whether it is recorded in the ledger; a measurement must not change what policies see.
+            among: processes of the tenant to search instead; None for this one and its branches.
         """
-        below = [branch.kernel.info for branch in self._below()]
+        below = [branch.kernel.info for branch in self._below()] if among is None else among
         with self._current() as kernel:
-            search, now = kernel.searching(below), kernel.clock()
+            search, now = kernel.searching(below, alone=among is not None), kernel.clock()
             hits = search.found(search.ranked(query, now, tokens), kernel.counter, tokens, now, limit, apart=True)
             if record and not kernel.store.readonly:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
