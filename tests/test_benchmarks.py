@@ -32,6 +32,8 @@ TINY = {
     "memento": ["--tokens", "40", "--block", "8", "--memento", "4"],
     "spill": ["--quick"],
     "recalls": ["--runs", "2", "--window", "500", "--policy", "lru"],
+    "branching": ["--pages", "20", "--times", "2"],
+    "migration": ["--files", "2", "--lines", "3"],
     "objectives": ["--objectives", "2", "--objectives", "3", "--seeds", "1"],
 }
 

@@ -200,12 +200,15 @@ class Branching(Agent):
         if outcome is None:
             outcome, text = self._inside(agent, branch).finish()
             _note(branch, outcome, text)
-        return branch.returning(text)
+        said = branch.returning(text)
+        branch.release()
+        return said
 
     def _of(self, part: Part) -> Process | None:
         """The branch that was begun for a call, if there is one."""
         page = self.process.window.calls.get(part.call or "")
-        return next((each for each in self.process.branches() if each.forked and each.forked.call == page), None)
+        found = next((info.name for info, fork in self.process.branches() if fork.call == page), None)
+        return self.process.branch(found.removeprefix(f"{self.process.name}/")) if found else None
 
     def _inside(self, agent: SubAgent, branch: Process) -> Branching:
         if agent.policy:
