@@ -497,8 +497,8 @@ class Process:
             among: processes of the tenant to search instead; None for this one and its branches.
         """
         with self._current() as kernel:
-            below = _below(kernel.store, self.branches()) if among is None else among
-            search, now = kernel.searching(below, alone=among is not None), kernel.clock()
+            search = kernel.searching(self.below() if among is None else among, alone=among is not None)
+            now = kernel.clock()
             hits = search.found(search.ranked(query, now, tokens), kernel.counter, tokens, now, limit, apart=True)
             if record and not kernel.store.readonly:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
@@ -808,6 +808,10 @@ class Process:
             if self._known[info.number].forked == number:
                 found.append((info, self._known[info.number]))
         return found
+
+    def below(self) -> list[ProcessInfo]:
+        """The branches, their branches, and so on; none of them is opened."""
+        return _below(self.kernel.store, self.branches())
 
     def returned(self) -> str | None:
         """The address in the parent of what this branch returned; None before.
