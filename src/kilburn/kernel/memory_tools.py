@@ -202,9 +202,7 @@ def _kind_of(name: str) -> tuple[ProcessKind, str]:
 
 def _is_own(process: Process, name: str) -> bool:
     """Whether this is the session itself, or a branch below it."""
-    return name == process.name or (
-        name.startswith(f"{process.name}/") and any(info.name == name for info in process.below())
-    )
+    return name == process.name or (name.startswith(f"{process.name}/") and any(info.name == name for info in process.below()))
 
 
 def _away(process: Process, address: str) -> tuple[str, str] | None:
