@@ -22,7 +22,10 @@
     │   ├── Refused              the provider will not answer this request (4xx, policy, key)
     │   ├── Overlong             prompt and reply exceed the model's context
     │   ├── RateLimited          too many requests (carries `.retry_after`, seconds)
-    │   └── Unavailable          time-out, connection, 5xx, or a model that is not loaded
+    │   ├── Unavailable          time-out, connection, 5xx, or a model that is not loaded
+    │   ├── Cancelled            a job that was taken out of a scheduler's queue, or stopped
+    │   ├── DeadlinePassed       a job that was not done in time
+    │   └── TokensSpent          a job whose tenant has no tokens left for it
     ├── KVError                the blocks of a KV cache
     │   ├── OutOfBlocks          no block is free, and none can be freed (carries `.needed`)
     │   ├── FreedSequence        a sequence that was freed or preempted
@@ -54,6 +57,8 @@ from collections.abc import Sequence
 __all__ = [
     "AccessDenied",
     "BudgetTooSmall",
+    "Cancelled",
+    "DeadlinePassed",
     "DuplicateCall",
     "Forgotten",
     "FreedBlock",
@@ -89,6 +94,7 @@ __all__ = [
     "StoreReadOnly",
     "StoreStale",
     "StoreVersion",
+    "TokensSpent",
     "ToolError",
     "Unavailable",
     "UnknownAddress",
@@ -214,6 +220,18 @@ class RateLimited(ModelError):
 
 class Unavailable(ModelError):
     """Time-out, broken connection, a 5xx, or a model that is not loaded."""
+
+
+class Cancelled(ModelError):
+    """A job was taken out of a scheduler's queue before its reply was complete; nothing of the reply is kept."""
+
+
+class DeadlinePassed(ModelError):
+    """A job's reply was not complete in time, most often because others were served first; nothing of it is kept."""
+
+
+class TokensSpent(ModelError):
+    """A scheduler's tenant has too few tokens left for a job."""
 
 
 class KVError(KilburnError):
