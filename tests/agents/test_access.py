@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
@@ -27,6 +28,7 @@ from kilburn.kernel.branches import Inherit
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Reply
+from kilburn.move import Add
 from kilburn.store import ProcessKind
 from kilburn.testing import Scripted, check_laws
 from kilburn.wire.validity import validate_chat
@@ -532,6 +534,165 @@ def test_an_error_of_a_function_may_hold_anything() -> None:
     assert tainted(process)
 
 
+# Sessions and memories
+
+
+@pytest.fixture
+def house() -> Iterator[kilburn.Hierarchy]:
+    """Sessions of several agents, memories of two users, a document: each says "zebra" and who said it."""
+    with kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4") as store:
+        for name in ("a", "ab", "b", "work", "work/b1"):
+            store.process(name).append({"role": "user", "content": f"the zebra of session {name}"})
+        for user in ("ana", "ben", ""):
+            store.memory(user).add(f"the zebra of memory {user}")
+        store.document("book").apply(Add(text="the zebra of the book"))
+        yield store
+
+
+def reader(house: kilburn.Hierarchy, *wanted: tuple[str, dict[str, Any]], name: str = "a", **allowed: Any) -> list[str]:
+    rights = Rights(privileges=(Privilege(name="reader", **allowed),))
+    Agent(Scripted([calls(*wanted), "done"]), [], house.process(name), rights=rights).run("go")
+    check_laws(house.process(name))
+    return answers(house.process(name))[-len(wanted) :]
+
+
+def zebras(text: str) -> set[str]:
+    return set(re.findall(r"the zebra of (.+)", text))
+
+
+ZEBRA, ANYWHERE = {"query": "zebra"}, {"query": "zebra", "session": "*"}
+
+
+def test_a_search_finds_what_may_be_read_and_nothing_else(house: kilburn.Hierarchy) -> None:
+    every = {
+        "session a",
+        "session ab",
+        "session b",
+        "session work",
+        "session work/b1",
+        "memory ana",
+        "memory ben",
+        "memory ",
+        "the book",
+    }
+    for allowed, found in (
+        ({}, {"session a"}),
+        ({"sessions": ("*",)}, {one for one in every if one.startswith("session")}),
+        ({"sessions": ("a?",), "memories": ("ana",)}, {"session a", "session ab", "memory ana"}),
+        ({"sessions": ("work/*",), "memories": ("",)}, {"session a", "session work/b1", "memory "}),
+        ({"documents": ("b*",)}, {"session a", "the book"}),
+        ({"sessions": ("*",), "memories": ("*",), "documents": ("*",)}, every),
+    ):
+        text, own = reader(house, ("search_memory", ANYWHERE), ("search_memory", ZEBRA), **allowed)
+        assert zebras(text) == found
+        assert zebras(own) == {"session a"}, "without a name it is the agent's own session"
+
+
+@given(
+    st.lists(st.sampled_from(["*", "a", "a*", "b", "work*", "?", ""]), max_size=2),
+    st.lists(st.sampled_from(["*", "ana", "b*", ""]), max_size=2),
+)
+@settings(max_examples=20)
+def test_search_recall_and_decision_agree(sessions: list[str], memories: list[str]) -> None:
+    """What one of them lets through, all do."""
+    with kilburn.open(":memory:", window=8000, policy="fifo", tokenizer="chars/4") as store:
+        for name in ("a", "ab", "b", "work"):
+            store.process(name).append({"role": "user", "content": f"the zebra of session {name}"})
+        for user in ("ana", "ben"):
+            store.memory(user).add(f"the zebra of memory {user}")
+        rights = Rights(privileges=(Privilege(sessions=tuple(sessions), memories=tuple(memories)),))
+        places = [("session", name, f"{name} p1") for name in ("ab", "b", "work")]
+        places += [("memory", user, f"@memory/{user} p1") for user in ("ana", "ben")]
+        wanted = [("search_memory", ANYWHERE), *(("recall", {"address": address}) for _, _, address in places)]
+        wanted += [("search_memory", ZEBRA | {"session": address.partition(" ")[0]}) for _, _, address in places]
+        process = store.process("a")
+        Agent(Scripted([calls(*wanted), "done"]), [], process, rights=rights).run("go")
+        texts = answers(process)
+        for number, (kind, name, _) in enumerate(places):
+            allowed = any(fnmatchcase(name, pattern) for pattern in (sessions if kind == "session" else memories))
+            mine = f"{kind} {name}"
+            assert (mine in zebras(texts[0])) is allowed
+            for text in (texts[1 + number], texts[1 + len(places) + number]):
+                assert (mine in zebras(text)) is allowed
+                assert text.startswith("error: agent: this agent may not read") is not allowed
+        check_laws(process)
+
+
+def test_pages_of_others_come_exactly_and_are_cited(house: kilburn.Hierarchy) -> None:
+    texts = reader(
+        house,
+        ("recall", {"address": "work p1"}),
+        ("recall", {"address": "@memory/ana p1"}),
+        ("recall", {"address": "a p1"}),
+        ("recall", {"address": "work p1", "offset": 4, "limit": 5}),
+        sessions=("work",),
+        memories=("ana",),
+    )
+    assert [zebras(text) for text in texts[:3]] == [{"session work"}, {"memory ana"}, {"session a"}]
+    assert "zebra" in texts[3]
+    assert "zebra of" not in texts[3]
+    process = house.process("a")
+    results = [page for page, _ in process.pages() if page.role is Role.TOOL]
+    numbers = {info.name: info.number for info in house.store.processes()}
+    assert [page.cites for page in results] == [
+        ((numbers["work"], 1),),
+        ((numbers["@memory/ana"], 1),),
+        (),
+        ((numbers["work"], 1),),
+    ]
+    assert results[2].sources == (1,)
+    before = list(house.process("work").events())
+    assert not [event for event in before if event.act in (Act.FAULT, Act.EVICT)], "nothing moved there"
+    house.forget(session="work")
+    assert [zebras(text) for text in answers(house.process("a"))] == [{"memory ana"}, {"session a"}], "forgetting reaches it"
+
+
+def test_what_may_not_be_read_is_as_good_as_absent(house: kilburn.Hierarchy) -> None:
+    """An error does not tell whether it exists."""
+    forbidden = reader(
+        house,
+        *(("recall", {"address": f"{name} p1"}) for name in ("b", "nosuch", "@memory/ben", "@memory/nosuch", "@document/book")),
+        ("search_memory", ZEBRA | {"session": "b"}),
+        ("search_memory", ZEBRA | {"session": "nosuch"}),
+        sessions=("work",),
+    )
+    assert all(text.startswith("error: agent: this agent may not read the ") for text in forbidden)
+    assert {re.sub("'.*?'", "X", text) for text in forbidden[:2]} == {
+        "error: agent: this agent may not read the session X (use what this session has)"
+    }
+    allowed = reader(
+        house,
+        ("recall", {"address": "nosuch p1"}),
+        ("recall", {"address": "b p99"}),
+        ("recall", {"address": "b p1-p99999"}),
+        sessions=("*",),
+    )
+    assert all(text.startswith("error: kernel: ") for text in allowed)
+    assert len([note for note in notes(house.process("a")) if note["permit"] == "deny"]) == 7
+
+
+def test_the_other_session_of_a_tenant_is_out_of_reach_whatever_rights_say(tmp_path: Path) -> None:
+    for tenant in ("one", "two"):
+        with kilburn.open(tmp_path / "x.db", tenant=tenant, window=4000, policy="fifo", tokenizer="chars/4") as store:
+            store.process("secret" if tenant == "two" else "open").append({"role": "user", "content": f"the zebra of {tenant}"})
+    with kilburn.open(tmp_path / "x.db", tenant="one", window=4000, policy="fifo", tokenizer="chars/4") as store:
+        found = reader(store, ("search_memory", ANYWHERE), ("recall", {"address": "secret p1"}), sessions=("*",))
+    assert zebras(found[0]) == {"one"}
+    assert found[1].startswith("error: kernel: nothing called 'secret'")
+
+
+def test_what_is_read_elsewhere_is_an_untrusted_read(house: kilburn.Hierarchy) -> None:
+    reader(house, ("recall", {"address": "work p1"}), sessions=("work",))
+    assert tainted(house.process("a"), ["recall"])
+
+
+def test_the_model_is_offered_other_sessions_only_if_there_may_be_any() -> None:
+    for rights, offered in ((Rights(), False), (Rights(privileges=(Privilege(sessions=("x",)),)), True)):
+        specs = {spec.name: spec for spec in agent([], [], rights=rights).specs}
+        assert ("session" in specs["search_memory"].parameters["properties"]) is offered
+        assert ("another session" in specs["recall"].description) is offered
+
+
 # Branches
 
 
@@ -560,9 +721,8 @@ def test_a_sub_agent_may_not_do_more_than_its_caller() -> None:
         )
         one.run("go")
         assert post.sent == sent
-        for info, _ in one.process.branches():
-            said = str(answers(one.process.branch(info.name.removeprefix("a/"))))
-            assert "this agent may not call page" in said or not sent
+        if sent:
+            assert "this agent may not call page" in answers(one.process.branch("b1"))[-2]
 
 
 def test_rights_that_the_caller_loses_are_lost_in_its_branches() -> None:

@@ -158,12 +158,6 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it matters what the session has read."""
         return self.after_untrusted is not Permit.ALLOW or (self.above is not None and self.above.heeds_taint)
 
-    def reads(self, kind: ProcessKind, name: str) -> bool:
-        """Whether any privilege allows to read it, here and in all rights above."""
-        return any(privilege.reads(kind, name) for privilege in self.privileges) and (
-            self.above is None or self.above.reads(kind, name)
-        )
-
     @property
     def reaches(self) -> bool:
         """Whether there may be anything to read besides the agent's own session."""

@@ -26,6 +26,7 @@ from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
+from kilburn.store import ProcessKind
 
 __all__ = ["Account", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "set_up", "shrink"]
 
@@ -50,6 +51,7 @@ REFUSALS = {
 ADVICE = {
     "tool": "go on without it, or say what you need it for",
     "file": "use a path there",
+    **dict.fromkeys(("session", "memory", "document"), "use what this session has"),
     "untrusted": "go on without it, or say what should be done",
     "irreversible": "do not try it again; go on without it, or say what should be done",
 }
@@ -246,7 +248,7 @@ class Agent:
         self.account = Account(self.limits, clock, above)
         made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in made}
-        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *beside, *(memory_tools.SPECS if memory else ()))
+        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *beside, *(self._offered() if memory else ()))
         if len({spec.name for spec in self.specs}) != len(self.specs):
             taken = sorted(spec.name for spec in self.specs[len(made) :])
             raise SpecError("two tools have the same name", advice=f"rename one; taken already: {', '.join(taken)}")
@@ -405,8 +407,13 @@ class Agent:
         try:
             rights = self.bounds
             if self.memory and name in memory_tools.NAMES:
-                self._permit(rights, part, Action(tool=name, deed=Deed.READ if name in memory_tools.OURS else Deed.WRITE))
-                said = memory_tools.call(self.process, name, part.text, part.call)
+                deed = Deed.READ if name in memory_tools.OURS else Deed.WRITE
+                self._permit(rights, part, Action(tool=name, deed=deed, reads=memory_tools.named(self.process, name, part.text)))
+
+                def reach(kind: ProcessKind, other: str) -> bool:
+                    return decide(rights, Action(tool=name, deed=deed, reads=((kind, other),))).permit is Permit.ALLOW
+
+                said = memory_tools.call(self.process, name, part.text, part.call, reach)
                 return said.message(part.call or ""), said.text.startswith("error:")
             tool = self.tools.get(name)
             if tool is None:
@@ -424,6 +431,9 @@ class Agent:
         # What we say of a call that was not carried out is made from the call: it is no untrusted read.
         sources = () if begun else self._page_of(part)
         return Message(role=Role.TOOL, parts=(result,), sources=sources), failed
+
+    def _offered(self) -> tuple[ToolSpec, ...]:
+        return memory_tools.BEYOND if self.rights.reaches else memory_tools.SPECS
 
     @property
     def bounds(self) -> Rights:

@@ -481,14 +481,24 @@ class Process:
         with self.lock:
             return items(self.window)
 
-    def search(self, query: str, tokens: int = 1000, limit: int = 20, *, record: bool = True) -> list[Found]:
+    def search(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int = 20,
+        *,
+        record: bool = True,
+        among: Sequence[ProcessInfo] | None = None,
+    ) -> list[Found]:
         """Passages of this process and its branches that match a query, best first, within a token budget.
 
         Args:
             record: whether it is recorded in the ledger; a measurement must not change what policies see.
+            among: processes of the tenant to search instead; None for this one and its branches.
         """
         with self._current() as kernel:
-            search, now = kernel.searching(_below(kernel.store, self.branches())), kernel.clock()
+            search = kernel.searching(self.below() if among is None else among, alone=among is not None)
+            now = kernel.clock()
             hits = search.found(search.ranked(query, now, tokens), kernel.counter, tokens, now, limit, apart=True)
             if record and not kernel.store.readonly:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
@@ -798,6 +808,10 @@ class Process:
             if self._known[info.number].forked == number:
                 found.append((info, self._known[info.number]))
         return found
+
+    def below(self) -> list[ProcessInfo]:
+        """The branches, their branches, and so on; none of them is opened."""
+        return _below(self.kernel.store, self.branches())
 
     def returned(self) -> str | None:
         """The address in the parent of what this branch returned; None before.
