@@ -22,7 +22,10 @@
     │   ├── Refused              the provider will not answer this request (4xx, policy, key)
     │   ├── Overlong             prompt and reply exceed the model's context
     │   ├── RateLimited          too many requests (carries `.retry_after`, seconds)
-    │   └── Unavailable          time-out, connection, 5xx, or a model that is not loaded
+    │   ├── Unavailable          time-out, connection, 5xx, or a model that is not loaded
+    │   ├── Cancelled            a job that was taken out of a scheduler's queue, or stopped
+    │   ├── DeadlinePassed       a job that was not done in time
+    │   └── TokensSpent          a job whose tenant has no tokens left for it
     ├── KVError                the blocks of a KV cache
     │   ├── OutOfBlocks          no block is free, and none can be freed (carries `.needed`)
     │   ├── FreedSequence        a sequence that was freed or preempted
@@ -35,6 +38,7 @@
     │   ├── SecretFound          it holds a secret (carries `.rules`, never the secret)
     │   └── QuotaExceeded        its user has as many as are allowed (carries `.have`, `.most`)
     ├── ToolError              a tool of an agent
+    ├── AccessDenied           a call that an agent may not make (carries `.cause`)
     ├── SandboxError           code that a model wrote: a sandbox that is closed, busy, or cannot start again
     │   ├── SandboxRefused       this machine cannot keep what the sandbox promises
     │   └── NoValue              no such variable inside, or JSON cannot carry it
@@ -51,7 +55,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "AccessDenied",
     "BudgetTooSmall",
+    "Cancelled",
+    "DeadlinePassed",
     "DuplicateCall",
     "Forgotten",
     "FreedBlock",
@@ -87,6 +94,7 @@ __all__ = [
     "StoreReadOnly",
     "StoreStale",
     "StoreVersion",
+    "TokensSpent",
     "ToolError",
     "Unavailable",
     "UnknownAddress",
@@ -214,6 +222,18 @@ class Unavailable(ModelError):
     """Time-out, broken connection, a 5xx, or a model that is not loaded."""
 
 
+class Cancelled(ModelError):
+    """A job was taken out of a scheduler's queue before its reply was complete; nothing of the reply is kept."""
+
+
+class DeadlinePassed(ModelError):
+    """A job's reply was not complete in time, most often because others were served first; nothing of it is kept."""
+
+
+class TokensSpent(ModelError):
+    """A scheduler's tenant has too few tokens left for a job."""
+
+
 class KVError(KilburnError):
     """The KV cache could not do what was asked; every sequence is as it was, and no block is lost.
 
@@ -289,6 +309,17 @@ class ToolError(KilburnError):
     """A tool of an agent failed, or was called with arguments that do not fit its types."""
 
     boundary = "tool"
+
+
+class AccessDenied(KilburnError):
+    """A call that an agent has no right to make, or that nobody said yes to; it was not carried out. `cause` says what stood
+    against it (see `kilburn.agents.access.Decision`)."""
+
+    boundary = "agent"
+
+    def __init__(self, what: str, *, cause: str, advice: str = "") -> None:
+        self.cause = cause
+        super().__init__(what, advice=advice)
 
 
 class SandboxError(KilburnError):

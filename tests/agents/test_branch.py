@@ -100,12 +100,13 @@ def test_branches_of_one_reply_run_side_by_side_and_may_branch() -> None:
     )
     result = Branching(scripted, [look], process, depth=2).run("go")
     assert (result.text, result.steps) == ("done", 6)
-    names = [each.name for each in process.branches()]
+    names = [info.name for info, _ in process.branches()]
     assert names == ["work/b1", "work/b2"]
-    deep = next(each for branch in process.branches() for each in branch.branches())
+    below = [process.branch(name.removeprefix("work/")) for name in names]
+    deep = next(branch.branch("b1") for branch in below if branch.branches())
     assert outcomes(deep) == ["said"]
     assert json.dumps(process.render()).count("fine") == 2
-    for each in (process, *process.branches(), deep):
+    for each in (process, *below, deep):
         check_laws(each)
 
 

@@ -169,7 +169,7 @@ def test_parallel_branches_return_in_any_order(opener: Opener) -> None:
     second.exit("right is fine")
     first.exit("left is fine")
     validate_chat(parent.render())
-    assert [each.name for each in parent.branches()] == ["work/b1", "work/b2"]
+    assert [info.name for info, _ in parent.branches()] == ["work/b1", "work/b2"]
     check_laws(parent)
 
 

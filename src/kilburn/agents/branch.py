@@ -19,9 +19,10 @@ from typing import Any, cast
 
 import msgspec
 
+from kilburn.agents.access import Action, Deed, Rights
 from kilburn.agents.loop import Agent, Limits, RunEvent, Stopped
 from kilburn.agents.tool import Tool
-from kilburn.errors import KernelError, ToolError
+from kilburn.errors import AccessDenied, KernelError, ToolError
 from kilburn.event import Act
 from kilburn.kernel.branches import Inherit
 from kilburn.kernel.process import Process
@@ -62,6 +63,7 @@ class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
         policy: what decides at its window, such as "fifo"; "" for the store's own.
         system: a system prompt of its own, where it does not inherit the history.
         limits: what one of its runs may spend.
+        rights: what it may do, as far as the caller may.
     """
 
     name: str = "branch"
@@ -75,6 +77,7 @@ class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
     system: str = ""
     limits: Limits = Limits(steps=30)
+    rights: Rights = Rights()
 
     @property
     def spec(self) -> ToolSpec:
@@ -167,8 +170,9 @@ class Branching(Agent):
             if part.name == RETURN.name:
                 return self._return(part)
             if part.name in self.agents:
+                self._permit(self.bounds, part, Action(tool=part.name, deed=Deed.READ))
                 return self._branch(self.agents[part.name], part), False
-        except (ToolError, KernelError, msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (AccessDenied, ToolError, KernelError, msgspec.ValidationError, msgspec.DecodeError) as error:
             # A model or a store that fails is none of these: it leaves the branch open, and the next run goes on with it.
             text = f"error: {error}"
             return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=text, call=part.call),)), True
@@ -196,17 +200,21 @@ class Branching(Agent):
         if outcome is None:
             outcome, text = self._inside(agent, branch).finish()
             _note(branch, outcome, text)
-        return branch.returning(text)
+        said = branch.returning(text)
+        branch.release()
+        return said
 
     def _of(self, part: Part) -> Process | None:
         """The branch that was begun for a call, if there is one."""
         page = self.process.window.calls.get(part.call or "")
-        return next((each for each in self.process.branches() if each.forked and each.forked.call == page), None)
+        found = next((info.name for info, fork in self.process.branches() if fork.call == page), None)
+        return self.process.branch(found.removeprefix(f"{self.process.name}/")) if found else None
 
     def _inside(self, agent: SubAgent, branch: Process) -> Branching:
         if agent.policy:
             branch.decide_by(resolve("policies", agent.policy), agent.policy)
         options = self._options | {"limits": agent.limits, "above": self.account, "system": ""}
+        options |= {"rights": agent.rights, "confirm": self.confirmation}
         made = Branching(
             agent.model or self.model,
             [*self.tools.values()] if agent.tools is None else agent.tools,
@@ -216,7 +224,7 @@ class Branching(Agent):
             depth=self.depth,
             **options,
         )
-        made.level, made._begun = self.level + 1, self._begun
+        made.level, made._begun, made.caller = self.level + 1, self._begun, self
         return made
 
     def finish(self) -> tuple[BranchOutcome, str]:

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -201,6 +202,7 @@ class Hierarchy:
         planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
         made = Process(kernel, planner, answer)
         made.opener, made.relative, made.sibling = self._holder, self._relative, self._new
+        made.release = partial(self.release, info.name)
         if not self.store.readonly and not new:
             planner.reopen()
         return made

@@ -112,8 +112,14 @@ class Kernel:
         self.pending = Pending(rebuilt.head)
         self.contents = Contents(self.store, self._needed)
 
-    def searching(self, branches: Sequence[ProcessInfo] = ()) -> Search:
-        """A search of this process, in the state that it has in memory, with what it inherited, and of its branches."""
+    def searching(self, branches: Sequence[ProcessInfo] = (), *, alone: bool = False) -> Search:
+        """A search of this process, in the state that it has in memory, with what it inherited, and of its branches.
+
+        Args:
+            alone: only of what is given as branches, in the state that the store has.
+        """
+        if alone:
+            return Search(self.store, self._ranking, self._vectors, branches)
         shares = {share.process: share for share in self.lineage.shares}
         inherited = [ProcessInfo(number=number, name=self.info.name, created=0.0) for number in shares]
         windows = {info.number: self.window for info in (self.info, *inherited)}

@@ -41,7 +41,7 @@ from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
-from kilburn.store import State
+from kilburn.store import ProcessInfo, State, Store
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.form import dump, parse
 
@@ -51,6 +51,24 @@ __all__ = ["HitRateWarning", "Process", "Recalled"]
 
 READ = 500
 """Pages whose texts are read at a time."""
+
+
+def _children(store: Store, name: str) -> Iterator[ProcessInfo]:
+    """The sessions that have the names of a session's branches."""
+    for number in count(1):
+        info = store.process(f"{name}/{BRANCH}{number}", time=0.0, create=False)
+        if info is None:
+            return
+        yield info
+
+
+def _below(store: Store, branches: Iterable[tuple[ProcessInfo, Fork]]) -> list[ProcessInfo]:
+    """Branches, with all branches below them."""
+    found = []
+    for info, _ in branches:
+        below = ((each, fork_of(origin_in(store.events(each.number)))) for each in _children(store, info.name))
+        found += [info, *_below(store, [(each, fork) for each, fork in below if fork is not None and fork.forked == info.number])]
+    return found
 
 
 def _is_return(page: Page, fork: Fork) -> bool:
@@ -77,11 +95,14 @@ class Process:
         # Branches that are known to exist.
         self._forks = 0
         self._forked: Fork | None = None
+        self._known: dict[int, Fork] = {}
         # Opens any process of the tenant by its number, for what is forgotten with pages of this one.
         self.opener: Callable[[int], Holder] = lambda _: self
         # Opens another session of the tenant by its name; creates one by its name and user. None where that cannot be.
         self.relative: Callable[[str], Process | None] = lambda _: None
         self.sibling: Callable[[str, str], Process | None] = lambda *_: None
+        # Writes what waits, and keeps this session in memory no longer than its callers do.
+        self.release: Callable[[], None] = lambda: None
         # Places outside the store with data made from pages, by name: each is called with the pages that are forgotten.
         self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
 
@@ -460,24 +481,29 @@ class Process:
         with self.lock:
             return items(self.window)
 
-    def search(self, query: str, tokens: int = 1000, limit: int = 20, *, record: bool = True) -> list[Found]:
+    def search(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int = 20,
+        *,
+        record: bool = True,
+        among: Sequence[ProcessInfo] | None = None,
+    ) -> list[Found]:
         """Passages of this process and its branches that match a query, best first, within a token budget.
 
         Args:
             record: whether it is recorded in the ledger; a measurement must not change what policies see.
+            among: processes of the tenant to search instead; None for this one and its branches.
         """
-        below = [branch.kernel.info for branch in self._below()]
         with self._current() as kernel:
-            search, now = kernel.searching(below), kernel.clock()
+            search = kernel.searching(self.below() if among is None else among, alone=among is not None)
+            now = kernel.clock()
             hits = search.found(search.ranked(query, now, tokens), kernel.counter, tokens, now, limit, apart=True)
             if record and not kernel.store.readonly:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
                 kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)
         return hits
-
-    def _below(self) -> list[Process]:
-        """All branches below this session."""
-        return [each for branch in self.branches() for each in (branch, *branch._below())]
 
     def pin(self, address: str) -> None:
         """Keep pages in the window, byte-identical, until they are unpinned; pages that are out come back first.
@@ -768,15 +794,24 @@ class Process:
             found = below
         return found
 
-    def branches(self) -> list[Process]:
-        """The branches that forked from this session, oldest first."""
-        found: list[Process] = []
-        for number in count(1):
-            try:
-                found.append(self.branch(f"{BRANCH}{number}"))
-            except UnknownAddress:
-                break
+    def branches(self) -> list[tuple[ProcessInfo, Fork]]:
+        """The branches that forked from this session, oldest first; none of them is opened."""
+        found: list[tuple[ProcessInfo, Fork]] = []
+        number = self.kernel.info.number
+        for info in _children(self.kernel.store, self.name):
+            if info.number not in self._known:
+                fork = fork_of(origin_in(self.kernel.store.events(info.number)))
+                if fork is None:
+                    # No branch, or one that another thread is about to begin.
+                    continue
+                self._known[info.number] = fork
+            if self._known[info.number].forked == number:
+                found.append((info, self._known[info.number]))
         return found
+
+    def below(self) -> list[ProcessInfo]:
+        """The branches, their branches, and so on; none of them is opened."""
+        return _below(self.kernel.store, self.branches())
 
     def returned(self) -> str | None:
         """The address in the parent of what this branch returned; None before.
@@ -825,7 +860,9 @@ class Process:
         """
         parent, _ = self._above()
         with parent.lock:
-            return parent.append(self.returning(text))
+            address = parent.append(self.returning(text))
+        self.release()
+        return address
 
     def _above(self) -> tuple[Process, Fork]:
         fork, parent = self.forked, self.parent

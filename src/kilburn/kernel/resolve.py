@@ -46,6 +46,7 @@ VERBS: dict[str, dict[str, int]] = {
         "drop_vectors": 1,
     },
     "kv.presses": {"keep": 2},
+    "agents.disciplines": {"choose": 1},
     "memory": {"plan": 1},
     "memory.rankings": {"rank": 2},
     "memory.embedders": {"embed": 1},
