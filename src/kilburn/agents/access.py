@@ -291,6 +291,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         arguments: JSON, as the model wrote it: data, never instructions.
         why: why it is asked, in words.
         seconds: until it counts as answered with no.
+        over: set when nobody waits for the answer any more: the time is up, or the run was given up.
     """
 
     session: str
@@ -298,6 +299,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str
     why: str
     seconds: float
+    over: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
 Confirm = Callable[[Question], bool]
@@ -326,13 +328,14 @@ class Confirmation:
     """Asks a person, one question at a time.
 
     A hook that does not come back keeps its thread. Until it does, each further question is answered with no at once: so
-    there is one such thread at most, and an answer that comes late is not taken for that of another question.
+    there is one such thread at most, and an answer that comes late is not taken for that of another question. `thread` is
+    that of the last question.
     """
 
     def __init__(self, hook: Confirm | None = None) -> None:
         self.hook = hook
         self._one = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._answers: queue.SimpleQueue[Consent] = queue.SimpleQueue()
         self._cancelled = threading.Event()
 
@@ -354,14 +357,16 @@ class Confirmation:
             self._answers = answers
             if self._cancelled.is_set():
                 return Consent.CANCELLED
-            if self._thread is not None and self._thread.is_alive():
+            if self.thread is not None and self.thread.is_alive():
                 return Consent.BUSY
-            self._thread = threading.Thread(target=lambda: answers.put(_answer(hook, question)), daemon=True, name="confirm")
-            self._thread.start()
+            self.thread = threading.Thread(target=lambda: answers.put(_answer(hook, question)), daemon=True, name="confirm")
+            self.thread.start()
             try:
                 return answers.get(timeout=question.seconds)
             except queue.Empty:
                 return Consent.TIMEOUT
+            finally:
+                question.over.set()
 
 
 def _answer(hook: Confirm, question: Question) -> Consent:
