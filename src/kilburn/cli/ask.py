@@ -41,7 +41,7 @@ def ask(
     past: Annotated[bool, typer.Option("--past", help="Let the code read the sessions of the store.")] = False,
     session: Annotated[str, typer.Option(metavar="NAME", help="Where the run stands.")] = "ask",
     recorded: Annotated[bool, typer.Option("--replay", help="Run the session's last question again, without a model.")] = False,
-    window: Annotated[int, typer.Option(help="Tokens of the root's window.")] = 8000,
+    window: Annotated[int, typer.Option(help="Tokens of the root's window; the model's own where that is smaller.")] = 8000,
     policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
     steps: Annotated[int, typer.Option(min=0, help="The root's replies, at most.")] = 30,
     calls: Annotated[int | None, typer.Option(min=0, help="Replies of all models, at most.")] = None,
@@ -81,13 +81,14 @@ def ask(
     with ExitStack() as open_until:
         root = open_until.enter_context(_closing(None if recorded else model_of(model)))
         sub = open_until.enter_context(_closing(model_of(sub_model) if sub_model and not recorded else None))
+        held = min(window, getattr(root, "context", None) or window)
         store = open_until.enter_context(
             kilburn.open(
                 db or "agent.db",
-                window=window,
+                window=held,
                 policy=policy,
                 tenant=tenant or "default",
-                reserve=min(reply, window // 2),
+                reserve=min(reply, held // 2),
                 model=root,
             )
         )
