@@ -539,6 +539,17 @@ def test_many_questions_in_one_session_pin_nothing_for_ever() -> None:
     check_laws(process)
 
 
+def test_the_past_and_folders_need_no_full_python(tmp_path: Path) -> None:
+    pytest.importorskip("pydantic_monty")
+    (tmp_path / "a.txt").write_text("abc")
+    store = opened()
+    store.process("past").append({"role": "user", "content": "the parser"})
+    code = 'answer["content"] = [len(memory.pages("past")), context["a.txt"], llm_query("x")]' + READY
+    result = ask(cell(code), text=tmp_path, past=store, process=store.process("a"), sandbox="monty")
+    assert (result.sandbox, result.content) == ("monty", [1, "abc", "X"])
+    assert result.lacks
+
+
 def test_the_watch_is_told_of_sub_calls() -> None:
     events: list[Any] = []
     ask(cell(ASK_ALL), watch=events.append)

@@ -72,10 +72,14 @@ of dicts with address, role, kind, tokens, text.
 """
 
 MEMORY = """\
-class memory:
-    search = staticmethod(memory_search)
-    sessions = staticmethod(memory_sessions)
-    pages = staticmethod(memory_pages)"""
+class Memory:
+    def search(self, query, tokens=1000):
+        return memory_search(query, tokens)
+    def sessions(self):
+        return memory_sessions()
+    def pages(self, session="", first=1, last=None):
+        return memory_pages(session, first, last)
+memory = Memory()"""
 
 REPL = ToolSpec(
     name="repl",
