@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import inspect
 import json
+import keyword
+import os
+import stat
+import time
 import typing
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from threading import Lock
+from typing import Any, BinaryIO, ClassVar, Self
 
 import msgspec
 
-from kilburn.errors import KilburnError, SandboxRefused, SpecError
+from kilburn.errors import KilburnError, NoValue, SandboxError, SandboxRefused, SpecError
 from kilburn.kernel.resolve import locate, names
 
 __all__ = ["Bounds", "Callbacks", "Cell", "CellOutcome", "Sandbox", "open_sandbox"]
@@ -76,41 +83,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
 
 
-class Sandbox(Protocol):
-    """Python outside of this program. One cell at a time; closing it ends all that runs inside."""
-
-    name: str
-    lacks: tuple[str, ...]
-    """What this sandbox does not have on this machine, in words. What its page promises holds without it."""
-
-    def run(self, code: str) -> Cell:
-        """Run one cell. What the code does wrong is in the cell's outcome, and raises nothing.
-
-        Raises:
-            SandboxError: the sandbox is closed, runs a cell already, or cannot be started again.
-        """
-        ...
-
-    def get(self, name: str) -> Any:
-        """The JSON value of a variable inside.
-
-        Raises:
-            NoValue: there is no such variable, or JSON cannot carry what it holds.
-            SandboxError: as for `run`.
-        """
-        ...
-
-    def close(self) -> None:
-        """End everything inside. Closing again does nothing."""
-        ...
-
-    def __enter__(self) -> typing.Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 class Callbacks:
     """Functions of ours that the code inside calls by name, with JSON values.
 
@@ -124,7 +96,7 @@ class Callbacks:
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self.functions = dict(functions)
-        check_names(functions)
+        _check_names(functions)
         self._signatures = {name: inspect.signature(function) for name, function in functions.items()}
         self._hints = {name: typing.get_type_hints(function) for name, function in functions.items()}
 
@@ -149,11 +121,46 @@ class Callbacks:
         return self.functions[name](*bound.args, **bound.kwargs)
 
 
-def check_names(given: Mapping[str, Any]) -> None:
-    """Raise `SpecError` for a name that Python code cannot use."""
+def _check_names(given: Mapping[str, Any]) -> None:
     for name in given:
-        if not name.isidentifier():
+        if not name.isidentifier() or keyword.iskeyword(name):
             raise SpecError(f"{name[:100]!r} is no name in Python", advice="use letters, digits and _")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A file to read.
+
+    Raises:
+        SpecError: it cannot be read, or is a folder, a pipe or a device.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait
+        file = open(descriptor, "rb")  # noqa: SIM115 -- the caller closes it
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}", advice="give a file that can be read") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise SpecError(f"{path} is no file", advice="give files, no folders, pipes or devices")
+    return file
+
+
+def plain(text: str) -> str:
+    """Text that UTF-8 can carry: lone surrogates are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def json_of(value: Any) -> str:
+    """A value as JSON.
+
+    Raises:
+        TypeError, ValueError: JSON cannot carry it.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return text
 
 
 def value_of(text: str) -> Any:
@@ -163,13 +170,111 @@ def value_of(text: str) -> Any:
         ValueError: it is no JSON, holds a number that JSON cannot carry, or is nested too deep.
     """
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return msgspec.json.decode(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"JSON cannot carry {name}")
+class Sandbox(ABC):
+    """Python outside of this program. It runs one cell at a time; closing it ends all that runs inside.
+
+    Args:
+        calls: functions of ours that the code can call.
+        variables: JSON values that the code finds under these names.
+        files: text files that the code finds under these names.
+        bounds: of each cell.
+
+    Raises:
+        SandboxRefused: this machine lacks what the sandbox needs.
+        SpecError: a name that is no name in Python, a value that is no JSON, or a file that cannot be read.
+    """
+
+    name: ClassVar[str]
+    lacks: tuple[str, ...] = ()
+    """What this sandbox does not have on this machine, in words."""
+
+    def __init__(self, *, calls: Callbacks, variables: Mapping[str, Any], files: Mapping[str, Path], bounds: Bounds) -> None:
+        self.calls, self.variables, self.files, self.bounds = calls, dict(variables), dict(files), bounds
+        _check_names({**self.variables, **self.files})
+        try:
+            json_of(self.variables)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
+        self._closed = False
+        self._turn = Lock()
+        self._begin()
+
+    def run(self, code: str) -> Cell:
+        """Run one cell. What the code does wrong is in the cell's outcome, and raises nothing.
+
+        Raises:
+            SandboxError: the sandbox is closed, runs a cell already, or cannot be started again.
+        """
+        with self._alone():
+            begun = time.monotonic()
+            return msgspec.structs.replace(self._run(code), seconds=time.monotonic() - begun)
+
+    def get(self, name: str) -> Any:
+        """The JSON value of a variable inside.
+
+        Raises:
+            NoValue: there is no such variable, or JSON cannot carry what it holds.
+            SandboxError: as for `run`.
+        """
+        with self._alone():
+            try:
+                return value_of(self._get(name))
+            except ValueError as error:
+                raise NoValue(f"{name[:100]}: {error}") from error
+
+    def close(self) -> None:
+        """End everything inside. Closing again does nothing."""
+        self._closed = True
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise SandboxError("this sandbox runs a cell already", advice="open one for each thread")
+        try:
+            if self._closed:
+                raise SandboxError("this sandbox is closed", advice="open another")
+            if not self._alive():
+                self._begin()
+            yield
+        except BaseException as error:
+            # After a cancellation nobody knows what the code inside does next.
+            if not isinstance(error, SandboxError):
+                self._end()
+            raise
+        finally:
+            self._turn.release()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Start the inside, with the variables and files."""
+
+    @abstractmethod
+    def _alive(self) -> bool:
+        """Whether the inside still has its variables."""
+
+    @abstractmethod
+    def _run(self, code: str) -> Cell:
+        """Run one cell."""
+
+    @abstractmethod
+    def _get(self, name: str) -> str:
+        """A variable as JSON; `ValueError` says why there is none."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the inside, if it runs."""
 
 
 def open_sandbox(

@@ -11,20 +11,18 @@ import platform
 import resource
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from kilburn.agents.sandbox import Bounds, Callbacks, Cell, CellOutcome, Sandbox, check_names, value_of
-from kilburn.errors import NoValue, SandboxError, SandboxRefused, SpecError
+from kilburn.agents.sandbox import Bounds, Callbacks, Cell, CellOutcome, Sandbox, open_file, plain, value_of
+from kilburn.errors import SandboxError, SandboxRefused
 
 __all__ = ["Cpython"]
 
@@ -103,87 +101,42 @@ class Cpython(Sandbox):
         without: tuple[str, ...] = (),
     ) -> None:
         if sys.platform != "linux" or platform.machine() != "x86_64" or not sys.executable:
-            raise SandboxRefused(f"cpython runs on Linux on x86-64, this is {sys.platform} on {platform.machine()}")
-        check_names({**variables, **files})
-        try:
-            msgspec.json.encode(variables)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
-        self.bounds = bounds
-        self.lacks: tuple[str, ...] = ()
-        self._calls, self._variables, self._files, self._without = calls, dict(variables), dict(files), without
+            raise SandboxRefused(f"it runs on Linux on x86-64, this is {sys.platform} on {platform.machine()}")
+        self._without = without
         self._process: subprocess.Popen[bytes] | None = None
-        self._closed = False
-        self._alone = Lock()
-        self._start()
+        super().__init__(calls=calls, variables=variables, files=files, bounds=bounds)
 
-    def run(self, code: str) -> Cell:
-        """See `Sandbox.run`."""
-        with self._turn():
-            begun = time.monotonic()
-            try:
-                ended = self._converse({"run": code}, Ended)
-            except Stopped as stopped:
-                cell = Cell(output="", error=f"{stopped.why}; the variables are lost", outcome=stopped.outcome, lost=True)
-            else:
-                cell = self._cell(ended)
-            return msgspec.structs.replace(cell, seconds=time.monotonic() - begun)
+    def _alive(self) -> bool:
+        return self._process is not None
 
-    def get(self, name: str) -> Any:
-        """See `Sandbox.get`."""
-        with self._turn():
-            try:
-                found = self._converse({"get": name}, Value)
-            except Stopped as stopped:
-                raise NoValue(f"{name[:100]}: {stopped.why}; the variables are lost") from stopped
-            if found.value is None:
-                raise NoValue(found.why[: self.bounds.output])
-            try:
-                return value_of(found.value)
-            except ValueError as error:
-                raise NoValue(f"{name[:100]}: {error}") from error
-
-    def close(self) -> None:
-        """See `Sandbox.close`."""
-        self._closed = True
-        self._kill()
-
-    def _cell(self, ended: Ended) -> Cell:
-        """What the inside says of a cell, within the bounds whatever it says."""
+    def _run(self, code: str) -> Cell:
+        try:
+            ended = self._converse({"run": plain(code)}, Ended)
+        except Stopped as stopped:
+            return Cell(output="", error=f"{stopped.why}; the variables are lost", outcome=stopped.outcome, lost=True)
+        # Within the bounds, whatever the inside says.
         most = self.bounds.output
         error = ended.error[-most:] if most else ""
         if ended.outcome is CellOutcome.TIMEOUT:
-            error = f"stopped after {self.bounds.seconds:g} s; the variables are kept\n{error}"[: max(most, 100)]
-        return Cell(
-            output=ended.output[:most],
-            cut=ended.cut + max(0, len(ended.output) - most),
-            error=error,
-            outcome=ended.outcome,
-        )
+            error = f"stopped after {self.bounds.seconds:g} s; the variables are kept\n{error}"
+        beyond = max(0, len(ended.output) - most)
+        return Cell(output=ended.output[:most], cut=ended.cut + beyond, error=error, outcome=ended.outcome)
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if not self._alone.acquire(blocking=False):
-            raise SandboxError("this sandbox runs a cell already", advice="open one for each thread")
+    def _get(self, name: str) -> str:
         try:
-            if self._closed:
-                raise SandboxError("this sandbox is closed", advice="open another")
-            if self._process is None:
-                self._start()
-            yield
-        except BaseException as error:
-            # An error of ours, or a cancellation: what the process inside would say next is not known.
-            if not isinstance(error, SandboxError):
-                self._kill()
-            raise
-        finally:
-            self._alone.release()
+            found = self._converse({"get": plain(name)}, Value)
+        except Stopped as stopped:
+            raise ValueError(f"{stopped.why}; the variables are lost") from stopped
+        if found.value is None:
+            raise ValueError(found.why[:1000])
+        return found.value
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         with ExitStack() as opened:
+            files = {name: opened.enter_context(open_file(path)).fileno() for name, path in self.files.items()}
             ours, theirs = socket.socketpair()
             opened.enter_context(theirs)
-            files = {name: _open_text(path, opened) for name, path in self._files.items()}
+            self._link, self._read_so_far = ours, bytearray()
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-s", "-P", "-B", "-c", BOOT.format(folder=str(INSIDE), link=theirs.fileno())],
                 # The kernel kills the process when this pipe's other end closes; nothing is read from it.
@@ -196,10 +149,9 @@ class Cpython(Sandbox):
                 pass_fds=[theirs.fileno(), *files.values()],
                 start_new_session=True,
             )
-            self._link, self._read_so_far = ours, bytearray()
         hello = {
-            "calls": list(self._calls.functions),
-            "variables": self._variables,
+            "calls": list(self.calls.functions),
+            "variables": self.variables,
             "files": files,
             "memory": self.bounds.memory,
             "output": self.bounds.output,
@@ -211,16 +163,16 @@ class Cpython(Sandbox):
             self._send(hello)
             ready = self._receive()
         except (Stopped, TimeoutError) as error:
-            self._kill()
+            self._end()
             raise SandboxRefused(f"the process inside did not start: {error or 'it took too long'}") from error
         if not isinstance(ready, Ready):
-            self._kill()
+            self._end()
             raise SandboxRefused(
                 f"this kernel does not filter system calls: {ready.why if isinstance(ready, Refused) else ready}"
             )
         self.lacks = tuple(ready.lacks)
 
-    def _kill(self) -> None:
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -256,10 +208,10 @@ class Cpython(Sandbox):
                 self._limit += time.monotonic() - begun
                 self._send(answer)
         except TimeoutError:
-            self._kill()
+            self._end()
             raise Stopped(CellOutcome.TIMEOUT, f"killed after {self.bounds.seconds:g} s") from None
         except Stopped:
-            self._kill()
+            self._end()
             raise
 
     def _allow_processor(self) -> None:
@@ -279,10 +231,10 @@ class Cpython(Sandbox):
         """Run a function of ours for the code inside; what goes wrong is an exception there."""
         try:
             args, kwargs = msgspec.convert(value_of(call.arguments), tuple[list[Any], dict[str, Any]])
-            answer = {"result": self._calls(call.name, args, kwargs)}
+            answer = {"result": self.calls(call.name, args, kwargs)}
             msgspec.json.encode(answer)
         except Exception as error:  # noqa: BLE001 - it is the code's to handle
-            return {"raised": [type(error).__name__, str(error).encode("utf-8", "backslashreplace").decode()]}
+            return {"raised": [type(error).__name__, plain(str(error))]}
         return answer
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -293,7 +245,7 @@ class Cpython(Sandbox):
         except TimeoutError:
             raise
         except OSError:
-            raise self._ended() from None
+            raise self._why() from None
 
     def _receive(self) -> Message:
         length = int.from_bytes(self._read(4), "big")
@@ -313,15 +265,15 @@ class Cpython(Sandbox):
             except TimeoutError:
                 raise
             except OSError:
-                raise self._ended() from None
+                raise self._why() from None
             if not piece:
-                raise self._ended()
+                raise self._why()
             self._read_so_far += piece
         found = bytes(self._read_so_far)
         self._read_so_far.clear()
         return found
 
-    def _ended(self) -> Stopped:
+    def _why(self) -> Stopped:
         """Why the connection ended."""
         process = self._running()
         with suppress(subprocess.TimeoutExpired):
@@ -331,15 +283,3 @@ class Cpython(Sandbox):
             return Stopped(CellOutcome.TIMEOUT, "killed after its processor time")
         how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
         return Stopped(CellOutcome.KILLED, f"the process inside ended ({how})")
-
-
-def _open_text(path: Path, opened: ExitStack) -> int:
-    """A descriptor of a file to read; `opened` closes it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}", advice="give files that can be read") from error
-    opened.callback(os.close, descriptor)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise SpecError(f"{path} is no file", advice="give files, no folders, pipes or devices")
-    return descriptor
