@@ -30,8 +30,11 @@ TINY = {
     "decode": ["--tokens", "40", "--steps", "2"],
     "residence": ["--runs", "1", "--window", "600", "--policy", "fifo"],
     "memento": ["--tokens", "40", "--block", "8", "--memento", "4"],
+    "scheduling": ["--many", "20", "--rounds", "20", "--agents", "4", "--runs", "1"],
     "spill": ["--quick"],
     "recalls": ["--runs", "2", "--window", "500", "--policy", "lru"],
+    "branching": ["--pages", "20", "--times", "2"],
+    "migration": ["--files", "2", "--lines", "3"],
     "objectives": ["--objectives", "2", "--objectives", "3", "--seeds", "1"],
 }
 

@@ -22,7 +22,10 @@
     │   ├── Refused              the provider will not answer this request (4xx, policy, key)
     │   ├── Overlong             prompt and reply exceed the model's context
     │   ├── RateLimited          too many requests (carries `.retry_after`, seconds)
-    │   └── Unavailable          time-out, connection, 5xx, or a model that is not loaded
+    │   ├── Unavailable          time-out, connection, 5xx, or a model that is not loaded
+    │   ├── Cancelled            a job that was taken out of a scheduler's queue, or stopped
+    │   ├── DeadlinePassed       a job that was not done in time
+    │   └── TokensSpent          a job whose tenant has no tokens left for it
     ├── KVError                the blocks of a KV cache
     │   ├── OutOfBlocks          no block is free, and none can be freed (carries `.needed`)
     │   ├── FreedSequence        a sequence that was freed or preempted
@@ -35,6 +38,12 @@
     │   ├── SecretFound          it holds a secret (carries `.rules`, never the secret)
     │   └── QuotaExceeded        its user has as many as are allowed (carries `.have`, `.most`)
     ├── ToolError              a tool of an agent
+    ├── AccessDenied           a call that an agent may not make (carries `.cause`)
+    ├── SandboxError           code that a model wrote: a sandbox that is closed, busy, or cannot start again
+    │   ├── SandboxRefused       this machine cannot keep what the sandbox promises
+    │   └── NoValue              no such variable inside, or JSON cannot carry it
+    ├── WorkspaceError         a working folder of a branch
+    │   └── MergeConflict        both changed the same files (carries `.paths`)
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
     │   └── UnsupportedModel     an architecture that the KV engine cannot run exactly (carries `.family`)
     └── MissingExtra           an optional dependency that is not installed
@@ -48,7 +57,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "AccessDenied",
     "BudgetTooSmall",
+    "Cancelled",
+    "DeadlinePassed",
     "DuplicateCall",
     "Forgotten",
     "FreedBlock",
@@ -61,8 +73,10 @@ __all__ = [
     "KilburnError",
     "LawBroken",
     "MemoryRefused",
+    "MergeConflict",
     "MissingExtra",
     "ModelError",
+    "NoValue",
     "OrphanResult",
     "OutOfBlocks",
     "Overlong",
@@ -71,6 +85,8 @@ __all__ = [
     "QuotaExceeded",
     "RateLimited",
     "Refused",
+    "SandboxError",
+    "SandboxRefused",
     "SecretFound",
     "SpecError",
     "SpillFailed",
@@ -81,11 +97,13 @@ __all__ = [
     "StoreReadOnly",
     "StoreStale",
     "StoreVersion",
+    "TokensSpent",
     "ToolError",
     "Unavailable",
     "UnknownAddress",
     "UnsupportedModel",
     "WireError",
+    "WorkspaceError",
 ]
 
 
@@ -208,6 +226,18 @@ class Unavailable(ModelError):
     """Time-out, broken connection, a 5xx, or a model that is not loaded."""
 
 
+class Cancelled(ModelError):
+    """A job was taken out of a scheduler's queue before its reply was complete; nothing of the reply is kept."""
+
+
+class DeadlinePassed(ModelError):
+    """A job's reply was not complete in time, most often because others were served first; nothing of it is kept."""
+
+
+class TokensSpent(ModelError):
+    """A scheduler's tenant has too few tokens left for a job."""
+
+
 class KVError(KilburnError):
     """The KV cache could not do what was asked; every sequence is as it was, and no block is lost.
 
@@ -283,6 +313,46 @@ class ToolError(KilburnError):
     """A tool of an agent failed, or was called with arguments that do not fit its types."""
 
     boundary = "tool"
+
+
+class AccessDenied(KilburnError):
+    """A call that an agent has no right to make, or that nobody said yes to; it was not carried out. `cause` says what stood
+    against it (see `kilburn.agents.access.Decision`)."""
+
+    boundary = "agent"
+
+    def __init__(self, what: str, *, cause: str, advice: str = "") -> None:
+        self.cause = cause
+        super().__init__(what, advice=advice)
+
+
+class SandboxError(KilburnError):
+    """A sandbox that is closed, that runs a cell already, or that cannot start again."""
+
+    boundary = "sandbox"
+
+
+class SandboxRefused(SandboxError):
+    """This machine lacks what the sandbox needs to keep its promises, so nothing was run."""
+
+
+class NoValue(SandboxError):
+    """No variable of this name inside, or one that JSON cannot carry."""
+
+
+class WorkspaceError(KilburnError):
+    """A working folder that cannot be made, read or merged; the parent's folder is as it was."""
+
+    boundary = "workspace"
+
+
+class MergeConflict(WorkspaceError):
+    """A working folder cannot be merged: `paths` names the files that stand against it. Nothing was changed."""
+
+    def __init__(self, paths: Sequence[str], why: str) -> None:
+        self.paths = tuple(paths)
+        named = ", ".join(self.paths[:5]) + (f" and {len(self.paths) - 5} more" if len(self.paths) > 5 else "")
+        super().__init__(f"not merged: {named}: {why}", advice="settle it in one of the two folders, or discard one")
 
 
 class SpecError(KilburnError):

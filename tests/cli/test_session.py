@@ -5,13 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program, write_jsonl
+from kilburn.agents.loop import Agent
+from kilburn.agents.scheduler import Scheduler
+from kilburn.model import Request
 from kilburn.move import Fold
+from kilburn.testing import Scripted
 
 ODD = "a\x00b\r\nc\tß 🌊\u2028\x1b[31m \u202e end \n\n"
 
@@ -30,6 +36,7 @@ def test_ps_gives_stable_keys(db: Path) -> None:
         "refaults",
         "evictions",
         "folds",
+        "jobs",
         "created",
         "used",
         "damaged",
@@ -63,6 +70,41 @@ def test_ps_tells_the_window_of_the_last_prompt(tmp_path: Path) -> None:
     assert 0 < row["tokens_in_window"] <= 300
     assert row["evictions"] > 0
     assert row["places"]["out"] > 0
+
+
+def test_ps_and_top_show_who_waits_and_for_what(tmp_path: Path) -> None:
+    path, gate = tmp_path / "agent.db", threading.Event()
+
+    def slow(request: Request) -> str:
+        assert gate.wait(60)
+        return "Done."
+
+    with package.open(str(path), window=2000, tokenizer="chars/4") as store, ThreadPoolExecutor(3) as pool:
+        scheduler = Scheduler(Scripted([slow] * 3), "priority(slice=16)")
+        for number, name in enumerate(("first", "second", "third")):
+            process = store.process(name)
+            model = scheduler.model(name, process=process)
+            pool.submit(Agent(model, [], process, memory=False).run, "Go on.")
+            while len(scheduler.jobs()) <= number:
+                time.sleep(0.001)
+        stages: dict[str, str] = {}
+        while len(stages) < 2:  # a job that waits for a second says so
+            rows = kilburn("ps", "--db", path, "--json").json
+            stages = {row["session"]: row["jobs"] for row in rows if row["jobs"]}
+        assert {name: (jobs["stage"], jobs["ahead"]) for name, jobs in stages.items()} == {
+            "second": ("waiting", 0),
+            "third": ("waiting", 1),
+        }
+        shown = kilburn("ps", "--db", path).out
+        gate.set()
+        pool.shutdown()
+    assert "priority(slice=16)" in shown
+    assert all(len(line) <= 120 for line in shown.splitlines())
+    rows = kilburn("top", "--json", "--db", path).json["sessions"]
+    done = {row["session"]: (row["jobs"]["stage"], row["jobs"]["finished"]) for row in rows}
+    assert done == dict.fromkeys(("first", "second", "third"), ("done", 1))
+    assert all(row["jobs"]["waited"] >= 1 for row in rows if row["session"] != "first")
+    assert "mean wait" in kilburn("top", "--once", "--db", path).out
 
 
 def test_looking_changes_nothing(db: Path) -> None:

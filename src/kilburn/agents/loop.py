@@ -7,6 +7,7 @@ thread. Tool calls of one reply run in parallel. The process itself answers the 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,23 +15,48 @@ from typing import Any
 
 import msgspec
 
+from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, Permit, Question, Rights, decide, flat, tainted
+from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
 from kilburn.budget import Budget
-from kilburn.errors import Overlong, PinsExceedWindow, SpecError, ToolError
-from kilburn.event import encodable
+from kilburn.errors import AccessDenied, Overlong, PinsExceedWindow, SpecError, ToolError
+from kilburn.event import Act, encodable
 from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
 from kilburn.kernel.render import Prompt
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.prices import Prices
+from kilburn.store import ProcessKind
 
-__all__ = ["Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "set_up", "shrink"]
+__all__ = ["Account", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped", "set_up", "shrink"]
 
 WORKERS = 8
+RETURNED = "returned"
+"""How a run finished that a tool ended."""
 LEAST = 256
 """Tokens that the window keeps when a provider says that a prompt is too long. If a shorter prompt is too long, there is
 another reason."""
+
+
+REFUSALS = {
+    Consent.NO: "the user was asked, and said no",
+    Consent.TIMEOUT: "the user was asked, and did not answer in time",
+    Consent.BUSY: "the user has not answered an earlier question yet",
+    Consent.ABSENT: "there is nobody to ask",
+    Consent.FAILED: "the user could not be asked",
+    Consent.INVALID: "the user could not be asked",
+    Consent.CANCELLED: "the run was given up",
+}
+
+ADVICE = {
+    "tool": "go on without it, or say what you need it for",
+    "file": "use a path there",
+    **dict.fromkeys(("session", "memory", "document"), "use what this session has"),
+    "untrusted": "go on without it, or say what should be done",
+    "irreversible": "do not try it again; go on without it, or say what should be done",
+}
+"""What the model can do about a refusal, by its cause."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +116,47 @@ def shrink(process: Process, tokens: int, error: Overlong) -> None:
         raise error from None
 
 
+class Account:
+    """What a run has spent. A run within another one, such as a branch, is charged to both.
+
+    Args:
+        limits: what it may spend.
+        above: the account of the run that began it.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float], above: Account | None = None) -> None:
+        self.limits, self.clock, self.above = limits, clock, above
+        self.outcome = RunResult()
+        self._began = clock()
+        self._lock: threading.Lock = above._lock if above is not None else threading.Lock()
+
+    def charge(self, usage: Tokens) -> None:
+        """Add one call of the model."""
+        with self._lock:
+            each: Account | None = self
+            while each is not None:
+                each.outcome.steps += 1
+                each.outcome.tokens += usage.total
+                each.outcome.money += each.limits.prices.cost(usage)
+                each = each.above
+
+    def reached(self) -> str:
+        """The name of the limit of this run that has been reached, or ""."""
+        spent = self.outcome
+        spent.seconds = self.clock() - self._began
+        return self.limits.reached(steps=spent.steps, tokens=spent.tokens, seconds=spent.seconds, money=spent.money)
+
+    def ended(self) -> str:
+        """The name of the limit of this run, or of one above it, that has been reached, or ""."""
+        return self.reached() or (self.above.ended() if self.above is not None else "")
+
+    def left(self) -> float | None:
+        """The seconds that are left for one call of the model; None for no limit."""
+        own = None if self.limits.seconds is None else max(1.0, self.limits.seconds - (self.clock() - self._began))
+        above = self.above.left() if self.above is not None else None
+        return min((seconds for seconds in (own, above) if seconds is not None), default=None)
+
+
 class Said(msgspec.Struct, frozen=True):
     """A piece of the model's text as it came."""
 
@@ -106,7 +173,7 @@ class Called(msgspec.Struct, frozen=True):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """A tool answered; `failed` if it raised, or its arguments did not fit."""
+    """A tool answered; `failed` if it raised, its arguments did not fit, or the agent may not call it so."""
 
     call: str
     text: str
@@ -116,8 +183,8 @@ class Returned(msgspec.Struct, frozen=True):
 class RunResult(msgspec.Struct, kw_only=True):
     """How a run ended.
 
-    `finish`: "stop", "length", "refused", or the limit that was reached: "steps", "tokens", "seconds"
-    or "money". `text` is the last reply's. Sums are over all calls of the run.
+    `finish`: "stop", "length", "refused", "returned" of a branch, or the limit that was reached: "steps", "tokens",
+    "seconds" or "money". `text` is the last reply's. Sums are over all calls of the run.
     """
 
     finish: str = Finish.STOP
@@ -148,7 +215,17 @@ class Agent:
         memory: whether the model is offered recall, search_memory, pin and remember.
         system: appended as a pinned system message if the process is new.
         clock: monotonic seconds, for `Limits.seconds`.
+        above: the account of the run that this agent works for.
+        beside: what the model is offered besides tools and memory.
+        rights: what it may do. The attribute may be set at any time; each call is checked when it is its turn.
+        confirm: asks a person about a call where the rights, or the tool, want it; None for nobody, which means no. It
+            is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
     """
+
+    returned: str | None = None
+    """What a tool ended the run with; None while it goes on."""
+    caller: Agent | None = None
+    """The agent that this one works for: what that one may not do, this one may not do either."""
 
     def __init__(
         self,
@@ -160,16 +237,22 @@ class Agent:
         memory: bool = True,
         system: str = "",
         clock: Callable[[], float] = time.monotonic,
+        above: Account | None = None,
+        beside: Sequence[ToolSpec] = (),
+        rights: Rights | None = None,
+        confirm: Confirm | Confirmation | None = None,
     ) -> None:
-        self.model, self.process, self.clock = model, process, clock
+        self.model, self.process, self.clock, self.above = model, process, clock, above
+        self.rights = rights or Rights()
+        self.confirmation = confirm if isinstance(confirm, Confirmation) else Confirmation(confirm)
         self.limits = limits or Limits()
+        self.account = Account(self.limits, clock, above)
         made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in made}
-        if len(self.tools) != len(made) or (memory and self.tools.keys() & memory_tools.NAMES):
-            raise SpecError(
-                "two tools have the same name", advice=f"rename one; {', '.join(sorted(memory_tools.NAMES))} are taken by memory"
-            )
-        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *(memory_tools.SPECS if memory else ()))
+        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *beside, *(self._offered() if memory else ()))
+        if len({spec.name for spec in self.specs}) != len(self.specs):
+            taken = sorted(spec.name for spec in self.specs[len(made) :])
+            raise SpecError("two tools have the same name", advice=f"rename one; taken already: {', '.join(taken)}")
         self.memory = memory
         set_up(process, system, process.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0)
 
@@ -195,50 +278,71 @@ class Agent:
         raise AssertionError("a run ended without its last event")
 
     async def astream(self, text: str | dict[str, Any] | Message | None = None) -> AsyncIterator[RunEvent]:
-        """`stream` for async callers."""
+        """`stream` for async callers. If it is cancelled, the step that is under way is waited for, and nothing follows it."""
         events = self.stream(text, loop=asyncio.get_running_loop())
+        step: asyncio.Task[RunEvent | None] | None = None
         try:
             while True:
-                event = await asyncio.to_thread(next, events, None)
+                step = asyncio.create_task(asyncio.to_thread(next, events, None))
+                event = await asyncio.shield(step)
                 if event is None:
                     return
                 yield event
         finally:
+            if step is not None and not step.done():
+                self.confirmation.cancel()
+                # A job in a line would be waited for until its turn has come; one may come into it just now.
+                while not step.done() and isinstance(self.model, ScheduledModel):
+                    self.model.cancel()
+                    await asyncio.wait([step], timeout=0.05)
+                await asyncio.wait([step])
+                step.exception()  # the caller has given up, and its own exception goes on
             await asyncio.to_thread(events.close)  # type: ignore[attr-defined]
 
     def stream(
         self, text: str | dict[str, Any] | Message | None = None, *, loop: asyncio.AbstractEventLoop | None = None
     ) -> Iterator[RunEvent]:
         """The run's events as they happen; the last one is `Stopped`. Closing it early stops the model."""
+        self.account, self.returned = Account(self.limits, self.clock, self.above), None
+        outcome = self.account.outcome
+        yield from self._resume(text is None, loop)
         if text is not None:
             self.process.append({"role": "user", "content": text} if isinstance(text, str) else text)
-        outcome = RunResult()
-        began = self.clock()
-        while True:
-            outcome.seconds = self.clock() - began
-            spent = self.limits.reached(steps=outcome.steps, tokens=outcome.tokens, seconds=outcome.seconds, money=outcome.money)
+        if self.above is None:
+            self.confirmation.begin()
+        while self.returned is None:
+            spent = self.account.ended()
             if spent:
                 outcome.finish = spent
                 break
-            reply = yield from self._reply(outcome)
+            reply = yield from self._reply()
             outcome.text = reply.text
             if not reply.calls:
                 outcome.finish = reply.finish
                 break
             yield from self._work(reply.calls, loop)
-        outcome.seconds = self.clock() - began
+        if self.returned is not None:
+            outcome.finish, outcome.text = RETURNED, self.returned
+        self.account.reached()
         yield Stopped(outcome)
 
-    def _reply(self, outcome: RunResult) -> Generator[RunEvent, None, Reply]:
+    def _resume(self, goes_on: bool, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
+        """What an earlier run left undone, before this one begins.
+
+        Args:
+            goes_on: whether this run goes on where that one stopped; else the user says something new.
+        """
+        yield from ()
+
+    def _reply(self) -> Generator[RunEvent, None, Reply]:
         """One call of the model; an over-long prompt is compacted and tried once more."""
         prompt = self.process.render(self.model.form)
         try:
-            reply = yield from self._stream(self._request(prompt, outcome))
+            reply = yield from self._stream(self._request(prompt))
         except Overlong as error:
             shrink(self.process, prompt.tokens, error)
             prompt = self.process.render(self.model.form)
-            reply = yield from self._stream(self._request(prompt, outcome))
-        outcome.steps += 1
+            reply = yield from self._stream(self._request(prompt))
         fresh = self._with_fresh_calls(reply)
         counted = prompt.tokens + self.process.budget.overhead
         usage = reply.usage
@@ -246,19 +350,17 @@ class Agent:
             # A limit must hold whatever the provider reports, or does not report.
             count = self.process.counter.count
             usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
-        outcome.tokens += usage.total
-        outcome.money += self.limits.prices.cost(usage)
+        self.account.charge(usage)
         self.process.append(fresh.message)
         return fresh
 
-    def _request(self, prompt: Prompt, outcome: RunResult) -> Request:
-        seconds = self.limits.seconds
+    def _request(self, prompt: Prompt) -> Request:
         return Request(
             messages=prompt,
             system=prompt.system,
             tools=self.specs,
             max_tokens=self.limits.reply,
-            timeout=None if seconds is None else max(1.0, seconds - outcome.seconds),
+            timeout=self.account.left(),
         )
 
     def _stream(self, request: Request) -> Generator[RunEvent, None, Reply]:
@@ -292,25 +394,94 @@ class Agent:
             yield Called(part.call or "", part.name or "", part.text)
         with ThreadPoolExecutor(min(WORKERS, len(calls))) as pool:
             answers = [pool.submit(self._invoke, part, loop) for part in calls]
-            results = [answer.result() for answer in answers]
+            try:
+                results = [answer.result() for answer in answers]
+            except BaseException:
+                # Calls that have not begun do not begin, and nobody is asked any more.
+                self.confirmation.cancel()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         self.process.append(*(message for message, _ in results))
         for message, failed in results:
             part = message.parts[0]
             yield Returned(part.call or "", part.text, failed)
 
     def _invoke(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
-        name = part.name or ""
-        if self.memory and name in memory_tools.NAMES:
-            said = memory_tools.call(self.process, name, part.text, part.call)
-            return said.message(part.call or ""), said.text.startswith("error:")
+        """Carry out one call if the agent may: its result, or an error that the model can act on."""
+        name, begun = part.name or "", False
         try:
+            rights = self.bounds
+            if self.memory and name in memory_tools.NAMES:
+                deed = Deed.READ if name in memory_tools.OURS else Deed.WRITE
+                self._permit(rights, part, Action(tool=name, deed=deed, reads=memory_tools.named(self.process, name, part.text)))
+
+                def reach(kind: ProcessKind, other: str) -> bool:
+                    return decide(rights, Action(tool=name, deed=deed, reads=((kind, other),))).permit is Permit.ALLOW
+
+                said = memory_tools.call(self.process, name, part.text, part.call, reach)
+                return said.message(part.call or ""), said.text.startswith("error:")
             tool = self.tools.get(name)
             if tool is None:
                 raise ToolError(f"no tool {name!r}", advice=f"there are: {', '.join(spec.name for spec in self.specs) or 'none'}")
-            text, failed = tool.call(part.text, loop), False
-        except ToolError as error:
+            values = tool.values(part.text)
+            paths = tool.resolved(values) if rights.bounds_files else {}
+            self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+            begun = True
+            text, failed = tool.run(values | paths, loop), False
+        except (ToolError, AccessDenied) as error:
             text, failed = f"error: {error}", True
         # Anthropic's form can say that a tool failed; in the chat form the text says it.
         extra = '{"is_error":true}' if failed else None
         result = Part(kind=Kind.RESULT, text=text, call=part.call, extra=extra)
-        return Message(role=Role.TOOL, parts=(result,)), failed
+        # What we say of a call that was not carried out is made from the call: it is no untrusted read.
+        sources = () if begun else self._page_of(part)
+        return Message(role=Role.TOOL, parts=(result,), sources=sources), failed
+
+    def _offered(self) -> tuple[ToolSpec, ...]:
+        return memory_tools.BEYOND if self.rights.reaches else memory_tools.SPECS
+
+    @property
+    def bounds(self) -> Rights:
+        """What this agent may do now: its rights, under those of the agent that it works for."""
+        return self.rights if self.caller is None else self.rights.under(self.caller.bounds)
+
+    def _page_of(self, part: Part) -> tuple[int, ...]:
+        """The page of a call, if it was not forgotten meanwhile."""
+        with self.process.lock:
+            found = self.process.window.calls.get(part.call or "")
+            return () if found is None else (found,)
+
+    def _permit(self, rights: Rights, part: Part, action: Action) -> None:
+        """Let a call through, or raise. What was not simply allowed is in the ledger, with the answer if a person was asked:
+        before the call is carried out, if the store can be written at once.
+
+        Raises:
+            AccessDenied: it may not be carried out.
+        """
+        if action.deed is not Deed.READ and rights.heeds_taint:
+            clean = {spec.name for spec in self.specs if spec.name not in self.tools or self.tools[spec.name].clean}
+            action = msgspec.structs.replace(action, tainted=tainted(self.process, clean))
+        decision = decide(rights, action)
+        if decision.permit is Permit.ALLOW:
+            return
+        consent = None
+        if decision.permit is Permit.ASK:
+            consent = self.confirmation.ask(
+                Question(session=self.process.name, tool=action.tool, arguments=part.text, why=decision.why, seconds=rights.wait)
+            )
+        self.process.record(
+            Act.NOTE,
+            self._page_of(part),
+            policy="access",
+            permit=str(decision.permit),
+            tool=action.tool,
+            against=decision.cause,
+            privileges=[privilege.name for privilege in rights.privileges],
+            **({"consent": str(consent)} if consent else {}),
+        )
+        if consent is Consent.YES:
+            with self.process.lock:
+                self.process.kernel.flush_observed()
+            return
+        said = f"; {REFUSALS[consent]}" if consent else ""
+        raise AccessDenied(decision.why + said, cause=decision.cause, advice=ADVICE.get(decision.cause, ""))

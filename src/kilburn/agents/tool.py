@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from kilburn.agents.access import Deed, whereabouts
 from kilburn.errors import SpecError, ToolError
 from kilburn.model import ToolSpec
 
@@ -29,14 +30,31 @@ class Tool:
     Args:
         function: plain or async; every parameter has a type and is JSON-able; no *args or **kwargs.
         name: how the model calls it; the function's own name by default.
+        does: what it does to the world: "read", "write" or "irreversible".
+        paths: the parameters that are paths of files or folders, or lists of them. If the agent's rights name folders,
+            these are checked, and the function gets them resolved.
+        clean: whether its results hold nobody else's words, as those of a clock: they are not an untrusted read.
 
     Raises:
-        SpecError: a parameter without a type, or one that JSON cannot carry.
+        SpecError: a parameter without a type, or one that JSON cannot carry; a path that is no parameter; `does` is none of
+            these.
     """
 
-    def __init__(self, function: Callable[..., Any], *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        does: Deed | str = Deed.WRITE,
+        paths: Sequence[str] = (),
+        clean: bool = False,
+    ) -> None:
         self.function = function
         self.name = name or function.__name__
+        self.paths, self.clean = tuple(paths), clean
+        if does not in [*Deed]:
+            raise SpecError(f"does={does!r} of {self.name}"[:200], advice=f"use one of {', '.join(Deed)}")
+        self.deed = Deed(does)
         try:
             hints = typing.get_type_hints(function)
             fields = [self._field(parameter, hints) for parameter in inspect.signature(function).parameters.values()]
@@ -44,6 +62,9 @@ class Tool:
             schema, components = msgspec.json.schema_components([self._arguments], ref_template="#/$defs/{name}")
         except (TypeError, NameError) as error:
             raise SpecError(f"{self.name} cannot be a tool: {error}", advice="give each parameter a JSON-able type") from error
+        if isinstance(paths, str) or (unknown := set(paths) - set(self._arguments.__struct_fields__)):
+            what = paths if isinstance(paths, str) else min(unknown)
+            raise SpecError(f"paths={what!r} of {self.name}", advice="give a tuple of the names of its parameters")
         own = components.pop(self._arguments.__name__, schema[0])
         parameters = {key: value for key, value in own.items() if key != "title"} | ({"$defs": components} if components else {})
         description = inspect.cleandoc(function.__doc__ or "") or self.name
@@ -69,11 +90,41 @@ class Tool:
         Raises:
             ToolError: the arguments do not fit, or the function raised.
         """
+        return self.run(self.values(arguments), loop)
+
+    def values(self, arguments: str) -> dict[str, Any]:
+        """The values of all parameters, from JSON arguments.
+
+        Raises:
+            ToolError: the arguments do not fit.
+        """
         try:
             given = msgspec.json.decode(arguments or "{}", type=self._arguments, strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeEncodeError) as error:
             raise ToolError(f"{self.name}: {error}", advice="see the tool's parameters") from error
-        values = {field: getattr(given, field) for field in self._arguments.__struct_fields__}
+        return {field: getattr(given, field) for field in self._arguments.__struct_fields__}
+
+    def resolved(self, values: dict[str, Any]) -> dict[str, str | list[str]]:
+        """Of the parameters that are paths, where they lead; those without a value are left out.
+
+        Raises:
+            ToolError: one is not a path.
+        """
+        given = {name: values[name] for name in self.paths if values[name] is not None}
+        try:
+            return {
+                name: [whereabouts(path) for path in value] if isinstance(value, list | tuple | set) else whereabouts(value)
+                for name, value in given.items()
+            }
+        except (TypeError, ValueError, OSError) as error:
+            raise ToolError(f"{self.name}: not a path: {error}", advice="give the path of a file or folder") from error
+
+    def run(self, values: dict[str, Any], loop: asyncio.AbstractEventLoop | None = None) -> str:
+        """Run the function on the values of its parameters; see `call`.
+
+        Raises:
+            ToolError: the function raised.
+        """
         try:
             result = self.function(**values)
             if inspect.isawaitable(result):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     answers,
+    ask,
     bench,
     change,
     chat,
@@ -27,6 +28,7 @@ from kilburn.cli import (  # noqa: F401 -- importing them registers their verbs
     policies,
     recall,
     receipts,
+    recursion,
     replay,
     retrieval,
     scale,

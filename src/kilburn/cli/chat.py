@@ -1,10 +1,12 @@
 """`chat`: talk with a model whose whole past stays addressable; a session continues where it was left.
 
-Lines come from a terminal or from a pipe. The only tools are the memory tools.
+Lines come from a terminal or from a pipe. The only tools are the memory tools. Once the session has read what tools
+returned, the model has to ask before it pins or keeps anything.
 """
 
 from __future__ import annotations
 
+import select
 import sys
 from collections.abc import Iterator
 from typing import Annotated
@@ -12,6 +14,7 @@ from typing import Annotated
 import typer
 
 import kilburn
+from kilburn.agents.access import Permit, Question, Rights
 from kilburn.agents.loop import Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import model_of
 from kilburn.cli.screen import cell, count, many
@@ -20,7 +23,10 @@ from kilburn.errors import KilburnError, ModelError, SpecError
 from kilburn.model import Finish
 from kilburn.terminal import line, say, tell
 
-__all__ = ["chat"]
+__all__ = ["chat", "confirm"]
+
+POLL = 0.1
+"""Seconds after which it is looked whether a question is over."""
 
 HELP = """\
 /recall p17     the exact text at an address
@@ -67,11 +73,35 @@ def chat(
             reserve=min(reply, context // 2),
             model=speaker,
         ) as store:
-            agent = Agent(speaker, [], store.process(name), limits=Limits(steps=8, reply=reply), memory=memory, system=system)
+            agent = Agent(
+                speaker,
+                [],
+                store.process(name),
+                limits=Limits(steps=8, reply=reply),
+                memory=memory,
+                system=system,
+                rights=Rights(after_untrusted=Permit.ASK),
+                confirm=confirm,
+            )
             _talk(agent)
     finally:
         if hasattr(speaker, "close"):
             speaker.close()
+
+
+def confirm(question: Question) -> bool:
+    """Ask on the terminal whether a call may be carried out. What was typed before the question is no answer to it, and
+    where there is no terminal the answer is no."""
+    if not sys.stdin.isatty():
+        return False
+    import termios
+
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    say(f"{line(question.tool)} {line(question.arguments)}\n{line(question.why)}. Do it? [y/N, {question.seconds:.0f} s]")
+    while not question.over.is_set():
+        if select.select([sys.stdin], [], [], POLL)[0]:
+            return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return False
 
 
 def _talk(agent: Agent) -> None:

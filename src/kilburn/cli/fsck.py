@@ -18,6 +18,7 @@ from kilburn.errors import KernelError, StoreBusy, StoreCorrupt, StoreError, Sto
 from kilburn.kernel.folding import keeps_its_spans
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.replay import rebuild
+from kilburn.kernel.window import Window
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 from kilburn.store import Batch, ProcessInfo, State
@@ -130,24 +131,24 @@ def _check(store: Sqlite) -> list[Finding]:
     return found
 
 
-def _replayed(store: Sqlite, info: ProcessInfo) -> Mapping[int, State]:
-    """The states of a session's pages as its ledger says, opened as its reader opens it.
+def _replayed(store: Sqlite, info: ProcessInfo) -> Window:
+    """The window of a session as its ledger says, opened as its reader opens it.
 
     Raises:
         StoreCorrupt: it cannot be read.
     """
     ruler = Ruler(counter_of(store, info.number))
-    return rebuild(store, info, ruler, recount=False).window.states
+    return rebuild(store, info, ruler, recount=False).window
 
 
 def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Iterator[Finding]:
     try:
-        states, rows = _replayed(store, info), list(store.pages(info.number))
+        window, rows = _replayed(store, info), list(store.pages(info.number))
     except StoreCorrupt as error:
         if not mendable:
             yield Finding(kind="ledger", what=f"it cannot be replayed: {error.what}", process=info.number)
         return
-    pages = {page.id: page for page, _ in rows}
+    states = window.states
     for page, state in rows:
         again = states.get(page.id)
         if again is None:
@@ -156,7 +157,7 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
             what = f"stored as {_described(state)}, the ledger says {_described(again)}"
             yield Finding(kind="state", what=what, derived=True, process=info.number, page=page.id)
         if page.id < 0 and state.at != Place.DROPPED:
-            for what in _wrong_with(store, page, pages, lambda number: states[number].at):
+            for what in _wrong_with(store, page, window.pages, lambda number: states[number].at):
                 yield Finding(kind="fold", what=what, process=info.number, page=page.id)
 
 
@@ -208,7 +209,7 @@ def _repair(store: Sqlite, found: list[Finding]) -> list[Finding]:
         try:
             if info.damaged:
                 raise StoreCorrupt(info.damaged)
-            replayed, rows = _replayed(store, info), list(store.pages(info.number))
+            replayed, rows = _replayed(store, info).states, list(store.pages(info.number))
         except StoreCorrupt as error:
             name = store.quarantine(info.number)
             say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))

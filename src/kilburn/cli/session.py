@@ -8,20 +8,25 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from kilburn.agents.queue import Stage
+from kilburn.agents.scheduler import JobNote
 from kilburn.cli.access import opened, reading, session, window_of
 from kilburn.cli.screen import age, count, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, StoreCorrupt
+from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.ledger import Stats
+from kilburn.kernel.process import Process
 from kilburn.message import Trust
 from kilburn.page import Page, address_of
 from kilburn.store import ProcessInfo, State, root_of
 from kilburn.terminal import emit, line, say, tell
 
-__all__ = ["cells_of", "ps", "row_of", "show", "stats"]
+__all__ = ["QUEUES", "cells_of", "ps", "queue_cells", "row_of", "show", "stats"]
 
 Session = Annotated[str, typer.Argument(help="A session's name, as `kilburn ps` lists it.", show_default=False)]
 
@@ -42,12 +47,12 @@ def fewer(infos: Sequence[ProcessInfo]) -> tuple[list[ProcessInfo], Counter[str]
 
 def row_of(store: Hierarchy, info: ProcessInfo) -> dict[str, Any]:
     """What `ps` and `top` say of one session; one that cannot be read says so in `damaged` and blocks no other."""
-    found, window, places, damaged = Stats(), None, Counter[str](), None
+    found, window, places, damaged, jobs = Stats(), None, Counter[str](), None, None
     try:
         if info.damaged:
             raise StoreCorrupt(info.damaged)
         process = opened(store, info.number, info.name)
-        found, window = process.stats(), window_of(process)
+        found, window, jobs = process.stats(), window_of(process), jobs_of(process)
         places = Counter(state.at for _, state in process.pages())
     except StoreCorrupt as error:
         damaged = error.what
@@ -60,6 +65,7 @@ def row_of(store: Hierarchy, info: ProcessInfo) -> dict[str, Any]:
         "window": window,
         "places": dict(places),
         **{key: found[key] for key in keys},
+        "jobs": jobs,
         "created": info.created,
         "used": info.used,
         "damaged": damaged,
@@ -72,6 +78,49 @@ def cells_of(row: dict[str, Any], *keys: str) -> list[Any]:
     return [name, *(row[key] for key in keys), f"{age(row['used'])} ago"]
 
 
+def jobs_of(process: Process) -> dict[str, Any] | None:
+    """What a session's ledger says of its jobs, if it was served by a scheduler: how the last one stands, and what all
+    finished ones waited and ran, in seconds."""
+    last, since = None, 0.0
+    finished: list[JobNote] = []
+    for event in process.events():
+        if event.act is not Act.NOTE or "job" not in event.data:
+            continue
+        try:
+            last, since = msgspec.convert(event.data["job"], JobNote), event.time
+        except msgspec.ValidationError:  # another version's
+            continue
+        if last.stage not in (Stage.WAITING, Stage.RUNNING):
+            finished.append(last)
+    if last is None:
+        return None
+    return {
+        "stage": str(last.stage),
+        "since": since,
+        "ahead": last.ahead,
+        "tenant": last.tenant,
+        "discipline": last.discipline,
+        "slice": last.slice,
+        "finished": len(finished),
+        "waited": sum(job.waited for job in finished),
+        "longest": max((job.waited for job in finished), default=0.0),
+        "ran": sum(job.ran for job in finished),
+    }
+
+
+QUEUES = ("session", "job", "since", "ahead", "discipline", "slice", "finished", "mean wait", "longest wait", "mean turnaround")
+
+
+def queue_cells(row: dict[str, Any]) -> list[Any]:
+    """A row of the table of queues, for a session that was served by a scheduler."""
+    jobs = row["jobs"]
+    many = max(1, jobs["finished"])
+    wait, turnaround = jobs["waited"] / many, (jobs["waited"] + jobs["ran"]) / many
+    slice = "-" if jobs["slice"] is None else f"{jobs['slice']} tokens"
+    stage = [row["session"], jobs["stage"], f"{age(jobs['since'])} ago", jobs["ahead"], jobs["discipline"], slice]
+    return [*stage, jobs["finished"], f"{wait:.2f} s", f"{jobs['longest']:.2f} s", f"{turnaround:.2f} s"]
+
+
 @app.command()
 def ps(
     every: Annotated[bool, typer.Option("--all", help="All forks of a session, however many there are.")] = False,
@@ -79,7 +128,8 @@ def ps(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """List the sessions of a store: pages, tokens, what is in the window, hit rate, last use.
+    """List the sessions of a store: pages, tokens, what is in the window, hit rate, last use. Of those that a scheduler
+    serves also the queue: how their last job stands, the slice, and how long their jobs waited.
 
     Of a session with many forks (`NAME~2`, ...), those that were used last.
 
@@ -103,6 +153,9 @@ def ps(
     heads = ("session", "pages", "tokens", "in window", "of", "hit rate", "faults", "folds", "last use")
     keys = ("pages", "tokens", "tokens_in_window", "window", "hit_rate", "faults", "folds")
     table(heads, [cells_of(row, *keys) for row in rows])
+    if served := [row for row in rows if row["jobs"]]:
+        tell("")
+        table(QUEUES, map(queue_cells, served))
     for root, number in left.items():
         say(f"and {count(number)} more forks of {line(root)}, which were used before: kilburn ps --all")
     for row in rows:

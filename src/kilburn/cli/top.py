@@ -15,7 +15,7 @@ import typer
 
 from kilburn.cli.access import WIDE, reading
 from kilburn.cli.screen import age, bar, count, grid, many
-from kilburn.cli.session import cells_of, row_of
+from kilburn.cli.session import QUEUES, cells_of, queue_cells, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.exchange import Row, Rows
@@ -64,7 +64,8 @@ def top(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Watch the levels live: what is in each window and below it, hit rates, faults, folds. Ctrl-C ends it.
+    """Watch the levels live: what is in each window and below it, hit rates, faults, folds; and the queues of sessions that a
+    scheduler serves. Ctrl-C ends it.
 
     With --url it shows what a running gateway's sessions took since it started: tokens sent, shipped, cached and
     processed again, faults, hit rates and what was saved.
@@ -179,7 +180,13 @@ def frame(rows: list[dict[str, Any]], tenant: str) -> Any:
     )
     figures = "in window", "of", "seen", "in", "stub", "folded", "out", "hit rate", "faults", "refaults", "evictions", "folds"
     heads = ("session", "window", "", *figures, "last use")
-    return grid(heads, (_row(row) for row in rows), title=title.rstrip(": "))
+    levels = grid(heads, (_row(row) for row in rows), title=title.rstrip(": "))
+    served = [queue_cells(row) for row in rows if row["jobs"]]
+    if not served:
+        return levels
+    from rich.console import Group
+
+    return Group(levels, grid(QUEUES, served, title="queues"))
 
 
 def _row(row: dict[str, Any]) -> list[Any]:

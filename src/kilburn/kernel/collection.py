@@ -484,7 +484,7 @@ class Collection:
         pages = tuple(self.read(page)[0] for page in numbers)
         texts = self.store.texts({page.digest for page in pages})
         self.observe(Act.FAULT, numbers, cause="fault", missed=numbers)
-        return Recalled(pages, tuple(texts[page.digest] for page in pages))
+        return Recalled(pages, tuple(texts[page.digest] for page in pages), self)
 
     # The ledger
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from kilburn.errors import KernelError, StoreStale
+from kilburn.kernel.branches import heirs_in
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 from kilburn.store import Store
@@ -78,11 +79,12 @@ def addresses(opener: Opener, keys: Iterable[Key], own: int) -> list[str]:
 
 
 def closure(store: Store, opener: Opener, roots: Roots) -> list[Key]:
-    """All pages that forgetting these would forget, in any process.
+    """All pages that forgetting these would forget, in any process; a page that a branch inherited is forgotten there too.
 
     An entity is only a name, and is held by what was made from it: it goes with the last of these.
     """
     found: set[Key] = set()
+    heirs = heirs_in(store)
     fresh: dict[int, set[int]] = {number: set(pages) for number, pages in roots.items()}
     while fresh:
         number, some = fresh.popitem()
@@ -91,6 +93,10 @@ def closure(store: Store, opener: Opener, roots: Roots) -> list[Key]:
         for other, page in store.citing(number, more) if more else ():
             if (other, page) not in found:
                 fresh.setdefault(other, set()).add(page)
+        for branch, fork in heirs.get(number, ()):
+            inherited = {page for page in more if fork.derived <= page <= fork.known and (branch, page) not in found}
+            if inherited:
+                fresh.setdefault(branch, set()).update(inherited)
     sources = {(number, source) for (number, _), (page, _) in store.read(found).items() for source in page.sources} - found
     names = [key for key, (page, state) in store.read(sources).items() if _is_entity(page) and state.at is not Place.DROPPED]
     found.update(key for key in names if found.issuperset(store.citing(key[0], [key[1]])))
@@ -102,7 +108,8 @@ def named_closure(store: Store, opener: Opener, process: int, pages: Iterable[in
     found = closure(store, opener, {process: pages})
     names = {number: opener(number).name for number in {number for number, _ in found}}
     rows = store.read(found)
-    return [(names[key[0]], rows[key][0]) for key in found]
+    # A page that a branch inherited is in its parent's row alone.
+    return [(names[key[0]], rows[key][0]) for key in found if key in rows]
 
 
 def _is_entity(page: Page) -> bool:
@@ -112,7 +119,10 @@ def _is_entity(page: Page) -> bool:
 def _steps(store: Store, keys: Sequence[Key]) -> Iterator[tuple[int, list[int]]]:
     """The transactions in which pages can go, what cites first: (number of the process, pages)."""
     left = set(keys)
-    made_from = {
+    parents = {branch: number for number, branches in heirs_in(store).items() for branch, _ in branches}
+    # A page without a row here was inherited: the branch lets go of it first.
+    made_from = {key: {(parents[key[0]], key[1])} & left for key in left if key[0] in parents}
+    made_from |= {
         key: {*page.cites, *((key[0], source) for source in page.sources)} & left for key, (page, _) in store.read(left).items()
     }
     while left:

@@ -51,6 +51,13 @@ class Gaps:
         # Starts of gaps whose handle was not counted yet: thousands of pages may leave before the cost is needed.
         self._unpriced: set[int] = set()
 
+    def copy(self, walls: Sequence[Key]) -> Gaps:
+        """The same gaps, between the same walls in another list."""
+        made = Gaps(self._cost_of, walls)
+        made._out, made._starts, made._gaps = self._out.copy(), self._starts.copy(), self._gaps.copy()
+        made._costs, made._sum, made._unpriced = self._costs.copy(), self._sum, self._unpriced.copy()
+        return made
+
     @property
     def cost(self) -> int:
         """What the handles of all gaps cost, in tokens."""

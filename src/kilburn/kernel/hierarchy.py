@@ -9,12 +9,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
+from kilburn.kernel.branches import BRANCH
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer
@@ -194,15 +196,34 @@ class Hierarchy:
                 return self._collection(info.name, info.kind, info.user)
         raise StoreCorrupt(f"there is no process {number}", advice="run `kilburn fsck`")
 
-    def _open(self, info: ProcessInfo) -> Process:
+    def _open(self, info: ProcessInfo, *, new: bool = False) -> Process:
         kernel = Kernel(self.store, info, self.counter, self.budget, self.clock, self.ranking, self.vectors)
         answer = answerer(self.model)
         planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
         made = Process(kernel, planner, answer)
-        made.opener = self._holder
-        if not self.store.readonly:
+        made.opener, made.relative, made.sibling = self._holder, self._relative, self._new
+        made.release = partial(self.release, info.name)
+        if not self.store.readonly and not new:
             planner.reopen()
         return made
+
+    def _relative(self, name: str) -> Process | None:
+        """The session of that name, or None."""
+        with self._lock:
+            known = self._processes.get(name)
+            if (known is None or known.kernel.stale) and self.store.process(name, time=0.0, create=False) is None:
+                return None
+            return self.process(name)
+
+    def _new(self, name: str, user: str) -> Process | None:
+        """A session that has just been created, without any event; None if the name is taken."""
+        with self._lock:
+            if self.store.process(name, time=0.0, create=False) is not None:
+                return None
+            info = self.store.process(name, time=self.clock(), user=user)
+            assert info is not None
+            made = self._processes[name] = self._open(info, new=True)
+            return made
 
     def processes(self) -> list[ProcessInfo]:
         """All sessions of this tenant, oldest first; `damaged` says so if one is known to be damaged. Collections are not
@@ -371,7 +392,7 @@ class Hierarchy:
         if what == "tool":
             return made_by(self.store, name), []
         if what == "user" and name and (theirs := [info for info in infos if info.user == name]):
-            return {}, theirs
+            return {}, sorted(theirs, key=_depth_of)
         # A session may have the name of a user.
         names = {"session": (name,), "document": (f"{DOCUMENT}/{name}",), "source": (name, f"{DOCUMENT}/{name}")}.get(what, ())
         found = next((info for info in infos if info.name in names), None)
@@ -380,7 +401,9 @@ class Hierarchy:
         if what == "source":
             return made_from(self.store, found), []
         if address is None:
-            return {}, [found]
+            # With its branches, which begin with its pages.
+            below = [info for info in infos if info.name.startswith(f"{found.name}/{BRANCH}")] if what == "session" else []
+            return {}, sorted([*below, found], key=_depth_of)
         return {found.number: self._resolved(found, address)}, []
 
     def _resolved(self, info: ProcessInfo, address: str) -> list[int]:
@@ -433,3 +456,8 @@ class Hierarchy:
 def _check_user(info: ProcessInfo, user: str) -> None:
     if user and info.user != user:
         raise SpecError(f"{info.name!r} does not belong to user {user!r}", advice="give another name, or leave the user out")
+
+
+def _depth_of(info: ProcessInfo) -> int:
+    """The order in which sessions go: branches before what they forked from."""
+    return -info.name.count(f"/{BRANCH}")

@@ -28,6 +28,7 @@ from kilburn.errors import (
 )
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.admission import pages_of, pins_on_arrival
+from kilburn.kernel.branches import Fork
 from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.contents import Contents
 from kilburn.kernel.folding import derived_page
@@ -107,13 +108,31 @@ class Kernel:
         """
         rebuilt = rebuild(self.store, self.info, self.counter)
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
+        self.lineage = rebuilt.lineage
         self.pending = Pending(rebuilt.head)
         self.contents = Contents(self.store, self._needed)
 
-    def searching(self) -> Search:
-        """A search of this process alone, in the state that it has in memory."""
-        number = self.info.number
-        return Search(self.store, self._ranking, self._vectors, [self.info], windows={number: self.window})
+    def searching(self, branches: Sequence[ProcessInfo] = (), *, alone: bool = False) -> Search:
+        """A search of this process, in the state that it has in memory, with what it inherited, and of its branches.
+
+        Args:
+            alone: only of what is given as branches, in the state that the store has.
+        """
+        if alone:
+            return Search(self.store, self._ranking, self._vectors, branches)
+        shares = {share.process: share for share in self.lineage.shares}
+        inherited = [ProcessInfo(number=number, name=self.info.name, created=0.0) for number in shares]
+        windows = {info.number: self.window for info in (self.info, *inherited)}
+        infos = [self.info, *inherited, *branches]
+        return Search(self.store, self._ranking, self._vectors, infos, windows=windows, owner=self.lineage.owner)
+
+    def fork(self, parent: Kernel, fork: Fork) -> None:
+        """Begin as a branch, in a process that has no page yet; the parent's pages are shared, not copied."""
+        if fork.at:
+            self.window, self.usage = parent.window.copy(), parent.usage.copy()
+            self.lineage = parent.lineage.child(self.info.number, self.window)
+        self.budget = self._settled = parent.budget
+        self.observe(Act.NOTE, policy="kernel", tokenizer=self.counter.name, **msgspec.structs.asdict(fork))
 
     # What other writers did
 
@@ -495,7 +514,7 @@ class Kernel:
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
             try:
-                self.store.commit(self.info.number, pending.batch(window.states, wait=wait))
+                self.store.commit(self.info.number, pending.batch(window.states, self.lineage.owns, wait=wait))
             except StoreStale:
                 self.stale = True
                 raise

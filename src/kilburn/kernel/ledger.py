@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -170,6 +171,12 @@ class Usage:
         self.calibrated = Calibrated(counter)
         # The name of the counter of the pages' costs; "" before the first.
         self.tokenizer = ""
+
+    def copy(self) -> Usage:
+        """The same, to be continued by itself."""
+        made = copy.copy(self)
+        made.pages, made.calibrated = self.pages.copy(), self.calibrated.copy()
+        return made
 
     def learn(self, event: Event) -> None:
         """Update from one event."""

@@ -7,19 +7,25 @@ arguments give a text that says what to do, never an exception: the model reads 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from kilburn.errors import KilburnError
+from kilburn.errors import KernelError, KilburnError, UnknownAddress
+from kilburn.kernel.collection import MOST
+from kilburn.kernel.hierarchy import DOCUMENT, MEMORY
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec
-from kilburn.page import Page, Place
+from kilburn.page import Page, Place, parse_address
+from kilburn.store import ProcessInfo, ProcessKind, State
 from kilburn.wire.quotation import nonce_of
 
-__all__ = ["NAMES", "OFFERED", "OURS", "SPECS", "MemoryReply", "call"]
+__all__ = ["BEYOND", "NAMES", "OFFERED", "OURS", "SPECS", "MemoryReply", "Reach", "call", "named"]
+
+EVERYWHERE = "*"
+"""In place of a session's name: everything that may be read."""
 
 SPECS = (
     ToolSpec(
@@ -31,7 +37,7 @@ SPECS = (
         parameters={
             "type": "object",
             "properties": {
-                "address": {"type": "string", "description": "p17, a range p17-p42, or f3"},
+                "address": {"type": "string", "description": "p17, a range p17-p42, f3, or b1/p17 of a branch"},
                 "offset": {"type": "integer", "minimum": 0, "description": "first character to read, default 0"},
                 "limit": {"type": "integer", "minimum": 1, "description": "characters to read at most"},
             },
@@ -86,6 +92,28 @@ SPECS = (
 )
 NAMES = frozenset(spec.name for spec in SPECS)
 
+BEYOND = (
+    msgspec.structs.replace(
+        SPECS[0],
+        description=SPECS[0].description + " Pages of another session, or of a memory, have its name before them: `work p17`.",
+    ),
+    msgspec.structs.replace(
+        SPECS[1],
+        parameters=SPECS[1].parameters
+        | {
+            "properties": SPECS[1].parameters["properties"]
+            | {
+                "session": {
+                    "type": "string",
+                    "description": "another session or memory to search instead, or * for this one and all that you may read",
+                }
+            }
+        },
+    ),
+    *SPECS[2:],
+)
+"""The same tools, for an agent that may read other processes of its tenant too."""
+
 OFFERED = tuple(spec for spec in SPECS if spec.name in ("recall", "search_memory"))
 """The tools that the model of a client or of a framework is offered: they read, and move nothing."""
 
@@ -93,14 +121,16 @@ OURS = frozenset(spec.name for spec in OFFERED)
 
 
 class MemoryReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a memory tool, and the pages that its text is from."""
+    """The answer of a memory tool, and the pages that its text is from: `cites` are those of branches."""
 
     text: str
     sources: tuple[int, ...] = ()
+    cites: tuple[tuple[int, int], ...] = ()
 
     def message(self, call: str) -> Message:
         """The tool result for a call's id; recalled text keeps its sources."""
-        return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=self.text, call=call),), sources=self.sources)
+        result = Part(kind=Kind.RESULT, text=self.text, call=call)
+        return Message(role=Role.TOOL, parts=(result,), sources=self.sources, cites=self.cites)
 
 
 class _Recall(msgspec.Struct, forbid_unknown_fields=True):
@@ -112,6 +142,7 @@ class _Recall(msgspec.Struct, forbid_unknown_fields=True):
 class _Search(msgspec.Struct, forbid_unknown_fields=True):
     query: str
     tokens: int = 1000
+    session: str | None = None
 
 
 class _Pin(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,15 +156,22 @@ class _Remember(msgspec.Struct, forbid_unknown_fields=True):
     importance: float = 1.0
 
 
-def call(process: Process, name: str, arguments: str, call_id: str | None = None) -> MemoryReply:
+Reach = Callable[[ProcessKind, str], bool]
+"""Whether a process beyond the session and its branches may be read: its kind, and its name as `named` gives it."""
+
+
+def call(
+    process: Process, name: str, arguments: str, call_id: str | None = None, reach: Reach = lambda kind, name: False
+) -> MemoryReply:
     """Carry out a memory tool call.
 
     Args:
         arguments: JSON, as the model wrote it.
         call_id: the id of the call, which is in the process already; `remember` sets the importance of its text.
+        reach: which other processes of the tenant may be read, as a rule none. What may not be read is not found either.
     """
     try:
-        return _DO[name](process, arguments, call_id)
+        return _DO[name](process, arguments, call_id, reach)
     except msgspec.ValidationError as error:
         return MemoryReply(text=f"error: {error}; see the parameters of {name}")
     except msgspec.DecodeError:
@@ -142,31 +180,140 @@ def call(process: Process, name: str, arguments: str, call_id: str | None = None
         return MemoryReply(text=f"error: {error}")
 
 
+def named(process: Process, name: str, arguments: str) -> tuple[tuple[ProcessKind, str], ...]:
+    """The processes beyond the session and its branches that a call names: kind and name; of a memory, the user, of a
+    document, its own name. Whether they exist plays no part."""
+    try:
+        if name == "recall":
+            away = _away(process, _decode(arguments, _Recall).address)
+            return () if away is None or _is_own(process, away[0]) else (_kind_of(away[0]),)
+        session = _decode(arguments, _Search).session if name == "search_memory" else None
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return ()
+    return () if session in (None, EVERYWHERE) or _is_own(process, session) else (_kind_of(session),)
+
+
+def _kind_of(name: str) -> tuple[ProcessKind, str]:
+    for kind, head in ((ProcessKind.MEMORY, MEMORY), (ProcessKind.DOCUMENT, DOCUMENT)):
+        if name == head or name.startswith(f"{head}/"):
+            return kind, name[len(head) + 1 :]
+    return ProcessKind.SESSION, name
+
+
+def _is_own(process: Process, name: str) -> bool:
+    """Whether this is the session itself, or a branch below it."""
+    return name == process.name or (name.startswith(f"{process.name}/") and any(info.name == name for info in process.below()))
+
+
+def _away(process: Process, address: str) -> tuple[str, str] | None:
+    """The name and the address there, of a page beyond the session and its branches: `work p17`."""
+    name, _, there = address.strip().rpartition(" ")
+    try:
+        parse_address(there)
+    except UnknownAddress:
+        return None
+    try:
+        parse_address(address.rpartition("/")[2])
+    except UnknownAddress:
+        return name.strip(), there
+    return None
+
+
 def _decode(arguments: str, kind: Any) -> Any:
     return msgspec.json.decode(arguments or "{}", type=kind, strict=False)
 
 
-def _recall(process: Process, arguments: str, call_id: str | None) -> MemoryReply:
+def _recall(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Recall)
+    away = _away(process, asked.address)
+    if away and not _is_own(process, away[0]):
+        info = _process_of(process, away[0], reach)
+        rows = _rows(process, info, away[1])
+        texts = process.kernel.store.texts({page.digest for page, _ in rows})
+        pieces, kept, left = _cut(
+            asked, process.capacity, [(_heading(info, page, state), texts[page.digest]) for page, state in rows]
+        )
+        return MemoryReply(text=_told(pieces, left), cites=tuple((info.number, rows[index][0].id) for index in kept))
+    if away:
+        below = _below(process, away[0])
+        asked = msgspec.structs.replace(asked, address=f"{below}{away[1]}")
     found = process.recall(asked.address)
-    room = max(200, process.capacity)  # characters: about a quarter of the window
+    below = _below(process, found.process.name)
+    told = [
+        (f"{below}{page.address}, {origin_of(found.process, page)}", text)
+        for page, text in zip(found.pages, found.parts, strict=True)
+    ]
+    pieces, kept, left = _cut(asked, process.capacity, told)
+    return _reply(process, _told(pieces, left), [(found.process, found.pages[index].id) for index in kept])
+
+
+def _cut(asked: _Recall, capacity: int, told: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[int], str]:
+    """The stretch of pages' texts that was asked for: with their headings; which of them; what is left, in words.
+
+    Raises:
+        KernelError: the offset is behind the end.
+    """
+    room = max(200, capacity)  # characters: about a quarter of the window
     limit = min(asked.limit or room, room)
-    start = min(max(0, asked.offset), len(found))
+    start = min(max(0, asked.offset), sum(len(text) for _, text in told))
     pieces: list[tuple[str, str]] = []
-    sources: list[int] = []
+    kept: list[int] = []
     at = 0
-    for page, text in zip(found.pages, found.parts, strict=True):
+    for index, (heading, text) in enumerate(told):
         cut = text[max(0, start - at) : max(0, start + limit - at)]
         if cut or not text:
-            pieces.append((f"{page.address}, {origin_of(process, page)}", cut))
-            sources.append(page.id)
+            pieces.append((heading, cut))
+            kept.append(index)
         at += len(text)
     if not pieces:
-        return MemoryReply(text=f"error: offset {asked.offset} is behind the end; {asked.address} has {at} characters")
-    left = ""
-    if start + limit < at:
-        left = f"{at - start - limit} of {at} characters left: offset={start + limit}"
-    return MemoryReply(text=_told(pieces, left), sources=tuple(sources))
+        raise KernelError(f"offset {asked.offset} is behind the end", advice=f"{asked.address} has {at} characters")
+    left = f"{at - start - limit} of {at} characters left: offset={start + limit}" if start + limit < at else ""
+    return pieces, kept, left
+
+
+def _process_of(process: Process, name: str, reach: Reach) -> ProcessInfo:
+    """Another process of the tenant; one that may not be read is as good as absent."""
+    info = process.kernel.store.process(name, time=0.0, create=False) if reach(*_kind_of(name)) else None
+    if info is None or info.kind != _kind_of(name)[0]:
+        raise UnknownAddress(f"nothing called {name[:80]!r} can be read here", advice="see what search_memory finds")
+    return info
+
+
+def _rows(process: Process, info: ProcessInfo, address: str) -> list[tuple[Page, State]]:
+    """Pages of another process, from the store: nobody's window moves by that."""
+    first, last = parse_address(address)
+    if last - first >= MOST:
+        raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
+    rows = process.kernel.store.read((info.number, page) for page in range(first, last + 1))
+    found = [rows[key] for key in sorted(rows) if rows[key][1].at is not Place.DROPPED]
+    if not found:
+        raise UnknownAddress(
+            f"{address} does not exist in {info.name!r}, or was forgotten", advice="see what search_memory finds"
+        )
+    return found
+
+
+def _heading(info: ProcessInfo, page: Page, state: State) -> str:
+    gone = f", {state.at}" if state.at in (Place.RETIRED, Place.PROPOSED) else ""
+    return f"{info.name} {page.address}, {page.role}, {_day(page.time)}{gone}"
+
+
+def _below(process: Process, name: str) -> str:
+    """What stands before an address of a session: nothing for this one, `b1/` for a branch of it."""
+    return name.removeprefix(f"{process.name}/") + "/" if name != process.name else ""
+
+
+def _reply(process: Process, text: str, pages: Sequence[tuple[Process, int]]) -> MemoryReply:
+    """A reply with the pages that its text is from. What a branch inherited is cited where it was made."""
+    sources = [page for owner, page in pages if owner is process]
+    cites = [(owner.kernel.lineage.owner(page), page) for owner, page in pages if owner is not process]
+    here = process.kernel.info.number
+    sources += [page for number, page in cites if number == here]
+    return MemoryReply(
+        text=text,
+        sources=tuple(dict.fromkeys(sources)),
+        cites=tuple(dict.fromkeys(key for key in cites if key[0] != here)),
+    )
 
 
 def _told(pieces: Sequence[tuple[str, str]], left: str = "") -> str:
@@ -185,27 +332,61 @@ def origin_of(process: Process, page: Page) -> str:
     """Who said it, and when: `tool read, 2026-01-31 12:05 UTC`."""
     window = process.window
     who = f"tool {window.pages[page.answers].name}" if page.answers else str(page.role)
-    when = dt.datetime.fromtimestamp(page.time, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"{who}, {when}" + (", superseded" if window.at(page.id) == Place.RETIRED else "")
+    return f"{who}, {_day(page.time)}" + (", superseded" if window.at(page.id) == Place.RETIRED else "")
 
 
-def _search(process: Process, arguments: str, call_id: str | None) -> MemoryReply:
+def _day(time: float) -> str:
+    return dt.datetime.fromtimestamp(time, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _search(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Search)
     room = max(50, process.capacity // 4)
+    if asked.session is not None and asked.session != process.name:
+        return _search_away(process, asked.query, asked.session, min(asked.tokens, room), reach)
     hits = process.search(asked.query, tokens=min(asked.tokens, room))
     if not hits:
         return MemoryReply(text="nothing found; try other or fewer words")
     pieces: list[tuple[str, str]] = []
-    sources: list[int] = []
+    found: list[tuple[Process, int]] = []
     for hit in hits:
-        page = process.window.pages[process.resolve(hit.address)[0]]
+        below = _below(process, hit.session)
+        where = process.branch(below[:-1]) if below else process
+        page = where.window.pages[parse_address(hit.address)[0]]
         start, end = hit.span
-        pieces.append((f"{hit.address} characters {start}-{end}, {origin_of(process, page)}", hit.text))
-        sources.append(page.id)
-    return MemoryReply(text=_told(pieces), sources=tuple(dict.fromkeys(sources)))
+        pieces.append((f"{below}{hit.address} characters {start}-{end}, {origin_of(where, page)}", hit.text))
+        found.append((where, page.id))
+    return _reply(process, _told(pieces), found)
 
 
-def _pin(process: Process, arguments: str, call_id: str | None) -> MemoryReply:
+def _search_away(process: Process, query: str, session: str, tokens: int, reach: Reach) -> MemoryReply:
+    """Search other processes of the tenant: exactly those that may be read."""
+
+    def readable(info: ProcessInfo) -> bool:
+        kind, name = _kind_of(info.name)
+        return info.kind == kind and (_is_own(process, info.name) or reach(kind, name))
+
+    known = process.kernel.store.processes()
+    infos = [info for info in known if session in (EVERYWHERE, info.name) and readable(info)]
+    if not infos:
+        raise UnknownAddress(f"nothing called {session[:80]!r} can be read here", advice="search for * or leave `session` out")
+    hits = process.search(query, tokens=tokens, among=infos)
+    if not hits:
+        return MemoryReply(text="nothing found; try other or fewer words")
+    numbers = {info.name: info.number for info in infos}
+    own = numbers.get(process.name)
+    keys = dict.fromkeys((numbers[hit.session], parse_address(hit.address)[0]) for hit in hits)
+    pieces = [
+        (f"{hit.reference} characters {hit.span[0]}-{hit.span[1]}, {hit.origin}, {_day(hit.time)}", hit.text) for hit in hits
+    ]
+    return MemoryReply(
+        text=_told(pieces),
+        sources=tuple(page for number, page in keys if number == own),
+        cites=tuple(key for key in keys if key[0] != own),
+    )
+
+
+def _pin(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Pin)
     if asked.unpin:
         process.unpin(asked.address)
@@ -214,7 +395,7 @@ def _pin(process: Process, arguments: str, call_id: str | None) -> MemoryReply:
     return MemoryReply(text=f"{asked.address} stays in the window")
 
 
-def _remember(process: Process, arguments: str, call_id: str | None) -> MemoryReply:
+def _remember(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Remember)
     if asked.address:
         process.remember(asked.address, asked.importance)

@@ -5,7 +5,7 @@ It becomes one transaction of the store, or is undone back to a savepoint. It do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -92,8 +92,12 @@ class Pending:
         self.new += taken.new
         self.texts |= taken.texts
 
-    def batch(self, states: Mapping[int, State], *, wait: bool = True) -> Batch:
-        """The transaction, with the states of all pages that were moved."""
+    def batch(self, states: Mapping[int, State], owns: Callable[[int], bool], *, wait: bool = True) -> Batch:
+        """The transaction, with the states of all pages that were moved.
+
+        Args:
+            owns: whether a page has its row in this process. What became of an inherited page only the ledger says.
+        """
         digests = {digest for page in self.new for digest in (page.digest, page.extra) if digest}
         moved = {page for event in self.events if event.act in STATE for page in _moved(event)}
         return Batch(
@@ -101,12 +105,15 @@ class Pending:
             events=self.events,
             pages=self.new,
             texts={digest: self.texts[digest] for digest in digests},
-            states={page: states[page] for page in moved},
+            states={page: states[page] for page in moved if owns(page)},
             index=[page.id for page in self.new if _is_indexed(page)],
-            unindex=sorted({page for event in self.events if event.act is Act.RETIRE for page in event.pages if page > 0}),
-            erase=[page for event in self.events if event.act is Act.DROP for page in event.pages],
+            unindex=sorted({page for page in self._in(Act.RETIRE) if page > 0 and owns(page)}),
+            erase=[page for page in self._in(Act.DROP) if owns(page)],
             wait=wait,
         )
+
+    def _in(self, act: Act) -> Iterator[int]:
+        return (page for event in self.events if event.act is act for page in event.pages)
 
 
 def _moved(event: Event) -> Iterator[int]:

@@ -15,15 +15,16 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import count
 from typing import Any
 
 import msgspec
 
 from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask
-from kilburn.errors import KernelError, KilburnError, StoreCorrupt, StoreReadOnly
+from kilburn.errors import KernelError, KilburnError, SpecError, StoreCorrupt, StoreReadOnly, UnknownAddress
 from kilburn.event import STATE, Act, Event
+from kilburn.kernel.branches import BRANCH, Fork, Inherit, fork_of, origin_in
 from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
 from kilburn.kernel.found import Found
@@ -35,12 +36,12 @@ from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
 from kilburn.kernel.window import Window
-from kilburn.message import Kind, Message, Part, Role
+from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
-from kilburn.store import State
+from kilburn.store import ProcessInfo, State, Store
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.form import dump, parse
 
@@ -50,6 +51,29 @@ __all__ = ["HitRateWarning", "Process", "Recalled"]
 
 READ = 500
 """Pages whose texts are read at a time."""
+
+
+def _children(store: Store, name: str) -> Iterator[ProcessInfo]:
+    """The sessions that have the names of a session's branches."""
+    for number in count(1):
+        info = store.process(f"{name}/{BRANCH}{number}", time=0.0, create=False)
+        if info is None:
+            return
+        yield info
+
+
+def _below(store: Store, branches: Iterable[tuple[ProcessInfo, Fork]]) -> list[ProcessInfo]:
+    """Branches, with all branches below them."""
+    found = []
+    for info, _ in branches:
+        below = ((each, fork_of(origin_in(store.events(each.number)))) for each in _children(store, info.name))
+        found += [info, *_below(store, [(each, fork) for each, fork in below if fork is not None and fork.forked == info.number])]
+    return found
+
+
+def _is_return(page: Page, fork: Fork) -> bool:
+    """Whether a page that cites a branch is its return, and not a recall from it."""
+    return page.answers == fork.call if fork.call else page.role is Role.USER
 
 
 class HitRateWarning(UserWarning):
@@ -68,8 +92,17 @@ class Process:
         self._answer = answer
         self._prompts = Prompts(kernel)
         self._warned = False
+        # Branches that are known to exist.
+        self._forks = 0
+        self._forked: Fork | None = None
+        self._known: dict[int, Fork] = {}
         # Opens any process of the tenant by its number, for what is forgotten with pages of this one.
         self.opener: Callable[[int], Holder] = lambda _: self
+        # Opens another session of the tenant by its name; creates one by its name and user. None where that cannot be.
+        self.relative: Callable[[str], Process | None] = lambda _: None
+        self.sibling: Callable[[str, str], Process | None] = lambda *_: None
+        # Writes what waits, and keeps this session in memory no longer than its callers do.
+        self.release: Callable[[], None] = lambda: None
         # Places outside the store with data made from pages, by name: each is called with the pages that are forgotten.
         self.erasers: dict[str, Callable[[Collection[int]], None]] = {}
 
@@ -273,6 +306,17 @@ class Process:
             planner.background.commit()
         return wanted
 
+    def decide_by(self, policy: Policy, name: str) -> None:
+        """Let another policy decide at this window from now on, until the session is opened again.
+
+        Args:
+            name: its name in the ledger.
+        """
+        with self.kernel.lock:
+            self.kernel.check_free()
+            self._planner.abandon()
+            self._planner = Planner(self.kernel, policy, name, self._answer)
+
     def abandon(self) -> None:
         """Give up a question that a model is still answering; called when the store closes."""
         with self.kernel.lock:
@@ -346,9 +390,15 @@ class Process:
     def recall(self, address: str) -> Recalled:
         """The exact text at an address, from whichever level has it: a fault if it is not in the window.
 
+        Args:
+            address: of a page here, such as `p17`, or of a branch, such as `b1/p17`.
+
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
+        if isinstance(address, str) and "/" in address:
+            path, _, rest = address.strip().rpartition("/")
+            return self.branch(path).recall(rest)
         with self._current() as kernel:
             try:
                 numbers, recalled = self._read(address)
@@ -373,7 +423,7 @@ class Process:
         numbers = kernel.resolve(address)
         pages = tuple(kernel.window.pages[number] for number in numbers)
         kernel.contents.fetch(page.digest for page in pages)
-        return numbers, Recalled(pages, tuple(kernel.contents.get(page.digest) for page in pages))
+        return numbers, Recalled(pages, tuple(kernel.contents.get(page.digest) for page in pages), self)
 
     def resolve(self, address: str) -> list[int]:
         """The ids of the pages that an address names, those that were retired included.
@@ -431,17 +481,28 @@ class Process:
         with self.lock:
             return items(self.window)
 
-    def search(self, query: str, tokens: int = 1000, limit: int = 20, *, record: bool = True) -> list[Found]:
-        """Passages of this process that match a query, best first, within a token budget.
+    def search(
+        self,
+        query: str,
+        tokens: int = 1000,
+        limit: int = 20,
+        *,
+        record: bool = True,
+        among: Sequence[ProcessInfo] | None = None,
+    ) -> list[Found]:
+        """Passages of this process and its branches that match a query, best first, within a token budget.
 
         Args:
             record: whether it is recorded in the ledger; a measurement must not change what policies see.
+            among: processes of the tenant to search instead; None for this one and its branches.
         """
         with self._current() as kernel:
-            search, now = kernel.searching(), kernel.clock()
+            search = kernel.searching(self.below() if among is None else among, alone=among is not None)
+            now = kernel.clock()
             hits = search.found(search.ranked(query, now, tokens), kernel.counter, tokens, now, limit, apart=True)
             if record and not kernel.store.readonly:
-                kernel.observe(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], policy="user", cause=Cause.FAULT)
+                own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
+                kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)
         return hits
 
     def pin(self, address: str) -> None:
@@ -601,11 +662,213 @@ class Process:
 
         `forked` is the number of that session's process, `known` the last page here that the other one has too.
         """
-        written = self.kernel.store.events(self.kernel.info.number, 0)
-        for event in takewhile(lambda event: event.act is not Act.ADMIT, written):
-            if event.act is Act.NOTE and "forked" in event.data:
-                return dict(event.data)
-        return {}
+        return origin_in(self.kernel.store.events(self.kernel.info.number, 0))
+
+    # Branches
+
+    def fork(
+        self, prompt: str, *, inherit: Inherit | str = Inherit.HISTORY, call: str | None = None, system: str = ""
+    ) -> Process:
+        """Begin a branch: another session, `NAME/b1`, that sees what this one sees, and goes its own way from there.
+
+        No page is copied. The branch has this session's pages under the same addresses; from here its own pages are
+        `b1/p17`. The prompt is pinned in it.
+
+        Args:
+            prompt: what the branch is to do; its first own message, in the user's role.
+            inherit: "history", or only the "task" (the system messages and the user's latest request), or "nothing".
+            call: the id of the open call here that the branch answers. The prompt is then the model's own words.
+            system: a system message before all others; not beside the history, which has its own.
+
+        Returns:
+            The branch. `exit` returns from it; `branch` finds it again.
+
+        Raises:
+            SpecError: nothing that can be inherited has this name.
+            KernelError: the call has a result already. Nothing was forked then.
+            PinsExceedWindow, StoreError: nothing was forked.
+        """
+        if inherit not in [*Inherit] or (system and inherit == Inherit.HISTORY):
+            what = f"inherit={inherit!r}" + (" with a system message" if system else "")
+            raise SpecError(what[:200], advice=f"use one of {', '.join(Inherit)}; the history has its own system message")
+        with self._current() as kernel:
+            if self.readonly:
+                raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to fork")
+            window, whole = kernel.window, inherit == Inherit.HISTORY
+            asked = window.calls.get(call or "", 0)
+            if call is not None and asked not in window.open:
+                raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
+            if any(event.act is not Act.SHIP for event in kernel.pending.events):
+                kernel.flush()
+            fork = Fork(
+                forked=kernel.info.number,
+                inherit=Inherit(inherit),
+                at=kernel.pending.head if whole else 0,
+                known=window.last if whole else 0,
+                derived=window.last_derived if whole else 0,
+                call=asked,
+            )
+            first = [Message(role=Role.SYSTEM, parts=(Part(kind=Kind.TEXT, text=system),))] if system else []
+            said = [*first, *self._first_of(fork, prompt)]
+            child = self._new()
+            try:
+                child.kernel.fork(kernel, fork)
+                child._begin(said)
+            except BaseException:
+                child.kernel.stale = True
+                kernel.store.erase(child.kernel.info.number)
+                raise
+            return child
+
+    def _new(self) -> Process:
+        """An empty session for a branch, with the next name that is free."""
+        while True:
+            self._forks += 1
+            made = self.sibling(f"{self.name}/{BRANCH}{self._forks}", self.kernel.info.user)
+            if made is not None:
+                return made
+
+    def _first_of(self, fork: Fork, prompt: str) -> list[Message]:
+        """The first own messages of a branch."""
+        window, owner, said = self.window, self.kernel.lineage.owner, list[Message]()
+        if fork.at:
+            for number in window.waiting():
+                text = "[you are in the branch now]" if number == fork.call else "[this is done in another place]"
+                result = Part(kind=Kind.RESULT, text=text, call=window.pages[number].call)
+                said.append(Message(role=Role.TOOL, parts=(result,)))
+        elif fork.inherit is Inherit.TASK:
+            systems = [page.id for page in window.resident() if page.role is Role.SYSTEM and page.kind is Kind.TEXT]
+            for number in (*systems, *window.request):
+                page = window.pages[number]
+                if self.window.at(number) is not Place.DROPPED:
+                    part = Part(kind=Kind.TEXT, text=self.kernel.text(number))
+                    said.append(Message(role=page.role, parts=(part,), cites=((owner(number), number),)))
+        sources = (fork.call,) if fork.call and fork.at else ()
+        cites = ((owner(fork.call), fork.call),) if fork.call and not fork.at else ()
+        return [*said, Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=prompt),), sources=sources, cites=cites)]
+
+    def _begin(self, said: Sequence[Message]) -> None:
+        def admit() -> tuple[int, ...]:
+            first, last = self.kernel.take_in(said)
+            if self.window.cost(last) <= self.kernel.capacity // 4:
+                self.kernel.pin([last], why="what the branch is to do")
+            return tuple(range(first, last + 1))
+
+        run(self._settling(admit, Cause.ADMIT), self._answer)
+
+    @property
+    def forked(self) -> Fork | None:
+        """Where this branch forked from; None if this session is no branch."""
+        # Another thread may be about to begin this branch.
+        if self._forked is None:
+            self._forked = fork_of(self.origin())
+        return self._forked
+
+    @property
+    def parent(self) -> Process | None:
+        """The session that this branch forked from; None if this session is no branch.
+
+        Raises:
+            KernelError: it was forgotten.
+        """
+        fork = self.forked
+        if fork is None:
+            return None
+        found = self.relative(self.name.rpartition("/")[0])
+        if found is None or found.kernel.info.number != fork.forked:
+            raise KernelError(f"the session that {self.name!r} forked from is gone", advice="nothing can be returned to it")
+        return found
+
+    def branch(self, path: str) -> Process:
+        """A branch of this session by its name from here, such as `b1`, or `b1/b2` for a branch of that.
+
+        Raises:
+            UnknownAddress: there is none.
+        """
+        found: Process = self
+        for name in path.split("/"):
+            below = found.relative(f"{found.name}/{name}") if name.startswith(BRANCH) else None
+            fork = below.forked if below is not None else None
+            if below is None or fork is None or fork.forked != found.kernel.info.number:
+                raise UnknownAddress(f"there is no branch {path[:80]!r} here", advice="see `branches`")
+            found = below
+        return found
+
+    def branches(self) -> list[tuple[ProcessInfo, Fork]]:
+        """The branches that forked from this session, oldest first; none of them is opened."""
+        found: list[tuple[ProcessInfo, Fork]] = []
+        number = self.kernel.info.number
+        for info in _children(self.kernel.store, self.name):
+            if info.number not in self._known:
+                fork = fork_of(origin_in(self.kernel.store.events(info.number)))
+                if fork is None:
+                    # No branch, or one that another thread is about to begin.
+                    continue
+                self._known[info.number] = fork
+            if self._known[info.number].forked == number:
+                found.append((info, self._known[info.number]))
+        return found
+
+    def below(self) -> list[ProcessInfo]:
+        """The branches, their branches, and so on; none of them is opened."""
+        return _below(self.kernel.store, self.branches())
+
+    def returned(self) -> str | None:
+        """The address in the parent of what this branch returned; None before.
+
+        Raises:
+            KernelError: this session is no branch, or its parent was forgotten.
+        """
+        parent, fork = self._above()
+        first = fork.known + 1
+        citing = self.kernel.store.citing(self.kernel.info.number, [first])
+        pages = parent.window.pages
+        found = [page for number, page in citing if number == fork.forked and page in pages and _is_return(pages[page], fork)]
+        return address_of(found[0]) if found else None
+
+    def returning(self, text: str) -> Message:
+        """The message with which this branch returns: a result of the call that it answers, or else a user's message of the
+        trust of what it was made from. It cites all pages of the branch; so it can be opened again, and is forgotten with
+        them.
+
+        Raises:
+            KernelError: this session is no branch, its parent was forgotten, or it has returned already.
+        """
+        parent, fork = self._above()
+        known = self.returned()
+        if known is not None:
+            raise KernelError(f"{self.name!r} has returned already, at {known}", advice="fork again")
+        window, number = self.window, self.kernel.info.number
+        own = [page for page in range(fork.known + 1, window.last + 1) if window.at(page) is not Place.DROPPED]
+        name = self.name.rpartition("/")[2]
+        told = f"{text}\n[{name}: {name}/{span_of(own[0], own[-1])}]" if own else text
+        cites = tuple((number, page) for page in own)
+        if fork.call:
+            call = parent.window.pages[fork.call].call
+            return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=told, call=call),), cites=cites)
+        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=told),), trust=Trust.AGENT, cites=cites)
+
+    def exit(self, text: str) -> str:
+        """Return from this branch: its result becomes a message of the parent, in one transaction.
+
+        Returns:
+            The address of the result in the parent. The branch's pages stay, and are `b1/p17` from there.
+
+        Raises:
+            KernelError: this session is no branch, its parent was forgotten, or it has returned already.
+            WireError: the parent's call has a result, or was forgotten. StoreError.
+        """
+        parent, _ = self._above()
+        with parent.lock:
+            address = parent.append(self.returning(text))
+        self.release()
+        return address
+
+    def _above(self) -> tuple[Process, Fork]:
+        fork, parent = self.forked, self.parent
+        if fork is None or parent is None:
+            raise KernelError(f"{self.name!r} is no branch", advice="fork it from a session")
+        return parent, fork
 
     def receipts(self) -> list[Receipt]:
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""

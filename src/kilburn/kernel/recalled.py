@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kilburn.page import Page
 
 __all__ = ["Recalled"]
@@ -10,14 +12,16 @@ __all__ = ["Recalled"]
 class Recalled(str):
     """Recalled text, exact: the concatenation of its pages' texts.
 
-    `parts` holds the pages' texts one by one, `pages` the pages.
+    `parts` holds the pages' texts one by one, `pages` the pages, and `process` the process that has them: a branch, for an
+    address such as `b1/p17`.
     """
 
     pages: tuple[Page, ...]
     parts: tuple[str, ...]
+    process: Any
 
-    def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...]) -> Recalled:
+    def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...], process: Any) -> Recalled:
         """Join the parts into the text."""
         made = super().__new__(cls, "".join(parts))
-        made.pages, made.parts = pages, parts
+        made.pages, made.parts, made.process = pages, parts, process
         return made

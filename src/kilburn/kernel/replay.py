@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from itertools import islice
 from typing import NamedTuple
 
 from kilburn.budget import Counter
 from kilburn.errors import KilburnError, StoreCorrupt
 from kilburn.event import Act, Event
 from kilburn.kernel.admission import cost_of
+from kilburn.kernel.branches import Lineage, fork_of, origin_in
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.ledger import Ledger, Usage
 from kilburn.kernel.render import part_of
@@ -26,30 +28,38 @@ SENSELESS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError
 
 
 class Rebuilt(NamedTuple):
-    """The state of a process up to event `head`."""
+    """The state of a process up to event `head`, and whose pages these are."""
 
     window: Window
     ledger: Ledger
     usage: Usage
     head: int
+    lineage: Lineage
 
 
-def rebuild(store: Store, info: ProcessInfo, counter: Counter, *, recount: bool = True) -> Rebuilt:
-    """Rebuild a process from its store; its pages get the costs of this counter.
+def rebuild(store: Store, info: ProcessInfo, counter: Counter, *, recount: bool = True, until: int | None = None) -> Rebuilt:
+    """Rebuild a process from its store; its pages get the costs of this counter. A branch with its parent's history begins
+    where the parent stood when it forked.
 
     Args:
         recount: whether pages that were made under another counter get their costs by this one, for which their texts
             are read.
+        until: the last event that counts; None for all.
 
     Raises:
         StoreCorrupt: the ledger has a hole, or an event that does not fit the state before it.
     """
-    window, ledger, usage = Window(counter), Ledger(), Usage(counter)
-    events = list(store.events(info.number))
+    window, ledger, usage, lineage = Window(counter), Ledger(), Usage(counter), Lineage(info.number)
+    events = list(islice(store.events(info.number), until))
+    fork = fork_of(origin_in(events))
+    if fork is not None and fork.at:
+        parent = ProcessInfo(number=fork.forked, name=f"process {fork.forked}", created=0.0)
+        base = rebuild(store, parent, counter, recount=recount, until=fork.at)
+        window, usage, lineage = base.window, base.usage, base.lineage.child(info.number, base.window)
     # Read after the events: another process may be appending, and a page that no event names yet does no harm.
-    pages = {page.id: page for page, _ in store.pages(info.number)}
+    pages = window.pages | {page.id: page for page, _ in store.pages(info.number)}
     if recount:
-        window.costs = _costs(store, pages, _foreign(events, counter), counter)
+        window.costs |= _costs(store, pages, _foreign(events, counter), counter)
     for number, event in enumerate(events, 1):
         where = f"event {number} of session {info.name!r}"
         if event.number != number:
@@ -63,7 +73,7 @@ def rebuild(store: Store, info: ProcessInfo, counter: Counter, *, recount: bool 
             raise StoreCorrupt(f"{where} ({event.act}) makes no sense: {why}", advice="run `kilburn fsck`") from error
         # A replay is never undone; its whole journal would take hundreds of megabytes.
         window.keep()
-    return Rebuilt(window, ledger, usage, len(events))
+    return Rebuilt(window, ledger, usage, len(events), lineage)
 
 
 def _foreign(events: Sequence[Event], counter: Counter) -> set[int]:

@@ -46,9 +46,11 @@ VERBS: dict[str, dict[str, int]] = {
         "drop_vectors": 1,
     },
     "kv.presses": {"keep": 2},
+    "agents.disciplines": {"choose": 1},
     "memory": {"plan": 1},
     "memory.rankings": {"rank": 2},
     "memory.embedders": {"embed": 1},
+    "agents.sandboxes": {"run": 1, "get": 1, "close": 0},
 }
 """The verbs of each kind, and the arguments of each verb in order, without the object itself."""
 

@@ -98,7 +98,9 @@ class Search:
 
     Args:
         vectors: finds by meaning; None for words alone.
-        windows: of open sessions, by number; a page that is there is not read from the store.
+        windows: of open sessions, by number; a page that is there is not read from the store. Of a branch, also for its
+            ancestors.
+        owner: of a page in such a window, the number of the process that it was made in.
         infos: the processes to look in.
         everywhere: whether these are all of the tenant's.
     """
@@ -111,12 +113,13 @@ class Search:
         infos: Iterable[ProcessInfo],
         *,
         windows: Mapping[int, Window] | None = None,
+        owner: Callable[[int], int] | None = None,
         everywhere: bool = False,
     ) -> None:
         self._store, self._ranking, self._vectors = store, ranking, vectors
         self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
-        self._windows = windows or {}
+        self._windows, self._owner = windows or {}, owner
         self._rows: dict[Key, tuple[Page, State]] = {}
         # Processes that turned out damaged.
         self._lost: set[int] = set()
@@ -235,7 +238,7 @@ class Search:
             window = self._windows.get(key[0])
             if window is None:
                 missing.append(key)
-            elif key[1] in window.pages:
+            elif key[1] in window.pages and (self._owner is None or self._owner(key[1]) == key[0]):
                 self._rows[key] = window.pages[key[1]], window.states[key[1]]
         if not missing:
             return

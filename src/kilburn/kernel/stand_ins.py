@@ -29,6 +29,14 @@ class StandIns(Mapping[int, int]):
         self._bundles: dict[int, _Bundle] = {}
         self._folds: dict[int, _Bundle] = {}
 
+    def copy(self) -> StandIns:
+        """The same, to be changed by itself."""
+        made = StandIns()
+        for fold, bundle in self._folds.items():
+            made._folds[fold] = twin = _Bundle(fold, bundle.pages.copy())
+            made._bundles.update(dict.fromkeys(bundle.pages, twin))
+        return made
+
     def __getitem__(self, page: int) -> int:
         return self._bundles[page].fold
 

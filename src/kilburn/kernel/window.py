@@ -7,6 +7,7 @@ journal, so that a failed batch can be undone. `laws` checks what is allowed.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -82,6 +83,15 @@ class Window:
         self._resident: list[Page] | None = None
         self._use: int | None = None
         self._journal: list[Callable[[], object]] = []
+
+    def copy(self) -> Window:
+        """The same window, to be changed by itself. The pages are shared; nothing may be waiting in the journal."""
+        made = copy.copy(self)
+        for name in ("pages", "states", "costs", "shown", "folded", "gone", "groups", "pins", "importance", "open", "calls"):
+            setattr(made, name, getattr(self, name).copy())
+        made.stand_ins, made.stubs, made._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
+        made.gaps, made._resident, made._journal = self.gaps.copy(made._order), None, []
+        return made
 
     # What is where
 

@@ -8,14 +8,14 @@ no values, no clock. `returning` is the order that knows about sessions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from kilburn.errors import SpecError
 
-__all__ = ["ORDERS", "EvictionOrder", "FifoOrder", "GreedyDual", "LfuOrder", "LruOrder", "PromptUse", "S3Fifo"]
+__all__ = ["ORDERS", "EvictionOrder", "FifoOrder", "GreedyDual", "LfuOrder", "LruK", "LruOrder", "PromptUse", "S3Fifo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +193,52 @@ class GreedyDual(_Ranked):
         self._age = max(self._age, rank)
 
 
+class LruK(_Ranked):
+    """LRU-K (O'Neil, O'Neil and Weikum, SIGMOD 1993): the unit whose k-th last use is the longest ago leaves first.
+
+    A unit with fewer than `k` known uses leaves before all others; of several, the least recently used. So what is read
+    only once, such as a scan, displaces nothing that was used more often. What is `busy` stays: that is pinning.
+
+    Args:
+        k: uses that are looked at; 1 is LRU.
+        history: units whose uses are still known after they were evicted; None for all.
+
+    Raises:
+        SpecError: a `k` below 1, or a history below 0.
+    """
+
+    def __init__(self, k: int = 2, history: int | None = None) -> None:
+        super().__init__()
+        if k < 1 or (history is not None and history < 0):
+            raise SpecError(f"LRU-{k} with a history of {history}", advice="give a k of 1 or more, and a history of 0 or more")
+        self.k, self.history = k, history
+        self._uses: dict[int, deque[int]] = {}
+        self._left_units: OrderedDict[int, None] = OrderedDict()
+
+    def used(self, units: Sequence[int], use: PromptUse) -> None:
+        """See `EvictionOrder`."""
+        rank, heap, turn = self._rank, self._heap, self._turn
+        for unit in reversed(units):
+            uses = self._uses.setdefault(unit, deque(maxlen=self.k))
+            uses.append(turn)
+            self._left_units.pop(unit, None)
+            rank[unit] = entry = (uses[0] if len(uses) == self.k else -1, turn, unit)
+            turn += 1
+            heappush(heap, entry)
+        self._turn = turn
+        if len(heap) > 4 * len(rank) + 64:
+            self._heap = list(rank.values())
+            heapify(self._heap)
+
+    def evict(self, count: int, busy: Container[int]) -> list[int]:
+        """See `EvictionOrder`."""
+        chosen = super().evict(count, busy)
+        self._left_units.update(dict.fromkeys(chosen))
+        while self.history is not None and len(self._left_units) > self.history:
+            del self._uses[self._left_units.popitem(last=False)[0]]
+        return chosen
+
+
 class S3Fifo(EvictionOrder):
     """S3-FIFO (Yang et al., SOSP 2023): a small queue for newcomers, a main one with second chances, a queue of ghosts.
 
@@ -258,6 +304,7 @@ ORDERS: dict[str, Callable[[int], EvictionOrder]] = {
     "lru head first": lambda _: LruOrder(head=True),
     "lfu": lambda _: LfuOrder(),
     "gdsf": lambda _: GreedyDual(),
+    "lru-2": lambda capacity: LruK(2, history=capacity),
     "s3-fifo": S3Fifo,
 }
 """By name: what makes an order for a capacity in units."""

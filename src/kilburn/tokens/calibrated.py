@@ -6,6 +6,7 @@ corrects the window as a whole.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 
 from kilburn.budget import Counter
@@ -54,6 +55,12 @@ class Calibrated:
 
     def __repr__(self) -> str:
         return f"Calibrated({self.inner!r}, factor={self.factor:.3f})"
+
+    def copy(self) -> Calibrated:
+        """The same factor, to be corrected by itself."""
+        made = copy.copy(self)
+        made._ratios = self._ratios.copy()
+        return made
 
     def count(self, text: str) -> int:
         """The inner counter's tokens, uncorrected."""

@@ -1,0 +1,377 @@
+"""What an agent may do: its rights, and the one function that decides about a call.
+
+`decide` is pure. The agent loop asks it before each call, and asks a person where it says so. The idea of privileges for
+agents, and of a person's word before what cannot be undone, is from AIOS (arXiv 2403.16971).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterable
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import KernelError, SpecError
+from kilburn.kernel.process import Process
+from kilburn.message import Role, Trust
+from kilburn.store import ProcessKind
+
+__all__ = [
+    "Action",
+    "Confirm",
+    "Confirmation",
+    "Consent",
+    "Decision",
+    "Deed",
+    "Permit",
+    "Privilege",
+    "Question",
+    "Rights",
+    "decide",
+    "flat",
+    "tainted",
+    "whereabouts",
+]
+
+
+class Deed(StrEnum):
+    """What a tool does to the world."""
+
+    READ = "read"
+    """Nothing changes."""
+    WRITE = "write"
+    """Something changes, and can be changed back."""
+    IRREVERSIBLE = "irreversible"
+    """What was done stays done: a message is sent, money is paid."""
+
+
+class Permit(StrEnum):
+    """Whether a call may be carried out; the later, the stricter."""
+
+    ALLOW = "allow"
+    ASK = "ask"
+    """If a person says yes."""
+    DENY = "deny"
+
+
+STRICTNESS = tuple(Permit)
+
+
+class Privilege(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be done together, under a name. Patterns are a shell's: `*`, `?`, `[a-c]`; case counts, and `*` matches `/` too.
+
+    Args:
+        name: for messages and the ledger.
+        tools: patterns of the names of tools that may be called, memory tools included.
+        files: folders in which the paths of these calls must lie; None for anywhere. Links in them are followed now, once.
+        sessions: patterns of other sessions that may be read. An agent's own session, and its branches, always may.
+        memories: patterns of users whose memories may be read; "" is the memory of all users.
+        documents: patterns of documents that may be read.
+
+    Raises:
+        SpecError: a string instead of several, or a folder whose path is not absolute.
+    """
+
+    name: str = "all"
+    tools: tuple[str, ...] = ("*",)
+    files: tuple[str, ...] | None = None
+    sessions: tuple[str, ...] = ()
+    memories: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("tools", "files", "sessions", "memories", "documents"):
+            given = getattr(self, field)
+            if given is None and field == "files":
+                continue
+            if isinstance(given, str) or not all(isinstance(one, str | os.PathLike) for one in given):
+                raise SpecError(f"{field}={given!r} of privilege {self.name!r}", advice="give a tuple of strings")
+            if field == "files":
+                if relative := [folder for folder in given if not os.path.isabs(folder)]:
+                    raise SpecError(f"files: {relative[0]!r} is not absolute", advice="give the whole path of the folder")
+                given = [os.path.realpath(folder) for folder in given]
+            msgspec.structs.force_setattr(self, field, tuple(given))
+
+    def reads(self, kind: ProcessKind, name: str) -> bool:
+        """Whether it allows to read a session or a document of this name, or the memory of a user of this name."""
+        patterns = {
+            ProcessKind.SESSION: self.sessions,
+            ProcessKind.MEMORY: self.memories,
+            ProcessKind.DOCUMENT: self.documents,
+        }
+        return _matches(name, patterns.get(kind, ()))
+
+    def holds(self, path: str) -> bool:
+        """Whether a resolved path is one of its folders, or lies in one."""
+        return self.files is None or any(Path(path).is_relative_to(folder) for folder in self.files)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class Rights(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent may do. Without arguments: call each of its tools, and read its own session.
+
+    Args:
+        privileges: a call needs one that allows all of it: the tool, all its paths, and what it reads.
+        after_untrusted: what becomes of calls that change something, once the session has read what tools returned
+            (see `tainted`).
+        wait: seconds until a question to a person counts as answered with no.
+        above: rights that must allow a call too, such as those of the agent that started this one.
+
+    Raises:
+        SpecError: `wait` is no number of seconds, or `after_untrusted` is none of allow, ask and deny.
+    """
+
+    privileges: tuple[Privilege, ...] = (Privilege(),)
+    after_untrusted: Permit = Permit.ALLOW
+    wait: float = 60.0
+    above: Rights | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.wait <= threading.TIMEOUT_MAX:
+            raise SpecError(f"wait={self.wait!r}", advice="give seconds, 0 or more")
+        if self.after_untrusted not in STRICTNESS:
+            raise SpecError(f"after_untrusted={self.after_untrusted!r}", advice=f"use one of {', '.join(Permit)}")
+        msgspec.structs.force_setattr(self, "after_untrusted", Permit(self.after_untrusted))
+        msgspec.structs.force_setattr(self, "privileges", tuple(self.privileges))
+
+    @property
+    def bounds_files(self) -> bool:
+        """Whether any of them is limited to some folders."""
+        bounded = any(privilege.files is not None for privilege in self.privileges)
+        return bounded or (self.above is not None and self.above.bounds_files)
+
+    def under(self, above: Rights) -> Rights:
+        """These rights, where those of another agent bound them."""
+        return msgspec.structs.replace(self, above=above if self.above is None else self.above.under(above))
+
+    @property
+    def heeds_taint(self) -> bool:
+        """Whether it matters what the session has read."""
+        return self.after_untrusted is not Permit.ALLOW or (self.above is not None and self.above.heeds_taint)
+
+    @property
+    def reaches(self) -> bool:
+        """Whether there may be anything to read besides the agent's own session."""
+        mine = any(privilege.sessions or privilege.memories or privilege.documents for privilege in self.privileges)
+        return mine and (self.above is None or self.above.reaches)
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call would do, as `decide` sees it.
+
+    Args:
+        tool: its name.
+        deed: what the tool does to the world.
+        paths: what it opens, resolved (see `whereabouts`).
+        reads: the other processes that it reads: kind and name; of a memory, the user.
+        tainted: whether the session has read what tools returned.
+    """
+
+    tool: str
+    deed: Deed = Deed.WRITE
+    paths: tuple[str, ...] = ()
+    reads: tuple[tuple[ProcessKind, str], ...] = ()
+    tainted: bool = False
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What was decided about a call.
+
+    Args:
+        permit: whether it may be carried out.
+        cause: "tool", "file", "session", "memory", "document", "untrusted" or "irreversible"; "" if it simply may.
+        why: in words, for the model and a person.
+    """
+
+    permit: Permit
+    cause: str = ""
+    why: str = ""
+
+
+def decide(rights: Rights, action: Action) -> Decision:
+    """Decide about a call: the strictest that the rights, and those above them, say of it."""
+    made = _privileged(rights.privileges, action)
+    if made.permit is not Permit.DENY:
+        found = [made]
+        if action.deed is Deed.IRREVERSIBLE:
+            found.append(Decision(Permit.ASK, "irreversible", f"what {action.tool} does cannot be undone"))
+        if action.tainted and action.deed is not Deed.READ:
+            why = f"{action.tool} changes something, and this session has read what tools returned"
+            found.append(Decision(rights.after_untrusted, "untrusted", why))
+        made = _strictest(found)
+    return made if rights.above is None else _strictest([decide(rights.above, action), made])
+
+
+def _strictest(decisions: Iterable[Decision]) -> Decision:
+    return max(decisions, key=lambda one: STRICTNESS.index(one.permit))
+
+
+def _privileged(privileges: Iterable[Privilege], action: Action) -> Decision:
+    """Whether one privilege allows all of a call; if none does, what the first obstacle is."""
+    left = [one for one in privileges if _matches(action.tool, one.tools)]
+    if not left:
+        return Decision(Permit.DENY, "tool", f"this agent may not call {action.tool}")
+    for path in action.paths:
+        before, left = left, [one for one in left if one.holds(path)]
+        if not left:
+            folders = sorted({folder for one in before for folder in one.files or ()})
+            return Decision(Permit.DENY, "file", f"{action.tool} may only go to {', '.join(folders) or 'no file'}, not to {path}")
+    for kind, name in action.reads:
+        left = [one for one in left if one.reads(kind, name)]
+        if not left:
+            return Decision(Permit.DENY, str(kind), f"this agent may not read the {kind} {name!r}")
+    return Decision(Permit.ALLOW)
+
+
+def flat(values: Iterable[str | list[str]]) -> list[str]:
+    """All paths of several parameters."""
+    return [path for value in values for path in ([value] if isinstance(value, str) else value)]
+
+
+def whereabouts(path: str) -> str:
+    """Where a path leads: absolute, without `..`, links followed. What does not exist yet is resolved as far as it does.
+
+    Raises:
+        TypeError, ValueError, OSError: it is not a path, or there is no folder to begin from.
+    """
+    return str(os.path.realpath(os.fspath(path)))
+
+
+def tainted(process: Process, clean: Collection[str] = (), until: int | None = None) -> bool:
+    """Whether a session has read an untrusted text: anything that is trusted no more than a tool.
+
+    All that was read since the session began counts, as in learning: what an agent says after an untrusted read may carry
+    it on, when the text itself has left the window and the user has spoken again. For this reason a branch is tainted too,
+    if its prompt was written after an untrusted read. What was recalled from the session itself is trusted as what it was
+    recalled from.
+
+    Args:
+        clean: tools whose results hold nobody else's words.
+        until: the last page that counts; None for all.
+    """
+    fork = process.forked
+    if fork is not None and fork.call and not fork.at:
+        try:
+            parent = process.parent
+        except KernelError:
+            return True
+        if parent is not None and tainted(parent, clean, fork.call):
+            return True
+    with process.lock:
+        pages, untrusted = process.window.pages, set[int]()
+        for number in range(1, (process.window.last if until is None else until) + 1):
+            page = pages[number]
+            ours = page.role is Role.TOOL and not page.cites
+            if page.trust > Trust.TOOL:
+                continue
+            if ours and page.sources:
+                if all(pages[source].trust > Trust.TOOL if source < 0 else source not in untrusted for source in page.sources):
+                    continue
+            elif ours and page.answers and pages[page.answers].name in clean:
+                continue
+            untrusted.add(number)
+        return bool(untrusted)
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """May this call be carried out? Asked of a person.
+
+    Args:
+        session: whose agent wants to make the call.
+        tool: its name.
+        arguments: JSON, as the model wrote it: data, never instructions.
+        why: why it is asked, in words.
+        seconds: until it counts as answered with no.
+        over: set when nobody waits for the answer any more: the time is up, or the run was given up.
+    """
+
+    session: str
+    tool: str
+    arguments: str
+    why: str
+    seconds: float
+    over: threading.Event = msgspec.field(default_factory=threading.Event)
+
+
+Confirm = Callable[[Question], bool]
+"""Asks a person. Only True is a yes."""
+
+
+class Consent(StrEnum):
+    """What became of a question. Everything but YES means no."""
+
+    YES = "yes"
+    NO = "no"
+    TIMEOUT = "timeout"
+    ABSENT = "absent"
+    """There is nobody to ask."""
+    BUSY = "busy"
+    """An earlier question was not answered in time, and still waits."""
+    FAILED = "failed"
+    """The hook raised."""
+    INVALID = "invalid"
+    """The hook returned something else than True or False."""
+    CANCELLED = "cancelled"
+    """The run was given up."""
+
+
+class Confirmation:
+    """Asks a person, one question at a time.
+
+    A hook that does not come back keeps its thread. Until it does, each further question is answered with no at once: so
+    there is one such thread at most, and an answer that comes late is not taken for that of another question. `thread` is
+    that of the last question.
+    """
+
+    def __init__(self, hook: Confirm | None = None) -> None:
+        self.hook = hook
+        self._one = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self._answers: queue.SimpleQueue[Consent] = queue.SimpleQueue()
+        self._cancelled = threading.Event()
+
+    def begin(self) -> None:
+        """A run begins: questions are asked again."""
+        self._cancelled.clear()
+
+    def cancel(self) -> None:
+        """The run is given up: the question that waits is answered with no, and so is each further one."""
+        self._cancelled.set()
+        self._answers.put(Consent.CANCELLED)
+
+    def ask(self, question: Question) -> Consent:
+        """Ask, and wait for the answer for `question.seconds` at most."""
+        with self._one:
+            hook, answers = self.hook, queue.SimpleQueue[Consent]()
+            if hook is None:
+                return Consent.ABSENT
+            self._answers = answers
+            if self._cancelled.is_set():
+                return Consent.CANCELLED
+            if self.thread is not None and self.thread.is_alive():
+                return Consent.BUSY
+            self.thread = threading.Thread(target=lambda: answers.put(_answer(hook, question)), daemon=True, name="confirm")
+            self.thread.start()
+            try:
+                return answers.get(timeout=question.seconds)
+            except queue.Empty:
+                return Consent.TIMEOUT
+            finally:
+                question.over.set()
+
+
+def _answer(hook: Confirm, question: Question) -> Consent:
+    try:
+        said: Any = hook(question)
+    except BaseException:  # noqa: BLE001 -- whatever it raises, it is no yes, and nobody else would see it in this thread
+        return Consent.FAILED
+    return Consent.YES if said is True else Consent.NO if said is False else Consent.INVALID

@@ -1,0 +1,289 @@
+"""An agent that branches: it hands a part of its work to a branch of its own session, and gets one result back.
+
+`branch(description, prompt)` and `return(message)` are tools. The branch begins with the agent's own window (or less), works
+with the same loop, and its steps never stand in the main window: they are folded into what it returns, and can be opened
+again by address. That is ContextFold (arXiv 2510.11967), where the folded steps are lost. Several calls of one reply are
+branches side by side; a branch may have branches. Another agent behind a function's name is the same thing, with other
+tools, another model or another policy: see `SubAgent`.
+
+What a branch spends is charged to every run above it. At its own limit the last steps are taken back, and the model is
+asked once to return. A crash leaves the call open and the branch whole: the next run goes on with it, or closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator, Sequence
+from enum import StrEnum
+from typing import Any, cast
+
+import msgspec
+
+from kilburn.agents.access import Action, Deed, Rights
+from kilburn.agents.loop import Agent, Limits, RunEvent, Stopped
+from kilburn.agents.tool import Tool
+from kilburn.errors import AccessDenied, KernelError, ToolError
+from kilburn.event import Act
+from kilburn.kernel.branches import Inherit
+from kilburn.kernel.process import Process
+from kilburn.kernel.resolve import resolve
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.model import Model, Reply, ToolSpec
+
+__all__ = ["RETURN", "BranchOutcome", "Branching", "SubAgent"]
+
+LIMITS = frozenset({"steps", "tokens", "seconds", "money"})
+TAKEN_BACK = 2
+"""Steps that are taken back from a branch at its limit, as in ContextFold: what was begun last is not done."""
+
+
+class BranchOutcome(StrEnum):
+    """How a branch ended; it stands in the branch's ledger."""
+
+    RETURNED = "returned"
+    SAID = "said"
+    """It answered in prose, which was taken as its result."""
+    FORCED = "forced"
+    """It was at its limit, and returned when it was told to."""
+    NOTHING = "nothing"
+    """It has no result: a limit was reached, or the model said nothing."""
+    ABANDONED = "abandoned"
+    """It did not end before the user went on."""
+
+
+class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that looks like a function of a description and a prompt.
+
+    Args:
+        name: how the model calls it.
+        purpose: what the model is told of it.
+        inherit: what it begins with.
+        tools: its own tools; None for those of the agent that calls it.
+        model: its own model; None for the caller's.
+        policy: what decides at its window, such as "fifo"; "" for the store's own.
+        system: a system prompt of its own, where it does not inherit the history.
+        limits: what one of its runs may spend.
+        rights: what it may do, as far as the caller may.
+    """
+
+    name: str = "branch"
+    purpose: str = (
+        "Work on a part of the task in a branch. It sees all that you see. Its steps stay out of your window: you get only "
+        "the message that it returns. Several calls in one reply run side by side."
+    )
+    inherit: Inherit = Inherit.HISTORY
+    tools: tuple[Callable[..., Any] | Tool, ...] | None = None
+    model: Model | None = None
+    policy: str = ""
+    system: str = ""
+    limits: Limits = Limits(steps=30)
+    rights: Rights = Rights()
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What the model is offered."""
+        texts = {"description": "three to five words", "prompt": "what is to be done, and what must come back"}
+        properties = {name: {"type": "string", "description": text} for name, text in texts.items()}
+        parameters = {"type": "object", "properties": properties, "required": [*texts], "additionalProperties": False}
+        return ToolSpec(name=self.name, description=self.purpose, parameters=parameters)
+
+
+RETURN = ToolSpec(
+    name="return",
+    description="End the branch that you work in. The message is all that the main line will see of it.",
+    parameters={
+        "type": "object",
+        "properties": {"message": {"type": "string", "description": "what was found or done, and what is left"}},
+        "required": ["message"],
+        "additionalProperties": False,
+    },
+)
+
+
+class _Branch(msgspec.Struct, forbid_unknown_fields=True):
+    description: str
+    prompt: str
+
+
+class _Return(msgspec.Struct, forbid_unknown_fields=True):
+    message: str
+
+
+class Branching(Agent):
+    """An agent whose model may branch.
+
+    Args:
+        agents: what it may hand work to; by default a branch of itself.
+        most: branches of one run at most, those of branches included.
+        depth: how deep branches may have branches; 1 for branches without branches.
+
+    The other arguments are those of `Agent`.
+
+    Raises:
+        SpecError: two tools have the same name.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tools: Sequence[Callable[..., Any] | Tool],
+        process: Process,
+        *,
+        agents: Sequence[SubAgent] = (SubAgent(),),
+        most: int = 10,
+        depth: int = 1,
+        **options: Any,
+    ) -> None:
+        self.agents = {agent.name: agent for agent in agents}
+        self.most, self.depth, self.level = most, depth, 0
+        self._begun: list[str] = []
+        self._options = options
+        super().__init__(model, tools, process, beside=(*(agent.spec for agent in agents), RETURN), **options)
+
+    def _resume(self, goes_on: bool, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
+        """Go on with the branches that an earlier run left open; close them, if the user says something new instead."""
+        if not self.level:
+            self._begun.clear()
+        window = self.process.window
+        waiting = [window.pages[number] for number in window.waiting()]
+        calls = [
+            Part(kind=Kind.CALL, text=self.process.text(page.id), call=page.call, name=page.name)
+            for page in waiting
+            if page.name in self.agents
+        ]
+        if not calls:
+            return
+        if goes_on:
+            yield from self._work(calls, loop)
+            return
+        for part in calls:
+            branch = self._of(part)
+            text = "[it was not done: the user went on]"
+            if branch is None:
+                self.process.append(Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=text, call=part.call),)))
+            else:
+                _note(branch, BranchOutcome.ABANDONED, text)
+                branch.exit(text)
+
+    def _invoke(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
+        try:
+            if part.name == RETURN.name:
+                return self._return(part)
+            if part.name in self.agents:
+                self._permit(self.bounds, part, Action(tool=part.name, deed=Deed.READ))
+                return self._branch(self.agents[part.name], part), False
+        except (AccessDenied, ToolError, KernelError, msgspec.ValidationError, msgspec.DecodeError) as error:
+            # A model or a store that fails is none of these: it leaves the branch open, and the next run goes on with it.
+            text = f"error: {error}"
+            return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=text, call=part.call),)), True
+        return super()._invoke(part, loop)
+
+    def _return(self, part: Part) -> tuple[Message, bool]:
+        if not self.level:
+            raise ToolError("this is no branch: there is nothing to return to", advice="answer the user in your own words")
+        self.returned = _message(part.text)
+        return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text="[returned]", call=part.call),)), False
+
+    def _branch(self, agent: SubAgent, part: Part) -> Message:
+        """Begin the branch of a call, or go on with it, until it returns."""
+        asked = msgspec.json.decode(part.text or "{}", type=_Branch)
+        branch = self._of(part)
+        if branch is None:
+            if self.level >= self.depth:
+                raise ToolError("a branch here cannot branch again", advice="do it here, or return")
+            with self.process.lock:
+                if len(self._begun) >= self.most:
+                    raise ToolError(f"{self.most} branches were begun, which is all", advice="do the rest here")
+                self._begun.append(part.call or "")
+            branch = self.process.fork(_told(asked.prompt), inherit=agent.inherit, call=part.call, system=agent.system)
+        outcome, text = _ended(branch)
+        if outcome is None:
+            outcome, text = self._inside(agent, branch).finish()
+            _note(branch, outcome, text)
+        said = branch.returning(text)
+        branch.release()
+        return said
+
+    def _of(self, part: Part) -> Process | None:
+        """The branch that was begun for a call, if there is one."""
+        page = self.process.window.calls.get(part.call or "")
+        found = next((info.name for info, fork in self.process.branches() if fork.call == page), None)
+        return self.process.branch(found.removeprefix(f"{self.process.name}/")) if found else None
+
+    def _inside(self, agent: SubAgent, branch: Process) -> Branching:
+        if agent.policy:
+            branch.decide_by(resolve("policies", agent.policy), agent.policy)
+        options = self._options | {"limits": agent.limits, "above": self.account, "system": ""}
+        options |= {"rights": agent.rights, "confirm": self.confirmation}
+        made = Branching(
+            agent.model or self.model,
+            [*self.tools.values()] if agent.tools is None else agent.tools,
+            branch,
+            agents=[*self.agents.values()],
+            most=self.most,
+            depth=self.depth,
+            **options,
+        )
+        made.level, made._begun, made.caller = self.level + 1, self._begun, self
+        return made
+
+    def finish(self) -> tuple[BranchOutcome, str]:
+        """Work in this branch to its end; how it ended, and its result."""
+        result = next(event.outcome for event in self.stream() if isinstance(event, Stopped))
+        if self.returned is not None:
+            return BranchOutcome.RETURNED, self.returned
+        if result.finish not in LIMITS:
+            return (BranchOutcome.SAID, result.text) if result.text else (BranchOutcome.NOTHING, f"[no result: {result.finish}]")
+        above = self.account.above
+        if result.steps and not (above is not None and above.ended()):
+            return self._forced(result.finish)
+        return BranchOutcome.NOTHING, f"[no result: the limit of {result.finish} was reached]"
+
+    def _forced(self, limit: str) -> tuple[BranchOutcome, str]:
+        """Take the last steps back, and ask once for the result."""
+        fork, pages = self.process.forked, self.process.window.pages
+        assert fork is not None
+        own = [page for number, page in pages.items() if number > fork.known]
+        steps = sorted({page.message for page in own if page.role is Role.ASSISTANT})[-TAKEN_BACK:]
+        self.process.take_back([page.id for page in own if steps and page.message >= steps[0]])
+        text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
+        self.process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), trust=Trust.AGENT))
+        reply = _last(self._reply())
+        for part in reply.calls:
+            self._invoke(part, None) if part.name == RETURN.name else None
+        if self.returned is not None or reply.text:
+            return BranchOutcome.FORCED, self.returned if self.returned is not None else reply.text
+        return BranchOutcome.NOTHING, f"[no result: the limit of {limit} was reached]"
+
+
+def _told(prompt: str) -> str:
+    """What a branch is told first; it is pinned, so it is the reminder of where the model is, too."""
+    return (
+        f"{prompt}\n\n[You work in a branch now. The main line sees none of these steps: when this part is done, call "
+        "return(message) with everything that it needs.]"
+    )
+
+
+def _message(arguments: str) -> str:
+    return msgspec.json.decode(arguments or "{}", type=_Return).message
+
+
+def _note(branch: Process, outcome: BranchOutcome, text: str) -> None:
+    """Write down how a branch ended and its result, before its parent has it."""
+    branch.record(Act.NOTE, policy="user", why=str(outcome), branch=str(outcome))
+    branch.append({"role": "assistant", "content": text})
+
+
+def _ended(branch: Process) -> tuple[BranchOutcome | None, str]:
+    """How a branch ended and its result, if its parent does not have it yet because of a crash."""
+    noted = [event.data["branch"] for event in branch.events() if event.act is Act.NOTE and "branch" in event.data]
+    return (BranchOutcome(noted[-1]), branch.text(branch.window.last)) if noted else (None, "")
+
+
+def _last(events: Generator[Any, None, Reply]) -> Reply:
+    """The reply at the end of a call's events."""
+    while True:
+        try:
+            next(events)
+        except StopIteration as end:
+            return cast("Reply", end.value)

@@ -1,0 +1,114 @@
+"""The agent's own past, for code in a sandbox: its sessions, their pages, and search.
+
+Each read is written down with the pages that it read. So what the code made of them is forgotten with them, and the run can
+be run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from kilburn.agents.sub_calls import Key, Recorded
+from kilburn.kernel.branches import BRANCH
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.page import Page, Place, parse_address
+
+__all__ = ["Past"]
+
+
+class Past:
+    """What the code calls `memory`.
+
+    Args:
+        past: one session, or all of a store.
+        own: the session of the run that reads, and its first page: from there on, and in its branches, nothing is past.
+        note: writes down what was asked, what was found, and the pages that this is from.
+        recorded: the run that is run again, or None.
+    """
+
+    def __init__(
+        self,
+        past: Process | Hierarchy,
+        own: tuple[str, int],
+        note: Callable[[str, str, tuple[Key, ...]], None],
+        recorded: Recorded | None = None,
+    ) -> None:
+        self._past, self._own, self._note, self._recorded = past, own, note, recorded
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The sessions, oldest first: name, pages, tokens."""
+        if isinstance(self._past, Process):
+            pages = _originals(self._past)
+            found = [{"name": self._past.name, "pages": len(pages), "tokens": sum(page.tokens for page in pages)}]
+        else:
+            infos = [info for info in self._past.processes() if not info.damaged and self._is_past(info.name, 1)]
+            found = [{"name": info.name, "pages": info.pages, "tokens": info.tokens} for info in infos]
+        return self._told("memory.sessions()", found, ())
+
+    def search(self, query: str, tokens: int = 1000) -> list[dict[str, Any]]:
+        """Passages that match a query, best first, of so many tokens together at most: session, address, text, origin."""
+        past = self._past
+        hits = past.search(query, tokens) if isinstance(past, Process) else past.search(query, tokens, where="sessions")
+        hits = [hit for hit in hits if self._is_past(hit.session, parse_address(hit.address)[0])]
+        found = [{"session": hit.session, "address": hit.address, "text": hit.text, "origin": hit.origin} for hit in hits]
+        cites = [(self._session(hit.session), parse_address(hit.address)[0]) for hit in hits]
+        return self._told(f"memory.search({query!r}, {tokens})", found, _keys(cites))
+
+    def pages(self, session: str = "", first: int = 1, last: int | None = None) -> list[dict[str, Any]]:
+        """The pages of a session from one number to another, without those that were forgotten.
+
+        Args:
+            session: its name; "" if there is one only.
+            first, last: numbers of pages; None for all that there are.
+        """
+        asked = f"memory.pages({session!r}, {first}, {last})"
+        process = self._session(session)
+        if self._recorded is not None:
+            # Pages that came since were not there. The pages may be of another store, so none is cited.
+            last = int(self._recorded.answer(asked)[0] or 0)
+        end = process.window.last if last is None else last
+        chosen = [page for page in _originals(process) if first <= page.id <= end and self._is_past(process.name, page.id)]
+        process.fetch(chosen)
+        self._note(asked, str(end), () if self._recorded else _keys((process, page.id) for page in chosen))
+        return [
+            {
+                "address": page.address,
+                "role": str(page.role),
+                "kind": str(page.kind),
+                "tokens": page.tokens,
+                "text": process.text(page.id),
+            }
+            for page in chosen
+        ]
+
+    def _is_past(self, session: str, page: int) -> bool:
+        name, first = self._own
+        return not session.startswith(f"{name}/{BRANCH}") and (session != name or abs(page) < first)
+
+    def _session(self, name: str) -> Process:
+        if isinstance(self._past, Process):
+            return self._past
+        if not name and len(known := self._past.processes()) == 1:
+            name = known[0].name
+        if not any(info.name == name for info in self._past.processes()):
+            # `process` would make one.
+            raise ValueError(f"there is no session {name!r}; see memory.sessions()")
+        return self._past.process(name)
+
+    def _told(self, asked: str, found: list[dict[str, Any]], cites: tuple[Key, ...]) -> list[dict[str, Any]]:
+        if self._recorded is not None:
+            found, cites = msgspec.json.decode(self._recorded.answer(asked)[0] or "[]"), ()
+        self._note(asked, msgspec.json.encode(found).decode(), cites)
+        return found
+
+
+def _originals(process: Process) -> list[Page]:
+    return [page for page, state in process.pages() if page.id > 0 and state.at is not Place.DROPPED]
+
+
+def _keys(read: Iterable[tuple[Process, int]]) -> tuple[Key, ...]:
+    return tuple(dict.fromkeys((process.kernel.lineage.owner(page), page) for process, page in read))

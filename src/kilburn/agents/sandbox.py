@@ -1,0 +1,320 @@
+"""Runs Python that a model wrote, outside of this program, with functions of ours that it can call.
+
+A *sandbox* keeps variables from one *cell* to the next, like a notebook. What the code says, and what it asks for, is
+data: it comes as JSON, is checked, and has bounds. The code is never run by this program's own interpreter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import keyword
+import os
+import stat
+import time
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO, ClassVar, Self
+
+import msgspec
+
+from kilburn.errors import KilburnError, NoValue, SandboxError, SandboxRefused, SpecError
+from kilburn.kernel.resolve import locate, names
+
+__all__ = ["Bounds", "Callbacks", "Cell", "CellOutcome", "Sandbox", "open_sandbox"]
+
+USUAL = ("cpython", "monty")
+"""The order in which `open_sandbox("auto")` tries them: full Python before a subset."""
+KIND = "agents.sandboxes"
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What one cell may take.
+
+    Args:
+        seconds: how long it may run. The time in which a function of ours runs does not count.
+        memory: bytes that the code may take, beside the interpreter and the files.
+        output: characters of its output that are kept, and characters of its error.
+    """
+
+    seconds: float = 30.0
+    memory: int = 512 * 1024 * 1024
+    output: int = 20_000
+
+    def __post_init__(self) -> None:
+        if not (0 < self.seconds < 1e6 and self.memory > 0 and self.output >= 0):
+            raise SpecError(f"bounds that cannot be: {self}", advice="give positive seconds and memory, output of 0 or more")
+
+
+class CellOutcome(StrEnum):
+    """How a cell ended."""
+
+    OK = "ok"
+    ERROR = "error"
+    """The code raised, or is no Python."""
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    KILLED = "killed"
+    """The process inside died, or did what only an attack does; see `Cell.error`."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """What one piece of code did.
+
+    Args:
+        output: what it printed, up to `Bounds.output` characters, and the value of a last expression.
+        cut: characters of output that were not kept.
+        error: the traceback, or why the cell was stopped; "" if its outcome is `ok`.
+        outcome: how it ended.
+        seconds: how long it took, with the functions of ours that it called.
+        lost: whether the variables are gone. The next cell then starts with those that the sandbox was opened with.
+    """
+
+    output: str
+    cut: int = 0
+    error: str = ""
+    outcome: CellOutcome = CellOutcome.OK
+    seconds: float = 0.0
+    lost: bool = False
+
+
+class Callbacks:
+    """Functions of ours that the code inside calls by name, with JSON values.
+
+    Args:
+        functions: by name. Arguments are checked against their type hints, where they have any. They run in the
+            thread that called `Sandbox.run`.
+
+    Raises:
+        SpecError: a name that is no name in Python.
+    """
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self.functions = dict(functions)
+        _check_names(functions)
+        self._signatures = {name: inspect.signature(function) for name, function in functions.items()}
+        self._hints = {name: typing.get_type_hints(function) for name, function in functions.items()}
+
+    def __call__(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call one of them. What it raises is for the code inside.
+
+        Raises:
+            NameError: there is no such function.
+            TypeError: arguments that do not fit.
+        """
+        if name not in self.functions:
+            raise NameError(f"no function {name[:100]!r} outside")
+        bound = self._signatures[name].bind(*args, **kwargs)
+        for parameter, value in bound.arguments.items():
+            hint = self._hints[name].get(parameter)
+            if hint is None or self._signatures[name].parameters[parameter].kind in (2, 4):
+                continue
+            try:
+                bound.arguments[parameter] = msgspec.convert(value, hint)
+            except msgspec.ValidationError as error:
+                raise TypeError(f"{name}: {parameter}: {error}") from error
+        return self.functions[name](*bound.args, **bound.kwargs)
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    for name in given:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise SpecError(f"{name[:100]!r} is no name in Python", advice="use letters, digits and _")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A file to read.
+
+    Raises:
+        SpecError: it cannot be read, or is a folder, a pipe or a device.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait
+        file = open(descriptor, "rb")  # noqa: SIM115 -- the caller closes it
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}", advice="give a file that can be read") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise SpecError(f"{path} is no file", advice="give files, no folders, pipes or devices")
+    return file
+
+
+def plain(text: str) -> str:
+    """Text that UTF-8 can carry: lone surrogates are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def json_of(value: Any) -> str:
+    """A value as JSON.
+
+    Raises:
+        TypeError, ValueError: JSON cannot carry it.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return text
+
+
+def value_of(text: str) -> Any:
+    """The value of JSON that came from inside.
+
+    Raises:
+        ValueError: it is no JSON, holds a number that JSON cannot carry, or is nested too deep.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+class Sandbox(ABC):
+    """Python outside of this program. It runs one cell at a time; closing it ends all that runs inside.
+
+    Args:
+        calls: functions of ours that the code can call.
+        variables: JSON values that the code finds under these names.
+        files: text files that the code finds under these names.
+        bounds: of each cell.
+
+    Raises:
+        SandboxRefused: this machine lacks what the sandbox needs.
+        SpecError: a name that is no name in Python, a value that is no JSON, or a file that cannot be read.
+    """
+
+    name: ClassVar[str]
+    lacks: tuple[str, ...] = ()
+    """What this sandbox does not have on this machine, in words."""
+
+    def __init__(self, *, calls: Callbacks, variables: Mapping[str, Any], files: Mapping[str, Path], bounds: Bounds) -> None:
+        self.calls, self.variables, self.files, self.bounds = calls, dict(variables), dict(files), bounds
+        _check_names({**self.variables, **self.files})
+        try:
+            json_of(self.variables)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
+        self._closed = False
+        self._turn = Lock()
+        self._begin()
+
+    def run(self, code: str) -> Cell:
+        """Run one cell. What the code does wrong is in the cell's outcome, and raises nothing.
+
+        Raises:
+            SandboxError: the sandbox is closed, runs a cell already, or cannot be started again.
+        """
+        with self._alone():
+            begun = time.monotonic()
+            return msgspec.structs.replace(self._run(code), seconds=time.monotonic() - begun)
+
+    def get(self, name: str) -> Any:
+        """The JSON value of a variable inside.
+
+        Raises:
+            NoValue: there is no such variable, or JSON cannot carry what it holds.
+            SandboxError: as for `run`.
+        """
+        with self._alone():
+            try:
+                return value_of(self._get(name))
+            except ValueError as error:
+                raise NoValue(f"{name[:100]}: {error}") from error
+
+    def close(self) -> None:
+        """End everything inside. Closing again does nothing."""
+        self._closed = True
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise SandboxError("this sandbox runs a cell already", advice="open one for each thread")
+        try:
+            if self._closed:
+                raise SandboxError("this sandbox is closed", advice="open another")
+            if not self._alive():
+                self._begin()
+            yield
+        except BaseException as error:
+            # After a cancellation nobody knows what the code inside does next.
+            if not isinstance(error, SandboxError):
+                self._end()
+            raise
+        finally:
+            self._turn.release()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Start the inside, with the variables and files."""
+
+    @abstractmethod
+    def _alive(self) -> bool:
+        """Whether the inside still has its variables."""
+
+    @abstractmethod
+    def _run(self, code: str) -> Cell:
+        """Run one cell."""
+
+    @abstractmethod
+    def _get(self, name: str) -> str:
+        """A variable as JSON; `ValueError` says why there is none."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the inside, if it runs."""
+
+
+def open_sandbox(
+    name: str = "auto",
+    *,
+    calls: Mapping[str, Callable[..., Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    files: Mapping[str, Path] | None = None,
+    bounds: Bounds | None = None,
+) -> Sandbox:
+    """Open a sandbox for code that a model wrote.
+
+    Args:
+        name: `cpython` (full Python; Linux), `monty` (a subset of Python; extra `repl`), or `auto`: the first of
+            them that this machine can keep.
+        calls: functions of ours that the code can call by name; see `Callbacks`.
+        variables: JSON values that the code finds under these names.
+        files: text files (UTF-8; other bytes become U+FFFD) whose whole text the code finds as `str`.
+        bounds: of each cell.
+
+    Raises:
+        SandboxRefused: this machine lacks what the sandbox needs. There is no less safe one to fall back to.
+        MissingExtra: the named sandbox is not installed.
+        SpecError: no sandbox of this name, a name that is no name in Python, or a file that cannot be read.
+    """
+    refused: list[str] = []
+    for each in USUAL if name == "auto" else (name,):
+        made = locate(KIND, each, foreign=False)
+        if made is None:
+            raise SpecError(f"no sandbox named {each[:100]!r}", advice=f"known: auto, {', '.join(names(KIND))}")
+        try:
+            opened: Sandbox = made(
+                calls=Callbacks(calls or {}), variables=variables or {}, files=files or {}, bounds=bounds or Bounds()
+            )
+        except SpecError:
+            raise
+        except KilburnError as error:
+            if name != "auto":
+                raise
+            refused.append(f"{each}: {error.what}" + (f" ({error.advice})" if error.advice else ""))
+        else:
+            return opened
+    raise SandboxRefused("; ".join(refused), advice="use Linux on x86-64, or install kilburn[repl]")

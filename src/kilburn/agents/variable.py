@@ -1,0 +1,124 @@
+"""The input of a recursive model: a text, a file, several files, or a folder, as a variable of its sandbox.
+
+It never stands in a window. The model is told what it is, how large it is, and how it begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import SpecError
+
+__all__ = ["Source", "Variable", "variable"]
+
+Source = str | Path | Sequence[Path] | Mapping[str, str]
+"""A text; a file or a folder; several files and folders; or texts by name."""
+
+HEAD = 600
+"""Characters of its beginning that the model is told."""
+
+SAMPLE = 100_000
+"""Characters of which the tokens are counted; the tokens of a longer text are told in proportion."""
+
+NAMES = 10
+"""Names of its parts that the model is told."""
+
+
+class Variable(msgspec.Struct, frozen=True, kw_only=True):
+    """A text in a file, ready for a sandbox.
+
+    Args:
+        path: the file, in UTF-8.
+        index: of several texts: name, first character, and the one behind the last; empty for one text.
+        characters: of all texts.
+        tokens: about how many.
+        digest: SHA-256 of all texts and names.
+        head: how it begins.
+    """
+
+    path: Path
+    index: tuple[tuple[str, int, int], ...] = ()
+    characters: int
+    tokens: int
+    digest: str
+    head: str
+
+    def told(self) -> str:
+        """What the model is told of it, beside its head."""
+        size = f"{self.characters:,} characters, about {self.tokens:,} tokens"
+        if not self.index:
+            return f"`context` is a str: {size}."
+        names = [name for name, _, _ in self.index]
+        shown = ", ".join(map(repr, names[:NAMES])) + (", ..." if len(names) > NAMES else "")
+        return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {shown}"
+
+    @property
+    def setup(self) -> tuple[dict[str, Any], dict[str, Path], str]:
+        """For a sandbox: variables, files, and code that makes `context` of them."""
+        if not self.index:
+            return {}, {"context": self.path}, ""
+        code = "context = {name: _text[start:end] for name, start, end in _index}\n_text = _index = None"
+        return {"_index": [list(part) for part in self.index]}, {"_text": self.path}, code
+
+
+@contextmanager
+def variable(source: Source, count: Callable[[str], int]) -> Iterator[Variable]:
+    """A source as a variable, as long as the block runs.
+
+    Bytes that are not UTF-8 become U+FFFD. Of a folder, all files below it are taken but hidden ones.
+
+    Args:
+        count: tokens of a text.
+
+    Raises:
+        SpecError: no such file or folder, or nothing in it.
+    """
+    index: list[tuple[str, int, int]] = []
+    if isinstance(source, str):
+        text = source
+    elif isinstance(source, Path) and not source.is_dir():
+        text = _read(source)
+    else:
+        parts = source.items() if isinstance(source, Mapping) else _files([source] if isinstance(source, Path) else source)
+        pieces, at = list[str](), 0
+        for name, piece in parts:
+            index.append((name, at, at + len(piece)))
+            pieces.append(piece)
+            at += len(piece)
+        text = "".join(pieces)
+        if not index:
+            raise SpecError("there is no file to ask about", advice="give a file, or a folder with files")
+    data = text.encode("utf-8", "replace")
+    sample = text[:SAMPLE]
+    tokens = count(sample) if len(text) <= SAMPLE else round(count(sample) * len(text) / SAMPLE)
+    digest = hashlib.sha256(data + msgspec.json.encode(index)).hexdigest()
+    with tempfile.TemporaryDirectory(prefix="kilburn-context-") as folder:
+        path = Path(folder) / "context.txt"
+        path.write_bytes(data)
+        yield Variable(path=path, index=tuple(index), characters=len(text), tokens=tokens, digest=digest, head=text[:HEAD])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}", advice="give a file that can be read") from None
+
+
+def _files(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """The names and texts of files, those of folders in the order of their names."""
+    for path in paths:
+        if not path.is_dir():
+            yield str(path), _read(path)
+            continue
+        for inner in sorted(path.rglob("*")):
+            below = inner.relative_to(path)
+            if inner.is_file() and not any(part.startswith(".") for part in below.parts):
+                yield below.as_posix(), _read(inner)

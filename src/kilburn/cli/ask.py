@@ -1,0 +1,155 @@
+"""`ask`: a question about texts of any length, answered by a model that reads them by code."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+import kilburn
+from kilburn.agents.loop import Called, Limits, Returned
+from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay
+from kilburn.agents.variable import Source
+from kilburn.budget import Budget
+from kilburn.cli.access import WIDE, model_of
+from kilburn.cli.screen import Done, count, many, progress
+from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.errors import SpecError
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.prices import prices_of
+from kilburn.terminal import line, say, tell
+
+__all__ = ["ask"]
+
+WRONG = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
+"""Outcomes without an answer: exit status 1."""
+
+
+@app.command()
+def ask(
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Files and folders to read.")] = None,
+    question: Annotated[str, typer.Option(metavar="TEXT", help="What you want to know.")] = "",
+    model: Annotated[str, typer.Option(metavar="SPEC", help="The root: it writes the code.")] = "",
+    sub_model: Annotated[
+        str, typer.Option(metavar="SPEC", help="Answers the code's questions; the root's model by default.")
+    ] = "",
+    depth: Annotated[int, typer.Option(min=0, help="0: no sub-calls; 1: to a model; 2: also to runs of their own.")] = 1,
+    past: Annotated[bool, typer.Option("--past", help="Let the code read the sessions of the store.")] = False,
+    session: Annotated[str, typer.Option(metavar="NAME", help="Where the run stands.")] = "ask",
+    recorded: Annotated[bool, typer.Option("--replay", help="Run the session's last question again, without a model.")] = False,
+    window: Annotated[int, typer.Option(help="Tokens of the root's window; the model's own where that is smaller.")] = 8000,
+    policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
+    steps: Annotated[int, typer.Option(min=0, help="The root's replies, at most.")] = 30,
+    calls: Annotated[int | None, typer.Option(min=0, help="Replies of all models, at most.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=0, help="Of all prompts and replies, at most.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Of the whole run, at most.")] = None,
+    money: Annotated[float | None, typer.Option(min=0, help="At most; see --prices.")] = None,
+    prices: Annotated[str, typer.Option(metavar="NAME", help="hosted, automatic or local.")] = "hosted",
+    reply: Annotated[int, typer.Option(min=1, help="Tokens of one reply, at most.")] = 1024,
+    parallel: Annotated[int, typer.Option(min=1, help="Models that are asked at the same time.")] = 4,
+    sandbox: Annotated[str, typer.Option(metavar="NAME", help="Where the code runs: auto, cpython or monty.")] = "auto",
+    tools: Annotated[
+        bool, typer.Option("--tools/--no-tools", help="Offer the root tools; without, it writes code in fences.")
+    ] = True,
+    db: Db = None,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Ask about files that are larger than any window: the model reads them by code, in a sandbox.
+
+    The text is a variable there. The model sees its size, its beginning and what its code prints. Its code may ask a model
+    about pieces of the text. Every step is a page of the session, and the run can be run again with --replay.
+
+    Exit status 1: there is no answer.
+
+    Examples:
+
+        kilburn ask report.txt notes/ --question "Which suppliers were late twice?" --model "chat('gpt-5')" --sub-model qwen
+
+        kilburn ask --past --question "What did I decide about the parser?" --model "chat('gpt-5')"
+    """
+    if not files and not past:
+        raise SpecError("nothing to ask about", advice="give files or folders, or --past")
+    if not recorded and not (question and model):
+        raise SpecError("a question needs --question and --model", advice="see kilburn ask --help")
+    source = files[0] if files and len(files) == 1 else files or None
+    limits = Limits(steps=steps, tokens=tokens, seconds=seconds, money=money, reply=reply, prices=prices_of(prices))
+    with ExitStack() as open_until:
+        root = open_until.enter_context(_closing(None if recorded else model_of(model)))
+        sub = open_until.enter_context(_closing(model_of(sub_model) if sub_model and not recorded else None))
+        held = min(window, getattr(root, "context", None) or window)
+        store = open_until.enter_context(
+            kilburn.open(
+                db or "agent.db",
+                window=held,
+                policy=policy,
+                tenant=tenant or "default",
+                reserve=min(reply, held // 2),
+                model=root,
+            )
+        )
+        # Another session's window must not change because it is read.
+        before = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter) if past else None
+        done = open_until.enter_context(progress("sub-calls"))
+        if recorded:
+            result = _again(store, session, source, before, sandbox)
+        else:
+            agent = Recursive(
+                root,
+                store.process(session),
+                sub=sub,
+                depth=depth,
+                limits=limits,
+                calls=calls,
+                sandbox=sandbox,
+                parallel=parallel,
+                tools=tools,
+            )
+            result = agent.ask(question, source, past=before, watch=lambda event: _tell(event, done))
+    _print(result, session, json)
+    if result.outcome in WRONG:
+        raise typer.Exit(1)
+
+
+def _closing(model: Any) -> Any:
+    """The model as a context, where it has something to close."""
+    return closing(model) if hasattr(model, "close") else nullcontext(model)
+
+
+def _again(store: Hierarchy, session: str, source: Source | None, past: Hierarchy | None, sandbox: str) -> RecursiveResult:
+    if session not in [info.name for info in store.processes()]:
+        raise SpecError(f"no session {session!r}", advice="name the one of the run with --session")
+    with kilburn.open(":memory:", window=store.budget.window, tokenizer=store.counter, embedder=None) as beside:
+        return replay(store.process(session), beside.process("again"), source, past=past, sandbox=sandbox)
+
+
+def _tell(event: Any, done: Done) -> None:
+    """Say on standard error what happens."""
+    if isinstance(event, SubCalled):
+        done(event.done + event.failed)
+    elif isinstance(event, Called):
+        say(f"[{line(event.name)}: {many(len(event.arguments), 'character')} of code]")
+    elif isinstance(event, Returned):
+        say(f"[{'failed' if event.failed else 'back'}: {line(event.text[:100])}]")
+
+
+def _print(result: RecursiveResult, session: str, json: bool) -> None:
+    if json:
+        tell(msgspec.json.encode(result).decode())
+        return
+    if result.content is not None:
+        tell(result.content if isinstance(result.content, str) else msgspec.json.encode(result.content).decode())
+    limit = f", the limit of {result.limit} was reached" if result.limit else ""
+    spent = (
+        f"{many(result.steps, 'step')}, {many(result.calls, 'sub-call')}, {many(result.tokens, 'token')}, {result.seconds:.0f} s"
+    )
+    say(f"{result.outcome}{limit}: {spent}; largest prompt {count(result.resident)} tokens; {line(session)} {result.address}")
+    for missing in result.missing[:5]:
+        say(line(f"missing: {missing.prompt}: {missing.why}"))
+    if len(result.missing) > 5:
+        say(f"and {count(len(result.missing) - 5)} more")
+    if result.lacks:
+        say(line(f"sandbox {result.sandbox} lacks here: {'; '.join(result.lacks)}"))

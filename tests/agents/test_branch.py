@@ -1,0 +1,237 @@
+"""Agents that branch: what the main window sees, limits that hold for all, errors a model can act on, and crashes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kilburn
+from agents.test_loop import calls, talk
+from kilburn.agents.branch import Branching, SubAgent
+from kilburn.agents.loop import Limits, Returned
+from kilburn.errors import SpecError, Unavailable
+from kilburn.event import Act
+from kilburn.kernel.branches import Inherit
+from kilburn.kernel.process import Process
+from kilburn.message import Trust
+from kilburn.model import Reply, Request, Tokens
+from kilburn.prices import Prices
+from kilburn.testing import Scripted, check_laws
+from kilburn.wire.validity import validate_chat
+
+
+def look(path: str) -> str:
+    """What is in a file."""
+    return f"{path}: " + "a line of it\n" * 40
+
+
+def opened(path: str = ":memory:", window: int = 4000) -> Process:
+    return kilburn.open(path, window=window, policy="hybrid", tokenizer="chars/4").process("work")
+
+
+def branch(call: str, prompt: str, name: str = "branch") -> tuple[str, str, dict[str, Any]]:
+    return call, name, {"description": "a part", "prompt": prompt}
+
+
+def by_task(**replies: list[Any]) -> Scripted:
+    """A model that says these in turn to whoever works on the task: the first word of the user's last message."""
+    lock = threading.Lock()
+
+    def answer(request: Request) -> Any:
+        validate_chat(list(request.messages))
+        task = [message["content"] for message in request.messages if message["role"] == "user"][-1].split()[0]
+        with lock:
+            reply = replies[task].pop(0)
+        return reply(request) if callable(reply) else reply
+
+    return Scripted([answer] * 200)
+
+
+def returned(message: str, call: str = "r") -> Reply:
+    return calls((call, "return", {"message": message}))
+
+
+def outcomes(process: Process) -> list[str]:
+    return [str(event.data["branch"]) for event in process.events() if event.act is Act.NOTE and "branch" in event.data]
+
+
+def test_the_main_window_has_only_what_a_branch_returned() -> None:
+    process = opened()
+    scripted = Scripted(
+        [
+            calls(branch("c1", "read three files")),
+            calls(("d1", "look", {"path": "a"}), ("d2", "look", {"path": "b"})),
+            calls(("d3", "look", {"path": "c"})),
+            calls(("d4", "return", {"message": "all three are fine"})),
+            "done",
+        ]
+    )
+    result = Branching(scripted, [look], process).run("check the files")
+    assert (result.text, result.steps) == ("done", 5)
+    assert "a line of it" not in json.dumps(process.render())
+    assert process.render()[-2]["content"].startswith("all three are fine\n[b1: b1/p3-p")
+    assert "a line of it" in process.recall("b1/p7")
+    assert outcomes(process.branch("b1")) == ["returned"]
+    # The branch's prompts begin with those of the main line, byte for byte.
+    first, inside = scripted.requests[0], scripted.requests[1]
+    assert list(inside.messages)[:1] == list(first.messages)
+    assert inside.tools == first.tools
+    check_laws(process)
+    check_laws(process.branch("b1"))
+
+
+def test_branches_of_one_reply_run_side_by_side_and_may_branch() -> None:
+    process = opened()
+    meet = threading.Barrier(2, timeout=20)
+
+    def wait(request: Request) -> Reply:
+        meet.wait()
+        return returned("fine")
+
+    scripted = by_task(
+        go=[calls(branch("c1", "LEFT part"), branch("c2", "RIGHT part")), "done"],
+        LEFT=[wait],
+        RIGHT=[calls(branch("e", "DEEPER part")), wait],
+        DEEPER=["nothing wrong here"],
+    )
+    result = Branching(scripted, [look], process, depth=2).run("go")
+    assert (result.text, result.steps) == ("done", 6)
+    names = [info.name for info, _ in process.branches()]
+    assert names == ["work/b1", "work/b2"]
+    below = [process.branch(name.removeprefix("work/")) for name in names]
+    deep = next(branch.branch("b1") for branch in below if branch.branches())
+    assert outcomes(deep) == ["said"]
+    assert json.dumps(process.render()).count("fine") == 2
+    for each in (process, *below, deep):
+        check_laws(each)
+
+
+def test_what_a_model_may_not_do_is_an_error_that_it_can_act_on() -> None:
+    process = opened()
+    scripted = by_task(
+        go=[
+            returned("too early"),
+            calls(("c1", "branch", {"prompt": 3})),
+            calls(branch("c2", "PART one")),
+            calls(branch("c3", "PART two")),
+            "done",
+        ],
+        PART=[calls(branch("d1", "DEEPER part")), calls(("d2", "return", {"text": "?"})), returned("fine")],
+    )
+    events = list(Branching(scripted, [look], process, most=1).stream("go"))
+    texts = [event.text for event in events if isinstance(event, Returned) and event.failed]
+    assert [text.startswith("error:") for text in texts] == [True] * 3
+    assert "this is no branch" in texts[0]
+    assert "1 branches were begun" in texts[2]
+    inside = json.dumps(process.branch("b1").messages())
+    assert "cannot branch again" in inside
+    assert outcomes(process.branch("b1")) == ["returned"]
+    with pytest.raises(SpecError, match="the same name"):
+        Branching(scripted, [look], opened(), agents=[SubAgent(name="look")])
+
+
+def test_at_its_limit_a_branch_is_rolled_back_and_told_to_return() -> None:
+    process = opened()
+    reads = [calls((f"d{number}", "look", {"path": f"file{number}"})) for number in range(4)]
+    scripted = by_task(
+        go=[calls(branch("c1", "PART")), "done"], PART=reads, **{"[The": [returned("two files are fine, two are left")]}
+    )
+    agents = [SubAgent(limits=Limits(steps=4))]
+    result = Branching(scripted, [look], process, agents=agents).run("go")
+    assert result.steps == 7
+    assert outcomes(process.branch("b1")) == ["forced"]
+    asked = json.dumps(scripted.requests[-2].messages)
+    assert ["file0" in asked, "file1" in asked, "file2" in asked, "file3" in asked] == [True, True, False, False]
+    assert "two are left" in process.render()[-2]["content"]
+    assert "a line of it" in process.recall("b1/p10")
+
+
+@pytest.mark.parametrize(("own", "of_all"), [(Limits(steps=0), Limits()), (Limits(), Limits(steps=3))])
+def test_where_nothing_is_left_to_spend_a_branch_has_no_result(own: Limits, of_all: Limits) -> None:
+    process = opened()
+    reads = [calls((f"d{number}", "look", {"path": "x"})) for number in range(9)]
+    scripted = by_task(go=[calls(branch("c1", "PART")), "done"], PART=reads)
+    result = Branching(scripted, [look], process, agents=[SubAgent(limits=own)], limits=of_all).run("go")
+    assert result.finish == ("stop" if own.steps == 0 else "steps")
+    assert result.steps == (2 if own.steps == 0 else 3)
+    assert outcomes(process.branch("b1")) == ["nothing"]
+    assert "no result: the limit of steps" in json.dumps(process.render())
+
+
+def test_what_branches_spend_is_charged_to_the_run() -> None:
+    process = opened()
+    paid = Tokens(prompt=100, reply=10)
+    scripted = by_task(
+        go=[calls(branch("c1", "PART"), usage=paid), talk("done", usage=paid)],
+        PART=[talk("fine", usage=paid)],
+    )
+    limits = Limits(prices=Prices(input=1e6, output=1e6))
+    result = Branching(scripted, [look], process, limits=limits).run("go")
+    assert (result.steps, result.tokens, result.money) == (3, 330, pytest.approx(330.0))
+
+
+def test_a_crash_inside_a_branch_is_resumed(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    process = opened(path)
+    down = Unavailable("the provider is down")
+    first = by_task(
+        go=[calls(branch("c1", "LEFT"), branch("c2", "RIGHT"))],
+        LEFT=[returned("left is fine")],
+        RIGHT=[calls(("d1", "look", {"path": "x"})), down],
+    )
+    with pytest.raises(Unavailable):
+        Branching(first, [look], process).run("go")
+    assert len(process.window.open) == 2
+    again = opened(path)
+    second = by_task(go=["done"], RIGHT=[returned("right is fine")])
+    result = Branching(second, [look], again).run()
+    assert (result.text, result.steps) == ("done", 2)
+    shown = json.dumps(again.render())
+    assert "left is fine" in shown
+    assert "right is fine" in shown
+    assert len(again.branches()) == 2
+    assert not again.window.open
+    check_laws(again)
+
+
+def test_a_branch_that_was_left_open_is_closed_when_the_user_goes_on(tmp_path: Path) -> None:
+    process = opened()
+    scripted = by_task(go=[calls(branch("c1", "PART"))], PART=[Unavailable("down")], instead=["of course"])
+    agent = Branching(scripted, [look], process)
+    with pytest.raises(Unavailable):
+        agent.run("go")
+    assert agent.run("instead").text == "of course"
+    assert outcomes(process.branch("b1")) == ["abandoned"]
+    assert "the user went on" in json.dumps(process.render())
+    validate_chat(process.render())
+
+
+def test_another_agent_looks_like_a_function() -> None:
+    process = opened()
+    own = by_task(Find=[calls(("d1", "count", {"text": "abc"})), returned("three letters")])
+
+    def count(text: str) -> int:
+        """How many letters."""
+        return len(text)
+
+    agent = SubAgent(
+        name="counter",
+        purpose="Counts letters.",
+        inherit=Inherit.NOTHING,
+        tools=(count,),
+        model=own,
+        policy="fifo",
+        system="Be exact.",
+    )
+    main = by_task(go=[calls(branch("c1", "Find how many", "counter")), "three"])
+    result = Branching(main, [look], process, agents=[agent]).run("go")
+    assert result.text == "three"
+    asked = own.requests[0]
+    assert [message["content"].split("\n")[0] for message in asked.messages] == ["Be exact.", "Find how many"]
+    assert "look" not in {spec.name for spec in asked.tools}
+    assert process.window.pages[process.window.last - 1].trust is Trust.TOOL
+    check_laws(process.branch("b1"))

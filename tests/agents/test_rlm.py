@@ -1,0 +1,569 @@
+"""Recursive models: answers, the slot, budgets, failures, the past, and running a run again from its pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.agents.loop import Limits, Returned
+from kilburn.agents.rlm import AnswerOutcome, Recursive, SubCalled, replay
+from kilburn.agents.sandbox import Bounds, open_sandbox
+from kilburn.errors import Forgotten, KilburnError, SandboxRefused, SpecError, Unavailable
+from kilburn.kernel.hierarchy import Hierarchy
+from kilburn.kernel.process import Process
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.model import Reply, Request, Tokens
+from kilburn.models.retry import Retry
+from kilburn.prices import Prices
+from kilburn.testing import Scripted, check_laws
+from kilburn.wire.validity import validate_chat
+
+TEXT = "\n".join(f"{n}: {'odd' if n % 2 else 'even'}" for n in range(20))
+AT_ONCE = Retry(attempts=3, sleep=lambda _: None)
+READY = '\nanswer["ready"] = True'
+ASK_ALL = 'replies = llm_query_batched(context.splitlines())\nanswer["content"] = replies' + READY
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_sandbox() -> None:
+    try:
+        open_sandbox().close()
+    except SandboxRefused as error:
+        pytest.skip(str(error))
+
+
+class Answering:
+    """A model whose reply is a function of the prompt; it knows how many asked at the same time."""
+
+    name, form, context, tokenizer = "answering", "chat", None, "chars/4"
+
+    def __init__(self, answer: Callable[[str], str], usage: Tokens | None = None) -> None:
+        self.answer, self.usage = answer, usage
+        self.asked: list[str] = []
+        self.most = self._now = 0
+        self._lock = threading.Lock()
+
+    def stream(self, request: Request) -> Iterator[Reply]:
+        prompt = request.messages[-1]["content"]
+        with self._lock:
+            self.asked.append(prompt)
+            self._now += 1
+            self.most = max(self.most, self._now)
+        try:
+            text = self.answer(prompt)
+        finally:
+            with self._lock:
+                self._now -= 1
+        yield Reply(message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=text),)), usage=self.usage)
+
+
+def cell(code: str) -> Message:
+    call = Part(kind=Kind.CALL, text=json.dumps({"code": code}), call="c", name="repl")
+    return Message(role=Role.ASSISTANT, parts=(call,))
+
+
+def opened(window: int = 4000) -> Hierarchy:
+    return kilburn.open(":memory:", window=window, policy="fifo", tokenizer="chars/4", embedder=None)
+
+
+def ask(*script: Any, text: Any = TEXT, sub: Any = None, process: Process | None = None, **options: Any) -> Any:
+    process = process or opened().process("a")
+    asking = {name: options.pop(name) for name in ("past", "kind", "watch") if name in options}
+    agent = Recursive(Scripted(script), process, sub=sub or Answering(str.upper), retry=AT_ONCE, **options)
+    return agent.ask("what is it?", text, **asking)
+
+
+def said(process: Process) -> str:
+    return json.dumps(process.messages())
+
+
+def test_the_text_is_never_in_the_window() -> None:
+    model = Scripted([cell("print(context[-50:][:9])"), cell('answer["content"] = len(context)' + READY)])
+    process = opened().process("a")
+    text = "the beginning\n" + "x" * 400_000 + "the very end"
+    result = Recursive(model, process).ask("how long is it?", text)
+    assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, len(text))
+    for request in model.requests:
+        validate_chat(request.messages)
+        shown = json.dumps(list(request.messages))
+        assert "the beginning" in shown
+        assert "the very end" not in shown
+        assert "how long is it?" in shown
+        assert "400,026 characters, about 100,0" in shown
+    assert result.resident < 1200
+    assert process.recall(result.address) == str(len(text))
+    check_laws(process)
+
+
+def test_resident_tokens_do_not_grow_with_the_text() -> None:
+    sizes = {ask(cell('answer["content"] = 1' + READY), text="word " * many).resident for many in (2_000, 20_000, 200_000)}
+    assert max(sizes) - min(sizes) < 10
+
+
+def test_outputs_are_cut_to_fit_the_window() -> None:
+    process = opened(window=3000).process("a")
+    result = ask(cell("print('y' * 1_000_000)"), cell('answer["content"] = 1' + READY), process=process)
+    assert result.outcome is AnswerOutcome.ANSWERED
+    assert result.resident < 3000
+    assert "more characters were not kept" in said(process)
+
+
+def test_sub_calls_are_pages_with_sources() -> None:
+    store = opened()
+    process = store.process("a")
+    result = ask(cell(ASK_ALL + "\nprint(replies[3])"), process=process)
+    assert result.content == [line.upper() for line in TEXT.splitlines()]
+    assert result.calls == 20
+    output = process.window.pages[process.window.last - 1]
+    assert process.text(output.id).startswith("3: ODD")
+    assert len(output.cites) == 20
+    calls = process.branch("b1")
+    assert {process for process, _ in output.cites} == {calls.kernel.info.number}
+    replies = [calls.window.pages[page] for _, page in output.cites]
+    prompts = [calls.window.pages[reply.sources[0]] for reply in replies]
+    assert sorted(calls.text(page.id) for page in prompts) == sorted(TEXT.splitlines())
+    assert {page.trust for page in (output, *replies, *prompts)} == {Trust.TOOL}
+    code = next(page for page, _ in process.pages() if page.kind is Kind.CALL)
+    assert {page.cites for page in prompts} == {((process.kernel.info.number, code.id),)}
+    assert process.recall(f"b1/{replies[0].address}") == calls.text(replies[0].id)
+    check_laws(process)
+    check_laws(calls)
+
+
+def test_forgetting_a_prompt_forgets_what_was_made_of_it() -> None:
+    process = opened().process("a")
+    result = ask(cell(ASK_ALL), process=process)
+    process.branch("b1").forget("p2")
+    with pytest.raises(Forgotten):
+        process.recall(result.address)
+
+
+def test_an_output_is_made_from_the_outputs_before() -> None:
+    process = opened().process("a")
+    ask(cell("print(len(context))"), cell('answer["content"] = 1' + READY), process=process)
+    results = [page for page, _ in process.pages() if page.kind is Kind.RESULT]
+    assert results[1].sources == (results[0].id,)
+
+
+def test_calls_run_side_by_side_and_not_too_many() -> None:
+    gate = threading.Barrier(3, timeout=5)
+
+    def wait(prompt: str) -> str:
+        gate.wait()
+        return prompt
+
+    sub = Answering(wait)
+    code = 'answer["content"] = llm_query_batched(context.splitlines()[:9])' + READY
+    assert ask(cell(code), sub=sub, parallel=3).outcome is AnswerOutcome.ANSWERED
+    assert sub.most == 3
+
+
+def test_a_model_that_fails_every_third_time_is_asked_again() -> None:
+    count = iter(range(1, 1000))
+
+    def third(prompt: str) -> str:
+        if next(count) % 3 == 0:
+            raise Unavailable("no")
+        return prompt.upper()
+
+    sub = Answering(third)
+    result = ask(cell(ASK_ALL), sub=sub, parallel=1)
+    assert (result.outcome, result.missing) == (AnswerOutcome.ANSWERED, ())
+    assert len(sub.asked) > 20
+
+
+def failing(prompt: str) -> str:
+    if int(prompt.partition(":")[0]) % 3 == 0:
+        raise Unavailable("never for this one")
+    return prompt.upper()
+
+
+def test_what_is_missing_is_named() -> None:
+    process = opened().process("a")
+    result = ask(cell(ASK_ALL), sub=Answering(failing), process=process)
+    assert result.outcome is AnswerOutcome.PARTIAL
+    assert [reply is None for reply in result.content] == [n % 3 == 0 for n in range(20)]
+    assert sorted(missing.prompt for missing in result.missing) == sorted(TEXT.splitlines()[::3])
+    assert {missing.why for missing in result.missing} == {"Unavailable 3 times"}
+    assert "13 sub-calls answered, 7 gave nothing" in said(process)
+
+
+def test_a_single_call_that_fails_raises_in_the_code() -> None:
+    code = "try:\n    llm_query(context.splitlines()[0])\nexcept Exception as error:\n    print('it said', error)"
+    process = opened().process("a")
+    heal = 'answer["content"] = "done"' + READY
+    result = ask(cell(code), cell(heal), sub=Answering(failing), process=process)
+    assert "it said" in said(process)
+    assert "Unavailable 3 times" in said(process)
+    assert result.outcome is AnswerOutcome.PARTIAL
+
+
+def test_a_later_answer_heals() -> None:
+    tries = iter(range(100))
+
+    def first(prompt: str) -> str:
+        if next(tries) < 3:
+            raise Unavailable("not yet")
+        return prompt
+
+    again = 'answer["content"] = llm_query("same")' + READY
+    result = ask(cell('llm_query_batched(["same"])'), cell(again), sub=Answering(first))
+    assert (result.outcome, result.content, result.missing) == (AnswerOutcome.ANSWERED, "same", ())
+
+
+@pytest.mark.parametrize(
+    ("limits", "calls", "limit"),
+    [
+        (Limits(steps=0), None, "steps"),
+        (Limits(), 0, "calls"),
+        (Limits(tokens=0), None, "tokens"),
+        (Limits(seconds=0), None, "seconds"),
+        (Limits(money=0), None, "money"),
+    ],
+    ids=["steps", "calls", "tokens", "seconds", "money"],
+)
+def test_a_budget_of_zero_is_an_outcome(limits: Limits, calls: int | None, limit: str) -> None:
+    process = opened().process("a")
+    model = Scripted([])
+    result = Recursive(model, process, limits=limits, calls=calls).ask("what?", TEXT)
+    assert (result.outcome, result.limit, result.content) == (AnswerOutcome.NOTHING, limit, None)
+    assert model.requests == []
+    validate_chat(process.render())
+
+
+def test_the_budget_holds_for_sub_calls_and_the_root_can_still_answer() -> None:
+    sub = Answering(str.upper)
+    result = ask(cell(ASK_ALL.replace(READY, "")), cell('answer["ready"] = True'), sub=sub, calls=10, parallel=1)
+    assert len(sub.asked) == 8
+    assert result.outcome is AnswerOutcome.PARTIAL
+    assert {missing.why for missing in result.missing} == {"the limit of calls is reached"}
+    assert len(result.missing) == 12
+
+
+def test_what_sub_calls_spend_is_counted() -> None:
+    usage = Tokens(prompt=100, reply=10)
+    limits = Limits(prices=Prices(input=1e6, output=0))
+    result = ask(cell(ASK_ALL), sub=Answering(str.upper, usage), limits=limits)
+    assert result.tokens >= 20 * 110
+    assert result.money >= 20 * 100
+
+
+def test_a_root_that_never_is_ready_is_told_to_answer() -> None:
+    idle = cell("print('thinking')")
+    final = cell('answer["content"] = 7' + READY)
+    assert ask(idle, idle, idle, final, limits=Limits(steps=3)).outcome is AnswerOutcome.FORCED
+    half = cell('answer["content"] = "half"')
+    result = ask(*[half] * 9, limits=Limits(steps=3))
+    assert (result.outcome, result.content, result.limit, result.steps) == (AnswerOutcome.UNREADY, "half", "steps", 3)
+    process = opened().process("a")
+    result = ask(*[idle] * 9, limits=Limits(steps=3), process=process)
+    assert (result.outcome, result.content) == (AnswerOutcome.NOTHING, None)
+    assert "The limit of steps is reached" in said(process)
+    check_laws(process)
+
+
+def test_prose_is_answered_with_a_reminder_and_taken_in_the_end() -> None:
+    process = opened().process("a")
+    result = ask("I think so", cell('answer["content"] = 1' + READY), process=process)
+    assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 1)
+    assert "Nothing is answered yet" in said(process)
+    result = ask("it is", "it is, really", "forty-two")
+    assert (result.outcome, result.content) == (AnswerOutcome.SAID, "forty-two")
+
+
+def test_a_fenced_block_is_a_cell_too() -> None:
+    process = opened().process("a")
+    model = Scripted(["Let me look.\n```repl\nprint(len(context))\n```", f'```python\nanswer["content"] = 1{READY}\n```'])
+    result = Recursive(model, process, tools=False).ask("?", TEXT)
+    assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 1)
+    assert model.requests[0].tools == ()
+    output = next(
+        page for page, _ in process.pages() if page.role is Role.USER and process.text(page.id).startswith(str(len(TEXT)))
+    )
+    assert output.trust is Trust.TOOL
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        ("del answer", "could not be read"),
+        ("answer = {1, 2}", "could not be read"),
+        ("answer = 42", "must be a dict"),
+        ('answer = {"content": 1}', "must be a dict"),
+        ('answer["ready"] = True', "is None"),
+        ('answer["content"] = 1; answer["ready"] = "yes"', "must be True or False"),
+        ('answer["content"] = "many"; answer["ready"] = True', "wrong type"),
+        ('answer["content"] = object(); answer["ready"] = True', "could not be read"),
+        ("llm_query = answer = None", "must be a dict"),
+    ],
+)
+def test_a_slot_that_is_gone_or_wrong_is_an_error_to_act_on(code: str, word: str) -> None:
+    process = opened().process("a")
+    events: list[Any] = []
+    right = 'answer["content"] = len(llm_query("ab"))' + READY
+    result = ask(cell(code), cell(right), kind=int, process=process, watch=events.append)
+    assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 2)
+    assert word in next(event.text for event in events if isinstance(event, Returned))
+
+
+def test_code_that_never_ends_is_stopped() -> None:
+    bounds = Bounds(seconds=0.3, output=2000)
+    process = opened().process("a")
+    result = ask(cell("while True: pass"), cell('answer["content"] = len(context)' + READY), bounds=bounds, process=process)
+    assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, len(TEXT))
+
+
+def test_hostile_arguments_are_errors_of_the_code() -> None:
+    for call in ("llm_query(5)", "llm_query_batched('abc')", "llm_query()", "llm_query('a', 'b', c=1)"):
+        code = f"try:\n    {call}\nexcept Exception as error:\n    answer['content'] = type(error).__name__" + READY
+        assert ask(cell(code)).content == "TypeError"
+
+
+def test_arguments_that_are_no_json_are_told_to_the_model() -> None:
+    broken = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.CALL, text='{"cod', call="c", name="repl"),))
+    process = opened().process("a")
+    assert ask(broken, cell('answer["content"] = 1' + READY), process=process).content == 1
+    assert "error:" in said(process)
+
+
+def test_depth_0_has_no_sub_calls() -> None:
+    process = opened().process("a")
+    code = "try:\n    llm_query('a')\nexcept NameError:\n    answer['content'] = 'none'" + READY
+    sub = Answering(str.upper)
+    assert ask(cell(code), depth=0, sub=sub, process=process).content == "none"
+    assert sub.asked == []
+    assert "llm_query" not in json.dumps(process.messages()[0])
+
+
+class Roots:
+    """A root for runs within runs: the outermost hands over halves, the others count."""
+
+    name, form, context, tokenizer = "roots", "chat", None, "chars/4"
+
+    def stream(self, request: Request) -> Iterator[Reply]:
+        below = any(message.get("content") == "count" for message in request.messages)
+        code = (
+            'answer["content"] = sum(r.endswith("ODD") for r in llm_query_batched(context.splitlines()))'
+            if below
+            else (
+                "lines = context.splitlines()\nhalves = ['\\n'.join(lines[:10]), '\\n'.join(lines[10:])]\n"
+                'answer["content"] = rlm_query_batched("count", halves)'
+            )
+        )
+        yield Reply(message=cell(code + READY), finish="calls")
+
+
+def test_runs_within_runs_are_charged_to_the_run_above() -> None:
+    process = opened().process("a")
+    agent = Recursive(Roots(), process, sub=Answering(str.upper, Tokens(prompt=1000, reply=1)), depth=2)
+    result = agent.ask("how many are odd in each half?", TEXT)
+    assert (result.outcome, result.content, result.calls) == (AnswerOutcome.ANSWERED, [5, 5], 20)
+    assert result.tokens > 20_000
+    below = [process.branch("b1"), process.branch("b2")]
+    assert [info.name for info, _ in process.branches()] == ["a/b1", "a/b2"]
+    assert all(len(branch.branches()) == 1 for branch in below)
+    output = next(page for page, _ in process.pages() if page.kind is Kind.RESULT)
+    assert len(output.cites) == 2
+    for branch in below:
+        check_laws(branch)
+
+
+def test_a_limit_holds_for_all_runs_together() -> None:
+    sub = Answering(str.upper)
+    result = Recursive(Roots(), opened().process("a"), sub=sub, depth=2, calls=12, parallel=1).ask("?", TEXT)
+    assert len(sub.asked) <= 10
+    assert result.outcome is not AnswerOutcome.ANSWERED
+    assert result.missing
+
+
+def test_rlm_query_that_gives_nothing_raises_in_the_code() -> None:
+    process = opened().process("a")
+    script = [cell('rlm_query("q", context)'), "no", "no idea", "", cell('answer["content"] = 1' + READY)]
+    result = ask(*script, depth=2, process=process)
+    assert result.outcome is AnswerOutcome.PARTIAL
+    assert "this piece gave no answer" in said(process)
+
+
+def test_an_error_of_the_root_leaves_all_that_came_before() -> None:
+    process = opened().process("a")
+    with pytest.raises(Unavailable):
+        ask(cell(ASK_ALL.replace(READY, "")), Unavailable("gone"), process=process)
+    assert len(process.branch("b1").messages()) == 41
+    validate_chat(process.render())
+
+
+def test_what_was_paid_for_before_an_interruption_is_kept() -> None:
+    def stop(prompt: str) -> str:
+        if prompt == "2":
+            raise KeyboardInterrupt
+        return prompt
+
+    process = opened().process("a")
+    with pytest.raises(KeyboardInterrupt):
+        ask(cell("for n in range(5): llm_query(str(n))"), sub=Answering(stop), process=process)
+    assert [message["content"] for message in process.branch("b1").messages()][1:] == ["0", "0", "1", "1"]
+
+
+# Running a run again
+
+
+def again(process: Process, text: Any = TEXT, **options: Any) -> Any:
+    return replay(process, opened().process("again"), text, **options)
+
+
+def test_a_run_is_run_again_without_a_model() -> None:
+    process = opened().process("a")
+    first = ask(cell("print(len(context))"), cell(ASK_ALL), sub=Answering(failing), process=process)
+    second = again(process)
+    assert (second.outcome, second.content, second.calls) == (first.outcome, first.content, first.calls)
+    assert sorted(second.missing, key=str) == sorted(first.missing, key=str)
+
+
+def test_the_last_question_of_a_session_is_run_again() -> None:
+    process = opened().process("a")
+    ask(cell('answer["content"] = llm_query("x")' + READY), process=process, sub=Answering(lambda _: "one"))
+    ask(cell('answer["content"] = llm_query("x")' + READY), process=process, sub=Answering(lambda _: "two"))
+    assert again(process).content == "two"
+
+
+def test_a_run_within_a_run_is_run_again() -> None:
+    process = opened().process("a")
+    Recursive(Roots(), process, sub=Answering(str.upper), depth=2).ask("odd?", TEXT)
+    assert again(process).content == [5, 5]
+
+
+def test_prose_fences_and_force_are_run_again() -> None:
+    process = opened().process("a")
+    script = ["hm", "```repl\nx = 1\n```", cell("print(x)"), cell('answer["content"] = x' + READY)]
+    first = ask(*script, process=process, limits=Limits(steps=3))
+    assert first.outcome is AnswerOutcome.FORCED
+    second = again(process, limits=Limits(steps=3))
+    assert (second.outcome, second.content) == (first.outcome, 1)
+
+
+def test_another_text_is_not_run_again() -> None:
+    process = opened().process("a")
+    ask(cell(ASK_ALL), process=process)
+    with pytest.raises(SpecError, match="not the text"):
+        again(process, TEXT + "!")
+    with pytest.raises(SpecError, match="nothing was asked"):
+        again(opened().process("new"))
+
+
+# What the variable may be
+
+
+def test_files_and_folders_are_a_dict(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.txt").write_text("first\r\nline", newline="")
+    (tmp_path / "sub" / "b.txt").write_bytes("zwölf".encode() + b"\xff")
+    (tmp_path / ".hidden").write_text("secret")
+    code = 'answer["content"] = context' + READY
+    result = ask(cell(code), text=tmp_path)
+    assert result.content == {"a.txt": "first\r\nline", "sub/b.txt": "zwölf\ufffd"}
+    assert ask(cell(code), text=tmp_path / "a.txt").content == "first\r\nline"
+    assert ask(cell(code), text=[tmp_path / "a.txt", tmp_path / "sub"]).content.keys() == {str(tmp_path / "a.txt"), "b.txt"}
+
+
+def test_no_file_is_an_error_that_changes_nothing(tmp_path: Path) -> None:
+    process = opened().process("a")
+    for source in (tmp_path / "none", tmp_path, None):
+        with pytest.raises(SpecError):
+            ask(text=source, process=process)
+    assert process.messages() == []
+
+
+def test_the_past_is_read_by_code() -> None:
+    store = opened()
+    past = store.process("past")
+    past.append(
+        {"role": "user", "content": "the parser drops the last line"}, {"role": "assistant", "content": "a slice is wrong"}
+    )
+    process = store.process("a")
+    code = (
+        'hits = memory.search("parser")\npages = memory.pages("past")\n'
+        'answer["content"] = [hits[0]["address"], [p["text"] for p in pages], len(memory.pages("past", first=2, last=2))]'
+    )
+    result = ask(cell(code + READY), text=None, past=store, process=process)
+    assert result.content == ["p1", ["the parser drops the last line", "a slice is wrong"], 1]
+    past.append({"role": "user", "content": "the parser again"})
+    assert replay(process, opened().process("again"), past=store).content == result.content
+    past.forget("p1")
+    with pytest.raises(Forgotten):
+        process.recall(result.address)
+
+
+def test_a_session_that_is_not_there_is_not_made() -> None:
+    store = opened()
+    code = "try:\n    memory.pages('nobody')\nexcept ValueError:\n    answer['content'] = len(memory.sessions())" + READY
+    process = store.process("a")
+    assert ask(cell(code), text=None, past=store, process=process).content == 0
+
+
+def test_what_the_run_itself_says_is_not_past() -> None:
+    store = opened()
+    process = store.process("a")
+    process.append({"role": "user", "content": "the parser drops the last line"})
+    code = (
+        'llm_query("the parser")\nanswer["content"] = [[hit["address"] for hit in memory.search("parser")], '
+        '[page["address"] for page in memory.pages("a")], [one["name"] for one in memory.sessions()]]'
+    )
+    for past in (store, process):
+        assert ask(cell(code + READY), text=None, past=past, process=store.process("a")).content[0][0] == "p1"
+    assert ask(cell(code + READY), text=None, past=store, process=store.process("b")).content[2] == ["a", "a/b1", "a/b2"]
+
+
+def test_a_model_that_raises_anything_fails_its_calls_only() -> None:
+    def foreign(prompt: str) -> str:
+        if prompt.startswith("3:"):
+            raise ZeroDivisionError
+        return prompt
+
+    result = ask(cell(ASK_ALL), sub=Answering(foreign))
+    assert [missing.why for missing in result.missing] == ["ZeroDivisionError"]
+    assert result.content[4] == "4: even"
+
+
+def test_many_questions_in_one_session_pin_nothing_for_ever() -> None:
+    process = opened().process("a")
+    for _ in range(12):
+        assert ask(cell('answer["content"] = 1' + READY), process=process).outcome is AnswerOutcome.ANSWERED
+    assert len(process.window.pins) <= 2
+    check_laws(process)
+
+
+def test_the_past_and_folders_need_no_full_python(tmp_path: Path) -> None:
+    pytest.importorskip("pydantic_monty")
+    (tmp_path / "a.txt").write_text("abc")
+    store = opened()
+    store.process("past").append({"role": "user", "content": "the parser"})
+    code = 'answer["content"] = [len(memory.pages("past")), context["a.txt"], llm_query("x")]' + READY
+    result = ask(cell(code), text=tmp_path, past=store, process=store.process("a"), sandbox="monty")
+    assert (result.sandbox, result.content) == ("monty", [1, "abc", "X"])
+    assert result.lacks
+
+
+def test_the_watch_is_told_of_sub_calls() -> None:
+    events: list[Any] = []
+    ask(cell(ASK_ALL), watch=events.append)
+    assert [event for event in events if isinstance(event, SubCalled)][-1] == SubCalled(20, 0)
+
+
+def test_numbers_that_mean_nothing() -> None:
+    for options in ({"depth": -1}, {"parallel": 0}, {"calls": -1}):
+        with pytest.raises(KilburnError):
+            Recursive(Scripted([]), opened().process("a"), **options)  # type: ignore[arg-type]
+
+
+def test_the_system_prompt_names_what_there_is() -> None:
+    for depth, names in ((0, set()), (1, {"llm_query"}), (2, {"llm_query", "rlm_query"})):
+        process = opened().process("a")
+        ask(cell('answer["content"] = 1' + READY), depth=depth, process=process)
+        assert set(re.findall(r"\b[lr]lm_query\b", process.messages()[0]["content"])) == names
