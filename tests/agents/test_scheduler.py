@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -304,6 +305,26 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
         assert agents["b"].run().text == "b " * 4  # it can go on where it stands
 
 
+async def test_a_cancelled_task_does_not_wait_for_its_turn() -> None:
+    gate = threading.Semaphore(0)
+    model = Slow(1, gate)
+    scheduler = Scheduler(model)
+    with ThreadPoolExecutor(1) as pool, kilburn.open(":memory:", window=2000, tokenizer="chars/4") as store:
+        first = pool.submit(complete, scheduler.model("a"), ask("a"))
+        until(lambda: model.open == 1)
+        agent = Agent(scheduler.model("b"), [], store.process("b"), memory=False)
+        run = asyncio.create_task(agent.arun("b"))
+        while len(scheduler.jobs()) < 2:
+            await asyncio.sleep(0.001)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert [job.agent for job in scheduler.jobs()] == ["a"]
+        gate.release(2)
+        first.result()
+        assert agent.run().text == "b "
+
+
 def test_a_caller_that_stops_reading_makes_room() -> None:
     scheduler = Scheduler(Slow(4))
     pieces = scheduler.model("a").stream(ask("a"))
@@ -364,6 +385,16 @@ def test_an_agent_whose_prompt_exceeds_the_kv_budget_makes_its_window_smaller() 
         agent = Agent(Scheduler(model, kv=before).model("a"), [], process, memory=False, limits=Limits(reply=200))
         assert agent.run("Go on.").text == "Done."
         assert process.render("chat").tokens < before - 200
+
+
+def test_a_job_that_is_cancelled_before_it_gives_way_ends_at_once() -> None:
+    scheduler = Scheduler(Slow(6), "round_robin(slice=1)")
+    pieces = scheduler.model("a").stream(ask("a"))
+    next(pieces)
+    assert scheduler.cancel("a") == 1
+    with pytest.raises(Cancelled):
+        next(pieces)
+    assert scheduler.jobs() == []
 
 
 def test_a_closed_scheduler_refuses_and_lets_nobody_wait() -> None:
