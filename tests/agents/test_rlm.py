@@ -1,4 +1,4 @@
-"""Recursive models: answers, the slot, budgets, failures, the past, and running a run again from its pages."""
+"""Recursive models: answers, budgets, failures, the past, and running a run again from its pages."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_fenced_block_is_a_cell_too() -> None:
         ("llm_query = answer = None", "must be a dict"),
     ],
 )
-def test_a_slot_that_is_gone_or_wrong_is_an_error_to_act_on(code: str, word: str) -> None:
+def test_an_answer_that_is_gone_or_wrong_is_an_error_to_act_on(code: str, word: str) -> None:
     process = opened().process("a")
     events: list[Any] = []
     right = 'answer["content"] = len(llm_query("ab"))' + READY
@@ -478,6 +478,8 @@ def test_no_file_is_an_error_that_changes_nothing(tmp_path: Path) -> None:
     for source in (tmp_path / "none", tmp_path, None):
         with pytest.raises(SpecError):
             ask(text=source, process=process)
+    with pytest.raises(SpecError):
+        ask(process=process, sandbox="none")
     assert process.messages() == []
 
 
