@@ -504,7 +504,50 @@ def test_a_session_that_is_not_there_is_not_made() -> None:
     store = opened()
     code = "try:\n    memory.pages('nobody')\nexcept ValueError:\n    answer['content'] = len(memory.sessions())" + READY
     process = store.process("a")
-    assert ask(cell(code), text=None, past=store, process=process).content == 1
+    assert ask(cell(code), text=None, past=store, process=process).content == 0
+
+
+def test_what_the_run_itself_says_is_not_past() -> None:
+    store = opened()
+    process = store.process("a")
+    process.append({"role": "user", "content": "the parser drops the last line"})
+    code = (
+        'llm_query("the parser")\nanswer["content"] = [[hit["address"] for hit in memory.search("parser")], '
+        '[page["address"] for page in memory.pages("a")], [one["name"] for one in memory.sessions()]]'
+    )
+    for past in (store, process):
+        assert ask(cell(code + READY), text=None, past=past, process=store.process("a")).content[0][0] == "p1"
+    assert ask(cell(code + READY), text=None, past=store, process=store.process("b")).content[2] == ["a", "a/b1", "a/b2"]
+
+
+def test_a_model_that_raises_anything_fails_its_calls_only() -> None:
+    def foreign(prompt: str) -> str:
+        if prompt.startswith("3:"):
+            raise ZeroDivisionError
+        return prompt
+
+    result = ask(cell(ASK_ALL), sub=Answering(foreign))
+    assert [missing.why for missing in result.missing] == ["ZeroDivisionError"]
+    assert result.content[4] == "4: even"
+
+
+def test_many_questions_in_one_session_pin_nothing_for_ever() -> None:
+    process = opened().process("a")
+    for _ in range(12):
+        assert ask(cell('answer["content"] = 1' + READY), process=process).outcome is AnswerOutcome.ANSWERED
+    assert len(process.window.pins) <= 2
+    check_laws(process)
+
+
+def test_the_past_and_folders_need_no_full_python(tmp_path: Path) -> None:
+    pytest.importorskip("pydantic_monty")
+    (tmp_path / "a.txt").write_text("abc")
+    store = opened()
+    store.process("past").append({"role": "user", "content": "the parser"})
+    code = 'answer["content"] = [len(memory.pages("past")), context["a.txt"], llm_query("x")]' + READY
+    result = ask(cell(code), text=tmp_path, past=store, process=store.process("a"), sandbox="monty")
+    assert (result.sandbox, result.content) == ("monty", [1, "abc", "X"])
+    assert result.lacks
 
 
 def test_the_watch_is_told_of_sub_calls() -> None:

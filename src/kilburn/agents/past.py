@@ -45,7 +45,7 @@ class Past:
             pages = _originals(self._past)
             found = [{"name": self._past.name, "pages": len(pages), "tokens": sum(page.tokens for page in pages)}]
         else:
-            infos = [info for info in self._past.processes() if not info.damaged and self._is_past(info.name, 0)]
+            infos = [info for info in self._past.processes() if not info.damaged and self._is_past(info.name, 1)]
             found = [{"name": info.name, "pages": info.pages, "tokens": info.tokens} for info in infos]
         return self._told("memory.sessions()", found, ())
 

@@ -72,10 +72,14 @@ of dicts with address, role, kind, tokens, text.
 """
 
 MEMORY = """\
-class memory:
-    search = staticmethod(memory_search)
-    sessions = staticmethod(memory_sessions)
-    pages = staticmethod(memory_pages)"""
+class Memory:
+    def search(self, query, tokens=1000):
+        return memory_search(query, tokens)
+    def sessions(self):
+        return memory_sessions()
+    def pages(self, session="", first=1, last=None):
+        return memory_pages(session, first, last)
+memory = Memory()"""
 
 REPL = ToolSpec(
     name="repl",
@@ -117,11 +121,11 @@ class RecursiveResult(msgspec.Struct, kw_only=True):
         content: the answer, a JSON value; None where there is none.
         limit: the limit that was reached: "steps" (of the root), "calls", "tokens", "seconds", "money"; or "".
         missing: sub-calls that gave nothing, those of runs below included.
-        address: of the answer in the session, or "".
+        address: of the answer in the session; "" where there is none.
         steps: the root's replies.
         calls: sub-calls that were answered, those of runs below included.
         tokens, money: of all models together.
-        resident: tokens of the root's largest prompt.
+        resident: tokens of the root's largest prompt, tool schemas included.
         sandbox: the name of the sandbox. lacks: what it does not have on this machine.
     """
 
@@ -197,7 +201,7 @@ class Recursive(Agent):
         self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, process.capacity)))
         self.asked = limits or Limits(steps=30)
         self.slots = slots or threading.BoundedSemaphore(parallel)
-        self.outer, self._options = above, options
+        self.outer, self._options, self._asking = above, options, threading.Lock()
         super().__init__(
             model,
             [],
@@ -216,7 +220,7 @@ class Recursive(Agent):
         kind: Any = Any,
         watch: Callable[[RunEvent | SubCalled], None] | None = None,
     ) -> RecursiveResult:
-        """Answer a question about a text, or about the past.
+        """Answer a question about a text, or about the past. Another question waits for the end of this one.
 
         Args:
             source: the text, as a `str`, a file, a folder or several of them; None for the past alone.
@@ -231,8 +235,8 @@ class Recursive(Agent):
         """
         if source is None and past is None:
             raise SpecError("nothing to ask about", advice="give a text, a file, a folder, or a session")
-        message = {"role": "user", "content": question}
-        return self._ask([message], source, past, kind, watch)
+        with self._asking:
+            return self._ask([{"role": "user", "content": question}], source, past, kind, watch)
 
     def _ask(
         self,
@@ -295,7 +299,9 @@ class Recursive(Agent):
         if missing and outcome in (AnswerOutcome.ANSWERED, AnswerOutcome.FORCED):
             outcome = AnswerOutcome.PARTIAL
         address = ""
-        if outcome is not AnswerOutcome.NOTHING:
+        if outcome is AnswerOutcome.SAID:
+            address = f"p{self.process.window.last}"
+        elif outcome not in (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING):
             text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
             said = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=text),), sources=self._last)
             address = self.process.append(said)
@@ -441,7 +447,7 @@ class Recursive(Agent):
         return True
 
     def _request(self, prompt: Any) -> Request:
-        self.resident = max(self.resident, prompt.tokens)
+        self.resident = max(self.resident, prompt.tokens + self.process.budget.overhead)
         return super()._request(prompt)
 
     def _work(self, calls: Sequence[Part], loop: Any) -> Iterator[RunEvent]:
@@ -569,8 +575,9 @@ class Recursive(Agent):
         """Answer a question about a piece of the text by a run of its own; or why there is no answer."""
         limit = spent(self.sub_calls.account)
         if limit:
-            self.sub_calls.miss(question, f"the limit of {limit} is reached")
-            return f"the limit of {limit} is reached"
+            why = f"the limit of {limit} is reached"
+            self.sub_calls.miss(f"{question} {text[:100]}", why)
+            return why
         branch = self._forked("Work on a part of what the run above works on.", system=self._system(self.depth - 1), calls=False)
         recorded = None
         model = self.model
@@ -609,7 +616,7 @@ class Recursive(Agent):
             self._below += result.calls
             if result.content is None:
                 why = result.limit or str(result.outcome)
-                self._lost.append(Missing(prompt=" ".join(question.split())[:100], why=why))
+                self.sub_calls.miss(f"{question} {text[:100]}", why)
                 return why
         return result
 

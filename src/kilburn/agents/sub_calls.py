@@ -6,6 +6,7 @@ reply, whose source is the prompt. They are written many at a time. A prompt wit
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Request, Tokens, complete
 from kilburn.models.retry import Retry
+
+log = logging.getLogger("kilburn")
 
 __all__ = ["Missing", "Recorded", "SubCalls", "spent"]
 
@@ -215,6 +218,10 @@ class SubCalls:
             except ModelError as error:
                 # Its message may quote the prompt; the advice is ours.
                 return None, f"{type(error).__name__}: {error.advice}" if error.advice else type(error).__name__
+            except Exception as error:
+                # A model is foreign code.
+                log.exception("model %s raised", self.model.name)
+                return None, type(error).__name__
 
     def _complete(self, model: Model, prompt: str) -> str:
         hoisted = model.form == "messages"

@@ -64,7 +64,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
         """For a sandbox: variables, files, and code that makes `context` of them."""
         if not self.index:
             return {}, {"context": self.path}, ""
-        code = "context = {name: _text[start:end] for name, start, end in _index}\ndel _text, _index"
+        code = "context = {name: _text[start:end] for name, start, end in _index}\n_text = _index = None"
         return {"_index": [list(part) for part in self.index]}, {"_text": self.path}, code
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCal
 from kilburn.agents.variable import Source
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, model_of
-from kilburn.cli.screen import count, many
+from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError
 from kilburn.kernel.hierarchy import Hierarchy
@@ -41,7 +40,7 @@ def ask(
     past: Annotated[bool, typer.Option("--past", help="Let the code read the sessions of the store.")] = False,
     session: Annotated[str, typer.Option(metavar="NAME", help="Where the run stands.")] = "ask",
     recorded: Annotated[bool, typer.Option("--replay", help="Run the session's last question again, without a model.")] = False,
-    window: Annotated[int, typer.Option(help="Tokens of the root's window.")] = 8000,
+    window: Annotated[int, typer.Option(help="Tokens of the root's window; the model's own where that is smaller.")] = 8000,
     policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
     steps: Annotated[int, typer.Option(min=0, help="The root's replies, at most.")] = 30,
     calls: Annotated[int | None, typer.Option(min=0, help="Replies of all models, at most.")] = None,
@@ -81,19 +80,20 @@ def ask(
     with ExitStack() as open_until:
         root = open_until.enter_context(_closing(None if recorded else model_of(model)))
         sub = open_until.enter_context(_closing(model_of(sub_model) if sub_model and not recorded else None))
+        held = min(window, getattr(root, "context", None) or window)
         store = open_until.enter_context(
             kilburn.open(
                 db or "agent.db",
-                window=window,
+                window=held,
                 policy=policy,
                 tenant=tenant or "default",
-                reserve=min(reply, window // 2),
+                reserve=min(reply, held // 2),
                 model=root,
             )
         )
         # Another session's window must not change because it is read.
         before = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter) if past else None
-        told = _Told()
+        done = open_until.enter_context(progress("sub-calls"))
         if recorded:
             result = _again(store, session, source, before, sandbox)
         else:
@@ -108,8 +108,7 @@ def ask(
                 parallel=parallel,
                 tools=tools,
             )
-            result = agent.ask(question, source, past=before, watch=told)
-        told.end()
+            result = agent.ask(question, source, past=before, watch=lambda event: _tell(event, done))
     _print(result, session, json)
     if result.outcome in WRONG:
         raise typer.Exit(1)
@@ -127,31 +126,14 @@ def _again(store: Hierarchy, session: str, source: Source | None, past: Hierarch
         return replay(store.process(session), beside.process("again"), source, past=past, sandbox=sandbox)
 
 
-class _Told:
-    """Says on standard error what happens."""
-
-    def __init__(self) -> None:
-        self._open = False
-
-    def __call__(self, event: Any) -> None:
-        if isinstance(event, SubCalled):
-            if sys.stderr.isatty():
-                failed = f", {count(event.failed)} gave nothing" if event.failed else ""
-                sys.stderr.write(f"\r  {many(event.done, 'sub-call')} answered{failed}")
-                sys.stderr.flush()
-                self._open = True
-            return
-        self.end()
-        if isinstance(event, Called):
-            say(f"[{line(event.name)}: {many(len(event.arguments), 'character')} of code]")
-        elif isinstance(event, Returned):
-            say(f"[{'failed' if event.failed else 'back'}: {line(event.text[:100])}]")
-
-    def end(self) -> None:
-        """End the line of a count."""
-        if self._open:
-            sys.stderr.write("\n")
-            self._open = False
+def _tell(event: Any, done: Done) -> None:
+    """Say on standard error what happens."""
+    if isinstance(event, SubCalled):
+        done(event.done + event.failed)
+    elif isinstance(event, Called):
+        say(f"[{line(event.name)}: {many(len(event.arguments), 'character')} of code]")
+    elif isinstance(event, Returned):
+        say(f"[{'failed' if event.failed else 'back'}: {line(event.text[:100])}]")
 
 
 def _print(result: RecursiveResult, session: str, json: bool) -> None:

@@ -12,7 +12,7 @@ from kilburn.cli.evaluate import evals
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Json
 from kilburn.evals.aggregation import TASKS
-from kilburn.evals.recursion import SYSTEMS, evaluate
+from kilburn.evals.recursion import BATCH, SYSTEMS, evaluate
 from kilburn.terminal import show
 
 __all__ = ["recursion"]
@@ -33,6 +33,7 @@ def recursion(
         list[int] | None, typer.Option(min=2, metavar="N", help="Also judge all pairs of so many reports, one by one.")
     ] = None,
     window: Annotated[int, typer.Option(min=2000, help="Tokens of four characters.")] = 8000,
+    batch: Annotated[int, typer.Option(min=1, help="Items that one sub-call labels.")] = BATCH,
     count: Annotated[int, typer.Option(min=1, help="Texts of each size.")] = 1,
     model: Annotated[str, typer.Option(metavar="SPEC", help="The root; a program that makes no mistakes by default.")] = "",
     sub_model: Annotated[str, typer.Option(metavar="SPEC", help="Answers sub-calls; an oracle by default.")] = "",
@@ -61,6 +62,7 @@ def recursion(
             tasks=task or TASKS,
             judged=judged or (),
             window=window,
+            batch=batch,
             count=count,
             seed=seed,
             model=model_of(model) if model else None,

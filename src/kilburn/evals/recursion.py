@@ -42,8 +42,8 @@ SYSTEMS = ("depth 0", "depth 1", "depth 2", "truncate", "search")
 REPORTS = "reports"
 """The task of judging pairs: which reports are of the same event. Its size is a number of reports, not of tokens."""
 
-LABELLED = 50
-"""Items that one sub-call labels."""
+BATCH = 50
+"""Items that one sub-call labels, by default."""
 
 PIECE = 400_000
 """Characters of a piece that a run below gets: about 100,000 tokens."""
@@ -61,10 +61,11 @@ ENTRIES = "Count the remarks by user, month and topic: a dict of 'user|month|top
 LOOK = "print(len(context), 'characters'); print(context[:200])"
 
 LABEL = f"""\
+batch = BATCH
 items = [line.split(" | ", 2) for line in context.splitlines()]
 prompts = []
-for start in range(0, len(items), {LABELLED}):
-    part = enumerate(items[start:start + {LABELLED}], start)
+for start in range(0, len(items), batch):
+    part = enumerate(items[start:start + batch], start)
     prompts.append({TELL!r} + "\\n" + "\\n".join(f"{{n}}: {{item[2]}}" for n, item in part))
 labels = {{}}
 for start in range(0, len(prompts), {TOGETHER}):
@@ -86,7 +87,11 @@ words = {KEYWORDS!r}
 found = {{}}
 for line in context.splitlines():
     date, user, remark = line.split(" | ", 2)
-    label = next((topic for topic, marks in words.items() if any(mark in remark for mark in marks)), {TOPICS[0]!r})
+    label = {TOPICS[0]!r}
+    for topic, marks in words.items():
+        for mark in marks:
+            if mark in remark:
+                label = topic
     key = (user, date[:7], label)
     found[key] = found.get(key, 0) + 1
 """
@@ -170,6 +175,7 @@ class Template:
     Args:
         questions: those that it may be asked.
         depth: of the outermost run.
+        batch: items that one sub-call labels.
     """
 
     name = "template"
@@ -177,9 +183,10 @@ class Template:
     context: int | None = None
     tokenizer: Any = f"chars/{CHARACTERS}"
 
-    def __init__(self, questions: Sequence[Question], depth: int) -> None:
+    def __init__(self, questions: Sequence[Question], depth: int, batch: int = BATCH) -> None:
         self._codes = {question.text: question.code for question in questions}
         self._depth = depth
+        self._label = LABEL.replace("BATCH", str(batch))
 
     def stream(self, request: Request) -> Iterator[Reply]:
         """The next cell."""
@@ -191,10 +198,10 @@ class Template:
 
     def _work(self, asked: str) -> str:
         if asked == ENTRIES:
-            return LABEL + READY.format('{"|".join(key): n for key, n in found.items()}')
+            return self._label + READY.format('{"|".join(key): n for key, n in found.items()}')
         if asked == REPORTS_QUESTION:
             return (JUDGE if self._depth else OVERLAP) + READY.format("same")
-        return (WORDS, LABEL, PIECES)[min(self._depth, 2)] + READY.format(self._codes[asked])
+        return (WORDS, self._label, PIECES)[min(self._depth, 2)] + READY.format(self._codes[asked])
 
 
 REPORTS_QUESTION = "Which pairs of reports, as [first, second] by number from 0, are of the same event?"
@@ -264,6 +271,7 @@ def evaluate(
     tasks: Sequence[str] = TASKS,
     judged: Sequence[int] = (),
     window: int = 8000,
+    batch: int = BATCH,
     count: int = 1,
     seed: int = 0,
     model: Model | None = None,
@@ -281,6 +289,7 @@ def evaluate(
         tasks: of `TASKS`.
         judged: numbers of reports whose pairs are judged one by one, at depth 0 and 1.
         window: tokens of every model's prompt.
+        batch: items that one sub-call labels.
         count: texts of each size, with a question of each task.
         model: the root; None for `Template`.
         sub: answers sub-calls; None for `Oracle`.
@@ -322,7 +331,7 @@ def evaluate(
             if system.startswith("depth"):
                 depth = int(system[-1])
                 agent = Recursive(
-                    model or Template([asked], depth),
+                    model or Template([asked], depth, batch),
                     store.process("root"),
                     sub=sub or Oracle(),
                     depth=depth,

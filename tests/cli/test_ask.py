@@ -1,0 +1,94 @@
+"""`ask` from the shell, and `eval recursion`: what they do is tested with the recursive model itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.terminal import kilburn
+from kilburn.agents.sandbox import open_sandbox
+from kilburn.errors import SandboxRefused
+
+CODE = '```repl\nanswer["content"] = sorted(context) if isinstance(context, dict) else len(context)\nanswer["ready"] = True\n```'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_sandbox() -> None:
+    try:
+        open_sandbox().close()
+    except SandboxRefused as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "asked.db"
+
+
+def model(*replies: str) -> str:
+    return f"scripted({list(replies)!r})"
+
+
+def test_an_answer_and_the_same_answer_again(tmp_path: Path, db: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("x" * 1234)
+    said = kilburn("ask", text, "--question", "how long?", "--model", model(CODE), "--db", db, "--session", "s")
+    assert (said.status, said.out) == (0, "1234\n"), said.err
+    assert "answered: 1 step, 0 sub-calls" in said.err
+    again = kilburn("ask", text, "--replay", "--db", db, "--session", "s", "--json").json
+    assert (again["outcome"], again["content"], again["sandbox"] != "") == ("answered", 1234, True)
+    text.write_text("other")
+    assert kilburn("ask", text, "--replay", "--db", db, "--session", "s").status == 2
+    assert kilburn("show", "s", "--db", db).status == 0
+
+
+def test_folders_and_several_files(tmp_path: Path, db: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(name)
+    words = ("ask", tmp_path / "a", tmp_path / "b", "--question", "which?", "--model", model(CODE), "--db", db)
+    assert kilburn(*words).out == '["a.txt","b.txt"]\n'
+
+
+def test_the_past(tmp_path: Path, db: Path) -> None:
+    code = '```repl\nanswer["content"] = [one["name"] for one in memory.sessions()]\nanswer["ready"] = True\n```'
+    kilburn("chat", "monday", "--model", "echo", "--db", db)
+    said = kilburn("ask", "--past", "--question", "which?", "--model", model(code), "--db", db)
+    assert said.out == '["monday"]\n', said.err
+
+
+def test_no_answer_is_status_1(tmp_path: Path, db: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("x")
+    said = kilburn("ask", text, "--question", "?", "--model", model(CODE), "--db", db, "--steps", 0)
+    assert (said.status, said.out) == (1, "")
+    assert "nothing, the limit of steps was reached" in said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--question", "?", "--model", "echo"),
+        ("no-such-file", "--question", "?", "--model", "echo"),
+        (".", "--question", "?"),
+        (".", "--model", "echo"),
+        (".", "--replay", "--session", "none"),
+        (".", "--question", "?", "--model", "echo", "--sandbox", "none"),
+        (".", "--question", "?", "--model", "no_such_model"),
+    ],
+)
+def test_arguments_that_cannot_be_used(words: tuple[str, ...], db: Path) -> None:
+    said = kilburn("ask", *words, "--db", db)
+    assert said.status == 2
+    assert said.err.startswith("kilburn: ")
+
+
+def test_the_measurement_fits_the_screen() -> None:
+    words = ("eval", "recursion", "--tokens", 1500, "--judged", 12)
+    said = kilburn(*words)
+    assert said.status == 0, said.err
+    assert max(map(len, said.out.splitlines())) <= 120
+    rows = kilburn(*words, "--json").json["rows"]
+    assert {row["system"] for row in rows} == {"depth 0", "depth 1", "depth 2", "truncate", "search"}
+    assert kilburn("eval", "recursion", "--system", "depth 9").status == 2
