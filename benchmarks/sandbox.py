@@ -57,10 +57,10 @@ def measure(opens: int, times: int, megabytes: int) -> list[Row]:
                     seconds = median(seconds_of(partial(sandbox.run, code), many))
                     row[f"{what} ms"] = seconds * 1e3
                 rows.append(row)
-    for row in rows[1:]:
-        if "cell ms" in row:
-            row["call x cell"] = float(row["call ms"]) / float(row["cell ms"])
-            row["cell x none"] = float(row["cell ms"]) / float(rows[0]["cell ms"])
+    for row in rows:
+        for what in ("cell", "call"):
+            if f"{what} ms" in row:
+                row[f"x {what} of none"] = float(row[f"{what} ms"]) / float(rows[0][f"{what} ms"])
     return rows
 
 
