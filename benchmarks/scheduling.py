@@ -12,8 +12,9 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from kilburn.agents.scheduler import Scheduler
 from kilburn.evals.scheduling import Course, simulate, waits
 from kilburn.kv.eviction import EvictionOrder, LfuOrder, LruK, LruOrder, PromptUse, S3Fifo
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Request
+from kilburn.model import Delta, Model, Reply, Request, complete
 from kilburn.models.scripted import Scripted
 
 DECIDED = ("fifo", "round_robin", "round_robin(slice=64)", "priority(slice=64)", "fair_share(slice=64)")
@@ -68,6 +69,58 @@ def overhead(agents: int, rounds: int) -> list[Row]:
                     "x 10 agents": quantile(found, 0.5) / base,
                 }
             )
+    return rows
+
+
+class Locked:
+    """A model behind a lock: what an application would do without a scheduler."""
+
+    def __init__(self, model: Scripted) -> None:
+        self.name, self.form, self.context, self.tokenizer = model.name, model.form, model.context, model.tokenizer
+        self.model, self.lock = model, threading.Lock()
+        self.waiting = 0
+
+    def stream(self, request: Request) -> Iterator[Delta | Reply]:
+        self.waiting += 1
+        with self.lock:
+            yield from self.model.stream(request)
+
+
+def threads(many: int, jobs: int) -> list[Row]:
+    """What a whole job takes while as many agents wait, each in its thread, behind a scheduler and behind a lock."""
+    rows: list[Row] = []
+    request = Request(messages=[{"role": "user", "content": "Go on."}])
+    for agents in dict.fromkeys((1, many)):
+        each = max(2, jobs // agents)
+        for spec in ("a lock", *DECIDED):
+            gate = threading.Event()
+
+            def held(_: Request, gate: threading.Event = gate) -> str:
+                gate.wait()
+                return "Done."
+
+            model = Scripted([held, *["Done."] * (agents * each)])
+            scheduler, locked = Scheduler(model, "fifo" if spec == "a lock" else spec), Locked(model)
+
+            def speaker(name: str, spec: str = spec, scheduler: Scheduler = scheduler, locked: Locked = locked) -> Model:
+                return locked if spec == "a lock" else scheduler.model(name, tenant=name[-1])
+
+            def work(model: Model, times: int = each) -> None:
+                for _ in range(times):
+                    complete(model, request)
+
+            with ThreadPoolExecutor(agents + 1) as pool:
+                first = pool.submit(complete, speaker("first"), request)
+                rest = [pool.submit(work, speaker(f"a{number}")) for number in range(agents)]
+                while locked.waiting + len(scheduler.queue.waiting) < agents:
+                    time.sleep(0.01)
+                start = time.perf_counter()
+                gate.set()
+                for one in (first, *rest):
+                    one.result()
+                took = (time.perf_counter() - start) / (agents * each)
+            base = took if spec == "a lock" else float(rows[-1]["ms a job"]) / float(rows[-1]["x a lock"]) * 1e-3
+            rows.append({"agents": agents, "discipline": spec, "ms a job": took * 1e3, "x a lock": took / base})
     return rows
 
 
@@ -208,11 +261,15 @@ def main() -> None:
     options.add_argument("--at-once", type=int, default=4, help="jobs that run side by side")
     options.add_argument("--capacity", type=int, default=50, help="agents that the cache of the trace holds")
     options.add_argument(
-        "--part", choices=("decisions", "waits", "order", "store"), action="append", help="all where none is given"
+        "--part", choices=("decisions", "threads", "waits", "order", "store"), action="append", help="all where none is given"
     )
     asked = options.parse_args()
     parts: dict[str, tuple[Callable[[], list[Row]], str]] = {
         "decisions": (lambda: overhead(asked.many, asked.rounds), "A decision: choose, start, end."),
+        "threads": (
+            lambda: threads(asked.many, asked.rounds),
+            "Whole jobs, thread changes included.",
+        ),
         "waits": (hog, "Simulated: 100 short jobs and 4 of 2,000 tokens, at 100 tokens a second."),
         "order": (lambda: scanned(asked.capacity), f"200 agents come back, a scan comes once; the cache holds {asked.capacity}."),
         "store": (lambda: crowd(asked.agents, asked.runs, asked.at_once), "One SQLite store, one thread an agent."),

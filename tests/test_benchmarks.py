@@ -34,6 +34,7 @@ TINY = {
     "scheduling": ["--many", "20", "--rounds", "20", "--agents", "4", "--runs", "1"],
     "spill": ["--quick"],
     "recalls": ["--runs", "2", "--window", "500", "--policy", "lru"],
+    "calling": ["--calls", "20"],
     "branching": ["--pages", "20", "--times", "2"],
     "migration": ["--files", "2", "--lines", "3"],
     "objectives": ["--objectives", "2", "--objectives", "3", "--seeds", "1"],

@@ -42,6 +42,8 @@
     ├── SandboxError           code that a model wrote: a sandbox that is closed, busy, or cannot start again
     │   ├── SandboxRefused       this machine cannot keep what the sandbox promises
     │   └── NoValue              no such variable inside, or JSON cannot carry it
+    ├── WorkspaceError         a working folder of a branch
+    │   └── MergeConflict        both changed the same files (carries `.paths`)
     ├── SpecError              a name that resolves to nothing, or arguments that do not fit
     │   └── UnsupportedModel     an architecture that the KV engine cannot run exactly (carries `.family`)
     └── MissingExtra           an optional dependency that is not installed
@@ -71,6 +73,7 @@ __all__ = [
     "KilburnError",
     "LawBroken",
     "MemoryRefused",
+    "MergeConflict",
     "MissingExtra",
     "ModelError",
     "NoValue",
@@ -100,6 +103,7 @@ __all__ = [
     "UnknownAddress",
     "UnsupportedModel",
     "WireError",
+    "WorkspaceError",
 ]
 
 
@@ -334,6 +338,21 @@ class SandboxRefused(SandboxError):
 
 class NoValue(SandboxError):
     """No variable of this name inside, or one that JSON cannot carry."""
+
+
+class WorkspaceError(KilburnError):
+    """A working folder that cannot be made, read or merged; the parent's folder is as it was."""
+
+    boundary = "workspace"
+
+
+class MergeConflict(WorkspaceError):
+    """A working folder cannot be merged: `paths` names the files that stand against it. Nothing was changed."""
+
+    def __init__(self, paths: Sequence[str], why: str) -> None:
+        self.paths = tuple(paths)
+        named = ", ".join(self.paths[:5]) + (f" and {len(self.paths) - 5} more" if len(self.paths) > 5 else "")
+        super().__init__(f"not merged: {named}: {why}", advice="settle it in one of the two folders, or discard one")
 
 
 class SpecError(KilburnError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -172,6 +174,31 @@ def test_what_serves_nobody_is_refused(make: Callable[[], Any]) -> None:
         make()
 
 
+class Liar:
+    """Fails, or chooses a job of its own, or one that runs."""
+
+    slice = 2
+
+    def __init__(self) -> None:
+        self.seen: list[Job] = []
+
+    def choose(self, line: Line) -> Job:
+        self.seen.append(line.waiting[0])
+        if len(self.seen) % 3 == 0:
+            raise ZeroDivisionError
+        return Job(agent="nobody") if len(self.seen) % 3 == 1 else self.seen[0]
+
+
+def test_a_discipline_that_fails_holds_nobody_up() -> None:
+    jobs = simulate([Course(name, (7, 3), pause=None) for name in "abc"], Liar(), at_once=2)
+    assert [job.tokens for job in jobs if job.stage is Stage.DONE].count(7) == 3
+    assert len(jobs) == 6
+    queue = Queue(Liar())
+    queue.submit(Job(agent="a"), 0.0)
+    queue.start(0.0)
+    assert (queue.decisions, queue.faults) == (1, 1)
+
+
 # The scheduler, with threads.
 
 
@@ -304,6 +331,26 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
         assert agents["b"].run().text == "b " * 4  # it can go on where it stands
 
 
+async def test_a_cancelled_task_does_not_wait_for_its_turn() -> None:
+    gate = threading.Semaphore(0)
+    model = Slow(1, gate)
+    scheduler = Scheduler(model)
+    with ThreadPoolExecutor(1) as pool, kilburn.open(":memory:", window=2000, tokenizer="chars/4") as store:
+        first = pool.submit(complete, scheduler.model("a"), ask("a"))
+        until(lambda: model.open == 1)
+        agent = Agent(scheduler.model("b"), [], store.process("b"), memory=False)
+        run = asyncio.create_task(agent.arun("b"))
+        while len(scheduler.jobs()) < 2:
+            await asyncio.sleep(0.001)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert [job.agent for job in scheduler.jobs()] == ["a"]
+        gate.release(2)
+        first.result()
+        assert agent.run().text == "b "
+
+
 def test_a_caller_that_stops_reading_makes_room() -> None:
     scheduler = Scheduler(Slow(4))
     pieces = scheduler.model("a").stream(ask("a"))
@@ -364,6 +411,55 @@ def test_an_agent_whose_prompt_exceeds_the_kv_budget_makes_its_window_smaller() 
         agent = Agent(Scheduler(model, kv=before).model("a"), [], process, memory=False, limits=Limits(reply=200))
         assert agent.run("Go on.").text == "Done."
         assert process.render("chat").tokens < before - 200
+
+
+def test_a_job_that_is_cancelled_before_it_gives_way_ends_at_once() -> None:
+    scheduler = Scheduler(Slow(6), "round_robin(slice=1)")
+    pieces = scheduler.model("a").stream(ask("a"))
+    next(pieces)
+    assert scheduler.cancel("a") == 1
+    with pytest.raises(Cancelled):
+        next(pieces)
+    assert scheduler.jobs() == []
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_whatever_ends_jobs_nobody_waits_for_ever(spec: str) -> None:
+    model = Slow(4)
+    scheduler = Scheduler(model, spec, at_once=2, kv=60, shares={"t1": Share(tokens=400)})
+    over = threading.Event()
+
+    def work(number: int) -> int:
+        chance, whole = random.Random(number), 0
+        for _ in range(10):
+            limit = chance.choice([None, None, 0.001, 0.01])
+            speaker = scheduler.model(f"a{number}", tenant=f"t{number % 3}", deadline=limit, priority=chance.randrange(3))
+            try:
+                pieces = speaker.stream(ask(f"a{number}"))
+                if chance.random() < 0.2:
+                    next(pieces)
+                    pieces.close()  # type: ignore[attr-defined]
+                else:
+                    (reply,) = [piece for piece in pieces if isinstance(piece, Reply)]
+                    assert reply.text == f"a{number} " * 4
+                    whole += 1
+            except (Cancelled, DeadlinePassed, TokensSpent):
+                pass
+        return whole
+
+    def disturb() -> None:
+        chance = random.Random(0)
+        while not over.wait(0.001):
+            scheduler.cancel(f"a{chance.randrange(12)}")
+
+    with ThreadPoolExecutor(13) as pool:
+        disturbing = pool.submit(disturb)
+        assert sum(pool.map(work, range(12))) > 0
+        over.set()
+        disturbing.result()
+    assert scheduler.jobs() == []
+    assert model.open == 0
+    assert scheduler.queue.spent.get("t1", 0) <= 400
 
 
 def test_a_closed_scheduler_refuses_and_lets_nobody_wait() -> None:

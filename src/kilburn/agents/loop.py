@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, Permit, Question, Rights, decide, flat, tainted
+from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
 from kilburn.budget import Budget
 from kilburn.errors import AccessDenied, Overlong, PinsExceedWindow, SpecError, ToolError
@@ -290,6 +291,10 @@ class Agent:
         finally:
             if step is not None and not step.done():
                 self.confirmation.cancel()
+                # A job in a line would be waited for until its turn has come; one may come into it just now.
+                while not step.done() and isinstance(self.model, ScheduledModel):
+                    self.model.cancel()
+                    await asyncio.wait([step], timeout=0.05)
                 await asyncio.wait([step])
                 step.exception()  # the caller has given up, and its own exception goes on
             await asyncio.to_thread(events.close)  # type: ignore[attr-defined]
@@ -421,6 +426,10 @@ class Agent:
             values = tool.values(part.text)
             paths = tool.resolved(values) if rights.bounds_files else {}
             self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+            # A person takes time to answer, and a link may have been put there meanwhile.
+            if paths and (again := tool.resolved(values | paths)) != paths:
+                paths = again
+                self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
             begun = True
             text, failed = tool.run(values | paths, loop), False
         except (ToolError, AccessDenied) as error:

@@ -6,6 +6,7 @@ scheduler and a simulation run the same code.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ import msgspec
 
 from kilburn.errors import Cancelled, ModelError, Overlong, SpecError, TokensSpent
 from kilburn.kernel.resolve import resolve
+
+log = logging.getLogger("kilburn")
 
 __all__ = ["Discipline", "Job", "Line", "Queue", "Served", "Share", "Stage"]
 
@@ -143,7 +146,7 @@ class Queue:
         running: those that run.
         served: by agent, what it has had.
         spent: by tenant, the tokens that it was charged.
-        decisions: how often the discipline was asked.
+        decisions: how often the discipline was asked; `faults`: how often it failed, or chose what does not wait.
 
     Raises:
         SpecError: no such discipline, or a number that cannot be.
@@ -164,7 +167,7 @@ class Queue:
         self.running: dict[int, Job] = {}
         self.served: dict[str, Served] = {}
         self.spent: dict[str, int] = {}
-        self.decisions = 0
+        self.decisions = self.faults = 0
         self._limited = any(share.tokens is not None for share in self.shares.values())
         self._used: dict[str, float] = {}
         self._last: dict[str, int] = {}
@@ -208,8 +211,7 @@ class Queue:
         waiting = self._admissible() if self._limited else [*self.waiting.values()]
         if not waiting:
             return None
-        self.decisions += 1
-        job = self.discipline.choose(Line(waiting, self._last, self._holder, self._in_a_row, self._used))
+        job = self._choose(waiting)
         if self.kv is not None and job.size + sum(other.size for other in self.running.values()) > self.kv:
             return None
         del self.waiting[job.place]
@@ -269,6 +271,20 @@ class Queue:
         total.slices += job.slices
         self._present[job.tenant] -= 1
         return True
+
+    def _choose(self, waiting: list[Job]) -> Job:
+        """The discipline's choice, or the first job if it fails: no agent may wait for ever because of that."""
+        self.decisions += 1
+        try:
+            job = self.discipline.choose(Line(waiting, self._last, self._holder, self._in_a_row, self._used))
+        except Exception as error:  # noqa: BLE001 -- it goes to the log, and the jobs go on
+            log.warning("discipline %s failed: %r", type(self.discipline).__name__, error)
+        else:
+            if any(one is job for one in waiting):
+                return job
+            log.warning("discipline %s chose what does not wait", type(self.discipline).__name__)
+        self.faults += 1
+        return waiting[0]
 
     def _line_up(self, job: Job, now: float) -> None:
         self._places += 1

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -87,7 +88,7 @@ class Scheduler:
         self.slice = self.queue.discipline.slice if getattr(model, "interruptible", False) else None
         self._count = counter_for(model.tokenizer).count
         self._lock = threading.Lock()
-        self._called: dict[int, threading.Event] = {}
+        self._called: dict[int, SimpleQueue[None]] = {}  # by the job's identity: where its thread waits
         self._closed = False
 
     def model(
@@ -157,7 +158,7 @@ class Scheduler:
             if self._closed:
                 raise Cancelled("the scheduler is closed", advice="make a new one")
             self.queue.submit(job, self.clock())
-            self._called[id(job)] = threading.Event()
+            self._called[id(job)] = SimpleQueue()
             self._dispatch()
 
     def wait(self, job: Job, seconds: float | None) -> bool:
@@ -166,15 +167,24 @@ class Scheduler:
         Raises:
             Cancelled, TokensSpent: it will not.
         """
-        called = self._called[id(job)].wait(seconds)
+        called = True
+        try:
+            self._called[id(job)].get(timeout=seconds)
+        except Empty:
+            called = False
         if job.error is not None:
             raise job.error
         return called
 
     def give_way(self, job: Job, tokens: int) -> None:
-        """Put a running job back into the line after a slice. It may be chosen again at once."""
+        """Put a running job back into the line after a slice. It may be chosen again at once.
+
+        Raises:
+            Cancelled: it stays where it is.
+        """
         with self._lock:
-            self._called[id(job)].clear()
+            if job.error is not None:
+                raise job.error
             self.queue.give_way(job, tokens, self.clock())
             self._dispatch()
 
@@ -183,7 +193,7 @@ class Scheduler:
         with self._lock:
             self._called.pop(id(job), None)
             for refused in self.queue.end(job, tokens, self.clock(), stage):
-                self._called[id(refused)].set()
+                self._called[id(refused)].put(None)
             self._dispatch()
 
     def tokens_of(self, request: Request) -> int:
@@ -204,13 +214,13 @@ class Scheduler:
         found = self.queue.cancel(agent, self.clock())
         for job in found:
             if job.stage is Stage.CANCELLED:
-                self._called[id(job)].set()
+                self._called[id(job)].put(None)
         self._dispatch()
         return len(found)
 
     def _dispatch(self) -> None:
         while (job := self.queue.start(self.clock())) is not None:
-            self._called[id(job)].set()
+            self._called[id(job)].put(None)
 
 
 class ScheduledModel:
@@ -235,6 +245,10 @@ class ScheduledModel:
             ModelError: what the model raises.
         """
         return _Run(self, msgspec.structs.replace(self._job), request).stream()
+
+    def cancel(self) -> int:
+        """Cancel the agent's jobs; see `Scheduler.cancel`."""
+        return self.scheduler.cancel(self._job.agent)
 
 
 class _Run:

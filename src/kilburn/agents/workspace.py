@@ -1,0 +1,454 @@
+"""A working folder of its own for a branch, so that agents that write side by side do not collide.
+
+It begins with what the parent's folder holds, changes that nobody committed included. What the branch does in it is merged into
+the parent's folder as a whole, or refused with the names of the files that both changed. Git does the work: in the folder's own
+repository, as a worktree; where there is none, in a repository of ours below `.kilburn`, as a plain copy. The parent's commits,
+branches and index are not touched. What Git ignores is neither copied nor merged; nor are empty folders.
+
+A merge is written down before it begins. If the program ends in the middle, opening any working folder of the same root
+finishes it first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import MergeConflict, WorkspaceError
+from kilburn.file import sync_folder, write_file
+
+__all__ = ["Workspace", "open_workspace"]
+
+HOME = ".kilburn"
+"""Where a folder without a repository has its working folders."""
+
+SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "merge.directoryRenames=false", "advice.addEmbeddedRepo=false")
+WHO = {f"GIT_{role}_{field}": value for role in ("AUTHOR", "COMMITTER") for field, value in (("NAME", "kilburn"), ("EMAIL", ""))}
+LINK = "160000"
+"""The mode of a repository inside a repository, of which a tree holds no files."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A path that differs between two trees: "A" added, "M" modified, "D" deleted, "T" of another type."""
+
+    path: str
+    status: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A merge that is under way: what is written and deleted in the folder, and where the files to write are."""
+
+    staged: str
+    write: tuple[str, ...]
+    delete: tuple[str, ...]
+
+
+class Repository:
+    """The repository that has the trees of a folder.
+
+    Raises:
+        WorkspaceError: there is no such folder, no Git, or Git refuses.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.top = root.resolve()
+        if not self.top.is_dir():
+            raise WorkspaceError(f"{root} is no folder", advice="give the folder that the branch works on")
+        self.inside = Path()
+        found = self._there()
+        self.own = found is None
+        if found is None:
+            self.home = self.top / HOME
+            self.dir = self.index_dir = self.home / "git"
+            self.home.mkdir(exist_ok=True)
+            exclude = self.dir / "info" / "exclude"
+            with self._alone():
+                if not exclude.exists() or exclude.read_text(encoding="utf-8") != f"/{HOME}/\n":
+                    self.git("init", "--quiet", "--bare", str(self.dir))
+                    exclude.parent.mkdir(exist_ok=True)
+                    exclude.write_text(f"/{HOME}/\n", encoding="utf-8")
+        else:
+            top, index_dir, common = found
+            self.inside, self.top = self.top.relative_to(top), top
+            # A folder's own, also where it is a worktree beside others: what is written down is about this folder.
+            self.dir, self.index_dir, self.home = common, index_dir, index_dir / "kilburn"
+            self.home.mkdir(exist_ok=True)
+
+    def _there(self) -> tuple[Path, Path, Path] | None:
+        """The top folder, the folder of the index and the folder of the repository; None where there is none that has this
+        folder's files."""
+        asked = ("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
+        done = self._run(["git", *asked], cwd=self.top)
+        if done.returncode:
+            if b"not a git repository" in done.stderr:
+                return None
+            raise WorkspaceError(f"Git refuses {self.top}: {_said(done)}", advice="see what `git status` says there")
+        top, index_dir, common = (Path(os.fsdecode(line)) for line in done.stdout.splitlines())
+        if self.top != top and not self._run(["git", "check-ignore", "--quiet", str(self.top)], cwd=self.top).returncode:
+            return None
+        return top.resolve(), index_dir, (self.top / common).resolve()
+
+    def git(self, *words: str, index: Path | None = None, tree: Path | None = None, given: bytes = b"", fine: int = 0) -> bytes:
+        """Run Git; its output.
+
+        Args:
+            index: the file of the index; None for none that is written.
+            tree: the folder with the files; None for the parent's.
+            fine: a status besides 0 that is no error.
+
+        Raises:
+            WorkspaceError: Git failed.
+        """
+        settings = [word for setting in SETTINGS for word in ("-c", setting)]
+        if self.own:
+            settings += ["-c", "core.excludesFile=/dev/null", "-c", "core.bare=false"]
+        place = [f"--git-dir={self.dir}", f"--work-tree={tree or self.top}"] if words[0] not in ("init", "worktree") else []
+        place = place or ([f"--git-dir={self.dir}"] if words[0] == "worktree" else [])
+        done = self._run(["git", *settings, *place, *words], cwd=tree or self.top, given=given, index=index)
+        if done.returncode not in (0, fine):
+            raise WorkspaceError(f"git {words[0]} failed: {_said(done)}", advice="nothing was changed in the folder")
+        return done.stdout
+
+    def _run(
+        self, words: list[str], *, cwd: Path, given: bytes = b"", index: Path | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        environment |= {**WHO, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+        if index is not None:
+            environment["GIT_INDEX_FILE"] = str(index)
+        try:
+            return subprocess.run(words, cwd=cwd, input=given, env=environment, capture_output=True, check=False)
+        except FileNotFoundError as error:
+            raise WorkspaceError("Git is not installed", advice="install Git 2.38 or later") from error
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self.home / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One at a time, of all programs that work on this folder; a merge that was broken off is finished first."""
+        with self._alone():
+            self._finish()
+            for left in self.home.glob("merge-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(dir=self.home, prefix="scratch-") as folder:
+            yield Path(folder)
+
+    def snapshot(self, folder: Path, index: Path) -> str:
+        """The tree of a folder's files as they are now, new files included and what Git ignores left out.
+
+        Args:
+            index: knows the files that it had; it is not written to.
+        """
+        with self._scratch() as scratch:
+            mine = scratch / "index"
+            if index.exists():
+                # With its time: Git looks into a file that is as old as its index, even if it has the same size.
+                shutil.copy2(index, mine)
+            self.git("add", "--all", "--", ".", index=mine, tree=folder)
+            return self.git("write-tree", index=mine, tree=folder).decode().strip()
+
+    def of_parent(self) -> str:
+        """The tree of the parent's folder now."""
+        return self.snapshot(self.top, self.index_dir / "index")
+
+    def commit(self, tree: str, *parents: str) -> str:
+        """A commit of a tree, which no branch points to."""
+        words = [word for parent in parents for word in ("-p", parent)]
+        return self.git("commit-tree", tree, *words, "-m", "a working folder of kilburn").decode().strip()
+
+    def known(self, revision: str) -> str | None:
+        """The commit that a name points to, if there is one."""
+        found = self.git("rev-parse", "--quiet", "--verify", f"{revision}^{{commit}}", fine=1).decode().strip()
+        return found or None
+
+    def links(self, tree: str) -> list[str]:
+        """The repositories inside, of which a tree holds no files."""
+        told = self.git("ls-tree", "-r", "-z", tree).decode("utf-8", "surrogateescape").split("\0")[:-1]
+        return [line.partition("\t")[2] for line in told if line.startswith(LINK)]
+
+    def changes(self, before: str, after: str) -> list[Change]:
+        """The paths that differ between two trees."""
+        told = self.git("diff-tree", "-r", "-z", "--no-renames", "--raw", before, after).decode("utf-8", "surrogateescape")
+        fields = iter(told.split("\0")[:-1])
+        return [Change(path, head.split()[4][0]) for head, path in zip(fields, fields, strict=True)]
+
+    def check_out(self, tree: str, paths: Iterable[str] | None, to: Path, index: Path) -> None:
+        """Write files of a tree into a folder; None for all."""
+        self.git("read-tree", tree, index=index)
+        which = ["--all"] if paths is None else ["-z", "--stdin"]
+        given = b"" if paths is None else b"".join(os.fsencode(path) + b"\0" for path in paths)
+        to.mkdir(parents=True, exist_ok=True)
+        self.git("checkout-index", f"--prefix={to}/", *which, index=index, given=given)
+
+    # A merge, all or nothing
+
+    def bring(self, before: str, after: str) -> None:
+        """Change the parent's files from one tree to another: all of them, or none.
+
+        Raises:
+            MergeConflict: something is in the way that is in no tree. WorkspaceError: a file could not be written.
+        """
+        changes = self.changes(before, after)
+        delete = tuple(change.path for change in changes if change.status == "D")
+        write = tuple(change.path for change in changes if change.status != "D")
+        added = {change.path for change in changes if change.status == "A"}
+        if blocked := [path for path in write if self._is_blocked(path, path in added, frozenset(delete))]:
+            raise _conflict(blocked, "what Git ignores is in the way")
+        staged = Path(tempfile.mkdtemp(dir=self.home, prefix="merge-"))
+        try:
+            self.check_out(after, write, staged / "after", staged / "index")
+            self.check_out(before, [path for path in (*write, *delete) if path not in added], staged / "before", staged / "index")
+            if self.of_parent() != self.git("rev-parse", f"{before}^{{tree}}").decode().strip():
+                raise WorkspaceError("the folder changed during the merge", advice="merge again")
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        forward = Plan(str(staged / "after"), write, delete)
+        back = Plan(str(staged / "before"), tuple(path for path in (*write, *delete) if path not in added), tuple(sorted(added)))
+        self._write_down(forward)
+        try:
+            self._finish()
+        except WorkspaceError:
+            self._write_down(back)
+            self._finish()
+            raise
+
+    def _is_blocked(self, path: str, new: bool, delete: frozenset[str]) -> bool:
+        """Whether something stands where a file goes that no tree knows, or that leads out of the folder."""
+        target = self.top / path
+        parents = [parent for parent in Path(path).parents if parent != Path()]
+        if any(
+            os.path.lexists(place) and not _is_folder(place) and str(parent) not in delete
+            for parent in parents
+            for place in [self.top / parent]
+        ):
+            return True
+        if _is_folder(target):
+            files = (Path(folder, name) for folder, _, names in os.walk(target) for name in names)
+            links = (
+                Path(folder, name) for folder, names, _ in os.walk(target) for name in names if Path(folder, name).is_symlink()
+            )
+            return any(str(file.relative_to(self.top)) not in delete for found in (files, links) for file in found)
+        return new and os.path.lexists(target)
+
+    @property
+    def _journal(self) -> Path:
+        return self.home / "merge.json"
+
+    def _write_down(self, plan: Plan) -> None:
+        with write_file(self._journal, force=True) as file:
+            file.write(
+                msgspec.json.encode(msgspec.structs.asdict(plan) | {"write": _coded(plan.write), "delete": _coded(plan.delete)})
+            )
+
+    def _finish(self) -> None:
+        """Carry out what is written down, if anything is; doing it twice does no harm."""
+        if not self._journal.exists():
+            return
+        noted: dict[str, Any] = msgspec.json.decode(self._journal.read_bytes())
+        plan = Plan(noted["staged"], tuple(map(_decoded, noted["write"])), tuple(map(_decoded, noted["delete"])))
+        try:
+            self._carry_out(plan)
+        except OSError as error:
+            raise WorkspaceError(f"not merged: {error}", advice="see to the file and merge again") from error
+        self._journal.unlink()
+        sync_folder(self.home)
+        shutil.rmtree(Path(plan.staged).parent, ignore_errors=True)
+
+    def _carry_out(self, plan: Plan) -> None:
+        for path in plan.delete:
+            target = self.top / path
+            if os.path.lexists(target) and not _is_folder(target):
+                target.unlink()
+            with suppress(OSError):
+                for parent in list(target.relative_to(self.top).parents)[:-1]:
+                    (self.top / parent).rmdir()
+        for path in plan.write:
+            target = self.top / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if _is_folder(target):
+                for folder, _, _ in os.walk(target, topdown=False):
+                    os.rmdir(folder)
+            part = target.parent / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.part"
+            with suppress(FileNotFoundError):
+                part.unlink()
+            try:
+                shutil.copy2(Path(plan.staged) / path, part, follow_symlinks=False)
+                os.replace(part, target)
+            finally:
+                with suppress(FileNotFoundError):
+                    part.unlink()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    return done.stderr.decode("utf-8", "replace").strip()[:500]
+
+
+def _coded(paths: Iterable[str]) -> list[str]:
+    """Paths as JSON can hold them: bytes that are no UTF-8 are kept."""
+    return [os.fsencode(path).hex() for path in paths]
+
+
+def _decoded(path: str) -> str:
+    return os.fsdecode(bytes.fromhex(path))
+
+
+def _conflict(paths: Iterable[str], why: str) -> MergeConflict:
+    return MergeConflict(tuple(sorted(set(paths))), why)
+
+
+class Workspace:
+    """The working folder of one branch; `open_workspace` makes it, or opens it again.
+
+    Attributes:
+        name: of the branch, such as "work/b1".
+        path: the folder to work in.
+    """
+
+    def __init__(self, repository: Repository, name: str) -> None:
+        self.name, self._repository = name, repository
+        plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40]
+        key = hashlib.sha256(os.fsencode(repository.top) + b"\0" + name.encode("utf-8", "surrogatepass")).hexdigest()
+        self._id = f"{plain}-{key[:8]}"
+        self._ref = f"refs/kilburn/{self._id}"
+        self._tree = repository.home / "folders" / self._id
+        self.path = self._tree / repository.inside
+
+    @property
+    def _index(self) -> Path:
+        repository = self._repository
+        return repository.home / f"{self._id}.index" if repository.own else repository.dir / "worktrees" / self._id / "index"
+
+    def _begin(self) -> None:
+        """Make the folder, unless it is there from an earlier run."""
+        repository = self._repository
+        with repository.lock():
+            if repository.known(self._ref) and self._tree.is_dir():
+                return
+            self._clear()
+            head = None if repository.own else repository.known("HEAD")
+            base = repository.commit(repository.of_parent(), *([head] if head else []))
+            if inner := repository.links(base):
+                said = f"{inner[0]} is a repository of its own, and its files would be missing"
+                raise WorkspaceError(said, advice="open a working folder of that one, or of a folder without it")
+            self._tree.parent.mkdir(exist_ok=True)
+            if repository.own:
+                repository.git("read-tree", base, index=self._index)
+                self._tree.mkdir()
+                repository.git("checkout-index", "--all", "--index", index=self._index, tree=self._tree)
+            else:
+                repository.git("worktree", "add", "--quiet", "--detach", str(self._tree), base)
+            self.path.mkdir(parents=True, exist_ok=True)
+            # Written last: without it, the folder counts as not made.
+            repository.git("update-ref", self._ref, base)
+
+    def _clear(self) -> None:
+        repository = self._repository
+        if repository.known(self._ref):
+            repository.git("update-ref", "-d", self._ref)
+        if os.path.lexists(self._tree):
+            shutil.rmtree(self._tree)
+        with suppress(FileNotFoundError):
+            (repository.home / f"{self._id}.index").unlink()
+        if not repository.own:
+            repository.git("worktree", "prune")
+
+    def _base(self) -> str:
+        base = self._repository.known(self._ref)
+        if base is None or not self._tree.is_dir():
+            raise WorkspaceError(f"the working folder of {self.name!r} is closed", advice="open it again")
+        return base
+
+    def _now(self) -> str:
+        return self._repository.snapshot(self._tree, self._index)
+
+    def changes(self) -> dict[str, str]:
+        """What the branch changed: path -> "A" added, "M" modified, "D" deleted, "T" of another type.
+
+        Raises:
+            WorkspaceError: it was merged or discarded.
+        """
+        return {change.path: change.status for change in self._repository.changes(self._base(), self._now())}
+
+    def diff(self) -> str:
+        """What the branch changed, as Git shows it.
+
+        Raises:
+            WorkspaceError: it was merged or discarded.
+        """
+        told = self._repository.git("diff", "--no-color", "--no-ext-diff", "--no-textconv", self._base(), self._now())
+        return told.decode("utf-8", "replace")
+
+    def merge(self) -> dict[str, str]:
+        """Bring what the branch changed into the parent's folder, and close the working folder.
+
+        Files that the parent changed since then, and the branch did not, stay as they are. Where both changed different
+        lines of a text, both changes are kept.
+
+        Returns:
+            What the branch changed.
+
+        Raises:
+            MergeConflict: both changed the same, or a file that Git ignores is in the way; nothing was changed. The working
+                folder stays.
+            WorkspaceError: it was merged or discarded; a file cannot be written; a repository inside the folder is new.
+        """
+        repository = self._repository
+        with repository.lock():
+            base, tree = self._base(), self._now()
+            changes = repository.changes(base, tree)
+            if inner := repository.links(tree):
+                raise WorkspaceError(f"{inner[0]} is a repository of its own", advice="remove its .git folder, and merge again")
+            before = repository.commit(repository.of_parent(), base)
+            merged = repository.git(
+                "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", before, repository.commit(tree, base), fine=1
+            )
+            made, *conflicts = merged.decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
+            if conflicts:
+                raise _conflict(conflicts, "the parent changed them too")
+            repository.bring(before, made)
+            self._clear()
+        return {change.path: change.status for change in changes}
+
+    def discard(self) -> None:
+        """Remove the working folder, with all that was done in it; it may be gone already."""
+        with self._repository.lock():
+            self._clear()
+
+
+def open_workspace(root: str | os.PathLike[str], name: str) -> Workspace:
+    """The working folder of a branch: made from what the parent's folder holds now, or as an earlier run left it.
+
+    Args:
+        root: the parent's folder; in a Git repository, the worktree is of the whole repository.
+        name: of the branch, such as "work/b1".
+
+    Raises:
+        WorkspaceError: there is no such folder, no Git, or Git refuses.
+    """
+    made = Workspace(Repository(Path(root)), name)
+    made._begin()
+    return made
