@@ -1,4 +1,4 @@
-"""Recursive models: answers, the slot, budgets, failures, the past, and running a run again from its pages."""
+"""Recursive models: answers, budgets, failures, the past, and running a run again from its pages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.agents.access import Privilege, Rights
 from kilburn.agents.loop import Limits, Returned
 from kilburn.agents.rlm import AnswerOutcome, Recursive, SubCalled, replay
 from kilburn.agents.sandbox import Bounds, open_sandbox
@@ -304,7 +305,7 @@ def test_a_fenced_block_is_a_cell_too() -> None:
         ("llm_query = answer = None", "must be a dict"),
     ],
 )
-def test_a_slot_that_is_gone_or_wrong_is_an_error_to_act_on(code: str, word: str) -> None:
+def test_an_answer_that_is_gone_or_wrong_is_an_error_to_act_on(code: str, word: str) -> None:
     process = opened().process("a")
     events: list[Any] = []
     right = 'answer["content"] = len(llm_query("ab"))' + READY
@@ -477,6 +478,8 @@ def test_no_file_is_an_error_that_changes_nothing(tmp_path: Path) -> None:
     for source in (tmp_path / "none", tmp_path, None):
         with pytest.raises(SpecError):
             ask(text=source, process=process)
+    with pytest.raises(SpecError):
+        ask(process=process, sandbox="none")
     assert process.messages() == []
 
 
@@ -505,6 +508,26 @@ def test_a_session_that_is_not_there_is_not_made() -> None:
     code = "try:\n    memory.pages('nobody')\nexcept ValueError:\n    answer['content'] = len(memory.sessions())" + READY
     process = store.process("a")
     assert ask(cell(code), text=None, past=store, process=process).content == 0
+
+
+def test_code_reads_the_sessions_that_the_rights_name_and_finds_no_other() -> None:
+    store = opened()
+    for name in ("work", "private"):
+        store.process(name).append({"role": "user", "content": f"the parser of {name}"})
+    code = (
+        'found = [[one["name"] for one in memory.sessions()], [hit["session"] for hit in memory.search("parser")]]\n'
+        "for name in ('work', 'private', 'nobody'):\n"
+        "    try:\n        found.append(len(memory.pages(name)))\n"
+        "    except ValueError as error:\n        found.append(str(error).replace(name, 'X'))\n"
+        "answer['content'] = found"
+    )
+    named = Rights(privileges=(Privilege(sessions=("w*",)),))
+    sessions, hits, work, private, nobody = ask(
+        cell(code + READY), text=None, past=store, process=store.process("a"), rights=named
+    ).content
+    assert (sessions, hits, work) == (["work"], ["work"], 1)
+    assert private == nobody, "it does not tell what exists"
+    assert ask(cell(code + READY), text=None, past=store, process=store.process("a")).content[2:4] == [1, 1]
 
 
 def test_what_the_run_itself_says_is_not_past() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.access import Action, Deed
+from kilburn.agents.access import Action, Deed, Permit, Rights, decide
 from kilburn.agents.loop import Account, Agent, Called, Limits, Returned, RunEvent, Stopped
 from kilburn.agents.past import Past
 from kilburn.agents.sandbox import Bounds, Cell, CellOutcome, open_sandbox
@@ -37,17 +37,18 @@ from kilburn.model import Model, Request, ToolSpec
 from kilburn.models.retry import Retry
 from kilburn.models.scripted import Scripted
 from kilburn.page import digest_of
+from kilburn.store import ProcessKind
 from kilburn.wire.quotation import quote
 
 __all__ = ["REPL", "AnswerOutcome", "Recursive", "RecursiveResult", "SubCalled", "replay"]
 
 EMPTY = {"content": None, "ready": False}
-SLOT = 'answer = {"content": None, "ready": False}'
+BLANK = 'answer = {"content": None, "ready": False}'
 FENCE = re.compile(r"^```(?:repl|python|py)[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROSE = 2
 """Replies in prose that are answered with a reminder; the next one is taken as the answer."""
 FORCED = 2
-"""Replies that the model has, beyond its limit of steps, to fill the slot."""
+"""Replies that the model has, beyond its limit of steps, to answer."""
 
 SYSTEM = """\
 You answer a question about a text that is too long to be shown to you. It is in a Python variable. You see only what your
@@ -106,9 +107,9 @@ class AnswerOutcome(StrEnum):
     FORCED = "forced"
     """The limit of steps was reached; it was answered when the model was told to."""
     SAID = "said"
-    """The model answered in prose, and not by the slot; its text is the content."""
+    """The model answered in prose, and not by the variable `answer`; its text is the content."""
     UNREADY = "unready"
-    """A limit was reached. The content is what the slot held, and was not marked as ready."""
+    """A limit was reached. The content is what `answer` held, and was not marked as ready."""
     NOTHING = "nothing"
     """There is no answer."""
 
@@ -167,7 +168,7 @@ class Recursive(Agent):
         retry: how often a sub-call is repeated.
         tools: whether the model is offered tools; else it writes its code in fenced blocks.
         recorded: replies in place of the models; see `replay`.
-        slots: of the run above.
+        free: lets so many models be asked at the same time; that of the run above.
 
     The other arguments are those of `Agent`.
 
@@ -191,7 +192,7 @@ class Recursive(Agent):
         tools: bool = True,
         above: Account | None = None,
         recorded: Recorded | None = None,
-        slots: threading.BoundedSemaphore | None = None,
+        free: threading.BoundedSemaphore | None = None,
         **options: Any,
     ) -> None:
         if depth < 0 or parallel < 1 or (calls is not None and calls < 0):
@@ -200,7 +201,7 @@ class Recursive(Agent):
         self.sandbox_name, self.retry, self.recorded = sandbox, retry or Retry(attempts=3), recorded
         self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, process.capacity)))
         self.asked = limits or Limits(steps=30)
-        self.slots = slots or threading.BoundedSemaphore(parallel)
+        self.free = free or threading.BoundedSemaphore(parallel)
         self.outer, self._options, self._asking = above, options, threading.Lock()
         super().__init__(
             model,
@@ -275,7 +276,7 @@ class Recursive(Agent):
             self.sub if self.depth else None,
             whole,
             lambda: self._forked("Sub-calls of the run above.", calls=True),
-            slots=self.slots,
+            free=self.free,
             workers=self.parallel,
             retry=self.retry,
             reply=self.asked.reply,
@@ -285,7 +286,6 @@ class Recursive(Agent):
         variables, files, setup = found.setup if found is not None else ({}, {}, "")
         self._setup = "\n".join(part for part in (setup, MEMORY if past is not None else "") if part)
         functions = self._functions()
-        self._tell(messages, found)
         with open_sandbox(
             self.sandbox_name,
             calls=functions,
@@ -294,6 +294,7 @@ class Recursive(Agent):
             bounds=self.cell_bounds,
         ) as self.sandbox:
             self._prepare()
+            self._tell(messages, found)
             outcome, content, limit = self._run(own, whole)
         missing = (*self.sub_calls.missing.values(), *self._lost)
         if missing and outcome in (AnswerOutcome.ANSWERED, AnswerOutcome.FORCED):
@@ -424,10 +425,10 @@ class Recursive(Agent):
 
     def _unready(self, limit: str) -> tuple[AnswerOutcome, Any, str]:
         try:
-            slot = self.sandbox.get("answer")
+            held = self.sandbox.get("answer")
         except KilburnError:
-            slot = None
-        content = slot.get("content") if isinstance(slot, dict) else None
+            held = None
+        content = held.get("content") if isinstance(held, dict) else None
         return (AnswerOutcome.NOTHING if content is None else AnswerOutcome.UNREADY), content, limit
 
     def _fenced(self, text: str) -> bool:
@@ -501,28 +502,28 @@ class Recursive(Agent):
         return "\n".join(told), cell.outcome is not CellOutcome.OK, cites
 
     def _judged(self) -> Iterator[str]:
-        """Look at the answer slot; what is wrong with it, in words for the model."""
+        """Look at the variable `answer`; what is wrong with it, in words for the model."""
         try:
-            slot = self.sandbox.get("answer")
+            held = self.sandbox.get("answer")
         except NoValue as error:
-            self.sandbox.run(SLOT)
-            yield f"[answer could not be read, and is {SLOT[9:]} again: {error.what}]"
+            self.sandbox.run(BLANK)
+            yield f"[answer could not be read, and is {BLANK[9:]} again: {error.what}]"
             return
-        if not isinstance(slot, dict) or not {"content", "ready"} <= slot.keys():
-            self.sandbox.run(SLOT)
-            yield f'[answer must be a dict with "content" and "ready"; it is {SLOT[9:]} again]'
-        elif slot["ready"] is True and slot["content"] is None:
+        if not isinstance(held, dict) or not {"content", "ready"} <= held.keys():
+            self.sandbox.run(BLANK)
+            yield f'[answer must be a dict with "content" and "ready"; it is {BLANK[9:]} again]'
+        elif held["ready"] is True and held["content"] is None:
             self.sandbox.run('answer["ready"] = False')
             yield '[answer["content"] is None: set it to the result, then answer["ready"] = True]'
-        elif slot["ready"] is True:
+        elif held["ready"] is True:
             try:
-                self._content = msgspec.to_builtins(msgspec.convert(slot["content"], self._kind))
+                self._content = msgspec.to_builtins(msgspec.convert(held["content"], self._kind))
             except msgspec.ValidationError as error:
                 self.sandbox.run('answer["ready"] = False')
                 yield f'[answer["content"] has the wrong type: {error}]'
             else:
                 self.returned = "ready"
-        elif slot["ready"] is not False:
+        elif held["ready"] is not False:
             yield '[answer["ready"] must be True or False]'
 
     def _prepare(self) -> None:
@@ -560,9 +561,15 @@ class Recursive(Agent):
 
             found |= {"rlm_query": rlm_query, "rlm_query_batched": rlm_query_batched}
         if self._past is not None:
-            past = Past(self._past, (self.process.name, self.process.window.last + 1), self._note_read, self.recorded)
+            own = self.process.name, self.process.window.last + 1
+            past = Past(self._past, own, self._note_read, self.recorded, self._is_readable)
             found |= {"memory_search": past.search, "memory_sessions": past.sessions, "memory_pages": past.pages}
         return found
+
+    def _is_readable(self, session: str) -> bool:
+        """Whether code may read another session of the past: where the agent has rights of its own, they must name it."""
+        action = Action(tool=REPL.name, deed=Deed.READ, reads=((ProcessKind.SESSION, session),))
+        return self.bounds == Rights() or decide(self.bounds, action).permit is Permit.ALLOW
 
     def _forked(self, prompt: str, *, system: str = "", calls: bool) -> Process:
         """A branch for the sub-calls, or for a run below."""
@@ -598,7 +605,7 @@ class Recursive(Agent):
             tools=bool(self.specs),
             above=self.sub_calls.account,
             recorded=recorded,
-            slots=self.slots,
+            free=self.free,
             **self._options,
         )
         run.caller = self

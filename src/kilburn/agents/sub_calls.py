@@ -84,7 +84,7 @@ class SubCalls:
         model: who answers.
         account: what the run spends.
         branch: gives the process that the calls are written to, when there is the first one.
-        slots: as many calls run at once, in this run and in those below it.
+        free: lets so many calls run at the same time, in this run and in those below it.
         retry: how often a call is repeated where the model is not available.
         reply: tokens of one reply, at most.
         recorded: answers in place of the model.
@@ -97,7 +97,7 @@ class SubCalls:
         account: Account,
         branch: Callable[[], Process],
         *,
-        slots: threading.BoundedSemaphore,
+        free: threading.BoundedSemaphore,
         workers: int,
         retry: Retry,
         reply: int,
@@ -110,7 +110,7 @@ class SubCalls:
         self.missing: dict[str, Missing] = {}
         self.origin: tuple[Key, ...] = ()
         self.written: list[Key] = []
-        self._branch, self._slots = branch, slots
+        self._branch, self._free = branch, free
         self._process: Process | None = None
         self._waiting: list[tuple[str, str | None, str, Role, tuple[Key, ...]]] = []
         self._lock = threading.RLock()
@@ -176,7 +176,7 @@ class SubCalls:
 
     def _ask(self, prompt: str) -> tuple[str | None, str]:
         prompt = encodable(prompt)
-        with self._slots:
+        with self._free:
             said, why = self._answered(prompt)
         if said is None:
             self.miss(prompt, why)
