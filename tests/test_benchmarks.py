@@ -30,6 +30,7 @@ TINY = {
     "decode": ["--tokens", "40", "--steps", "2"],
     "residence": ["--runs", "1", "--window", "600", "--policy", "fifo"],
     "memento": ["--tokens", "40", "--block", "8", "--memento", "4"],
+    "sandbox": ["--opens", "1", "--times", "2", "--megabytes", "1"],
     "scheduling": ["--many", "20", "--rounds", "20", "--agents", "4", "--runs", "1"],
     "spill": ["--quick"],
     "recalls": ["--runs", "2", "--window", "500", "--policy", "lru"],

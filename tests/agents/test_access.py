@@ -278,6 +278,28 @@ def test_the_function_gets_what_was_checked(tmp_path: Path, monkeypatch: pytest.
     assert answers(free.process) == ["['link/b'] out.txt"], "without folders nothing is resolved"
 
 
+def test_a_link_that_is_put_there_while_a_person_thinks_is_seen(tmp_path: Path) -> None:
+    root, written = tmp_path / "in", list[str]()
+    (root / "deep").mkdir(parents=True)
+
+    def erase(path: str) -> str:
+        """Erase a file."""
+        written.append(path)
+        return "erased"
+
+    def slow(_: Question) -> bool:
+        (root / "deep").rmdir()
+        (root / "deep").symlink_to(tmp_path)
+        return True
+
+    tools = [Tool(erase, does="irreversible", paths=("path",))]
+    rights = Rights(privileges=(Privilege(files=(str(root),)),))
+    one = agent([calls(("erase", {"path": str(root / "deep" / "x")})), "done"], tools, rights=rights, confirm=slow)
+    one.run("go")
+    assert written == []
+    assert [note["against"] for note in notes(one.process)] == ["irreversible", "file"]
+
+
 def test_a_privilege_allows_all_of_a_call_or_nothing(tmp_path: Path) -> None:
     both = Rights(
         privileges=(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.agents.access import Privilege, Rights
 from kilburn.agents.loop import Limits, Returned
 from kilburn.agents.rlm import AnswerOutcome, Recursive, SubCalled, replay
 from kilburn.agents.sandbox import Bounds, open_sandbox
@@ -507,6 +508,26 @@ def test_a_session_that_is_not_there_is_not_made() -> None:
     code = "try:\n    memory.pages('nobody')\nexcept ValueError:\n    answer['content'] = len(memory.sessions())" + READY
     process = store.process("a")
     assert ask(cell(code), text=None, past=store, process=process).content == 0
+
+
+def test_code_reads_the_sessions_that_the_rights_name_and_finds_no_other() -> None:
+    store = opened()
+    for name in ("work", "private"):
+        store.process(name).append({"role": "user", "content": f"the parser of {name}"})
+    code = (
+        'found = [[one["name"] for one in memory.sessions()], [hit["session"] for hit in memory.search("parser")]]\n'
+        "for name in ('work', 'private', 'nobody'):\n"
+        "    try:\n        found.append(len(memory.pages(name)))\n"
+        "    except ValueError as error:\n        found.append(str(error).replace(name, 'X'))\n"
+        "answer['content'] = found"
+    )
+    named = Rights(privileges=(Privilege(sessions=("w*",)),))
+    sessions, hits, work, private, nobody = ask(
+        cell(code + READY), text=None, past=store, process=store.process("a"), rights=named
+    ).content
+    assert (sessions, hits, work) == (["work"], ["work"], 1)
+    assert private == nobody, "it does not tell what exists"
+    assert ask(cell(code + READY), text=None, past=store, process=store.process("a")).content[2:4] == [1, 1]
 
 
 def test_what_the_run_itself_says_is_not_past() -> None:

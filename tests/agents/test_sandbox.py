@@ -225,7 +225,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
             open_sandbox("cpython", files={"text": path})
 
 
-@pytest.mark.parametrize("given", [{"seconds": 0}, {"seconds": float("nan")}, {"memory": 0}, {"output": -1}])
+@pytest.mark.parametrize("given", [{"seconds": 0}, {"seconds": float("nan")}, {"memory": 0}, {"output": -1}, {"output": 1 << 21}])
 def test_bounds_that_cannot_be_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         Bounds(**given)
@@ -623,6 +623,13 @@ def test_a_hostile_argument_is_an_exception_inside(sandbox: Sandbox, name: str) 
     assert received == []
 
 
+def test_how_deep_a_value_may_be(sandbox: Sandbox) -> None:
+    sandbox.run("value = 1\nfor _ in range(99):\n    value = {'a': [value][0]}\nmore = [[value]]")
+    assert sandbox.get("value") is not None
+    with pytest.raises(NoValue, match="too deep"):
+        sandbox.get("more")
+
+
 LINK = "link = ask.__closure__[1].cell_contents\n"
 FORGED = {
     "garbage": "import os\nos.write(link.link, b'\\xff' * 4000)",
@@ -679,5 +686,36 @@ def test_any_bytes_on_the_connection_end_in_a_typed_outcome(full: Sandbox, data:
     assert (cell.outcome, cell.lost) == (CellOutcome.KILLED, True)
 
 
-def test_a_message_has_a_bound() -> None:
-    assert 1 << 20 <= cpython.MESSAGE <= 1 << 26
+def test_what_fits_the_bounds_fits_a_message() -> None:
+    with open_any("cpython", Bounds(output=1_000_000)) as made:
+        cell = made.run("print(chr(1) * 999_999)\nraise ValueError(chr(0x1f600) * 10**6)")
+        assert (len(cell.output), len(cell.error), cell.outcome) == (10**6, 10**6, CellOutcome.ERROR)
+        made.run(f"fits, more = chr(34) * ({cpython.ARGUMENTS} // 2 - 1), chr(34) * ({cpython.ARGUMENTS} // 2)")
+        assert len(made.get("fits")) == cpython.ARGUMENTS // 2 - 1
+        with pytest.raises(NoValue, match="more than"):
+            made.get("more")
+
+
+def test_code_that_goes_on_after_its_cell_is_ended_by_the_kernel() -> None:
+    with open_any("cpython", Bounds(seconds=0.1)) as made:
+        report = "{'type': 'ended', 'outcome': 'ok', 'error': '', 'output': str(os.getpid()), 'cut': 0}"
+        inside = int(made.run(f"{LINK}import os\nlink.send({report})\nlink.running = False\nwhile True: pass").output)
+        for _ in range(200):
+            if Path(f"/proc/{inside}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("it still runs")
+        assert made.run("1").outcome is CellOutcome.TIMEOUT
+        assert made.run("print(1)").output == "1\n"
+
+
+def test_lists_of_arguments_are_checked() -> None:
+    def many(*words: str, **counts: int) -> int:
+        return len(words) + sum(counts.values())
+
+    with open_any("cpython", calls={"many": many, "any": lambda x: x}) as made:
+        assert printed(made, "many('a', 'b', n=2)") == "4"
+        assert "TypeError" in made.run("many('a', 1)").error
+        assert "TypeError" in made.run("many(n='a')").error
+        assert printed(made, "any([1, 'x', None])") == "[1, 'x', None]"

@@ -426,6 +426,10 @@ class Agent:
             values = tool.values(part.text)
             paths = tool.resolved(values) if rights.bounds_files else {}
             self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+            # A person takes time to answer, and a link may have been put there meanwhile.
+            if paths and (again := tool.resolved(values | paths)) != paths:
+                paths = again
+                self._permit(rights, part, Action(tool=name, deed=tool.deed, paths=tuple(flat(paths.values()))))
             begun = True
             text, failed = tool.run(values | paths, loop), False
         except (ToolError, AccessDenied) as error:

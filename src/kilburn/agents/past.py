@@ -28,6 +28,7 @@ class Past:
         own: the session of the run that reads, and its first page: from there on, and in its branches, nothing is past.
         note: writes down what was asked, what was found, and the pages that this is from.
         recorded: the run that is run again, or None.
+        readable: whether a session of this name may be read at all. What may not be read is not found either.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class Past:
         own: tuple[str, int],
         note: Callable[[str, str, tuple[Key, ...]], None],
         recorded: Recorded | None = None,
+        readable: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        self._past, self._own, self._note, self._recorded = past, own, note, recorded
+        self._past, self._own, self._note, self._recorded, self._readable = past, own, note, recorded, readable
 
     def sessions(self) -> list[dict[str, Any]]:
         """The sessions, oldest first: name, pages, tokens."""
@@ -87,16 +89,16 @@ class Past:
 
     def _is_past(self, session: str, page: int) -> bool:
         name, first = self._own
-        return not session.startswith(f"{name}/{BRANCH}") and (session != name or abs(page) < first)
+        return not session.startswith(f"{name}/{BRANCH}") and (abs(page) < first if session == name else self._readable(session))
 
     def _session(self, name: str) -> Process:
         if isinstance(self._past, Process):
             return self._past
         if not name and len(known := self._past.processes()) == 1:
             name = known[0].name
-        if not any(info.name == name for info in self._past.processes()):
+        if not any(info.name == name and self._is_past(name, 0) for info in self._past.processes()):
             # `process` would make one.
-            raise ValueError(f"there is no session {name!r}; see memory.sessions()")
+            raise ValueError(f"there is no session {name!r} to read; see memory.sessions()")
         return self._past.process(name)
 
     def _told(self, asked: str, found: list[dict[str, Any]], cites: tuple[Key, ...]) -> list[dict[str, Any]]:

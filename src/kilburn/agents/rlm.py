@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.access import Action, Deed
+from kilburn.agents.access import Action, Deed, Permit, Rights, decide
 from kilburn.agents.loop import Account, Agent, Called, Limits, Returned, RunEvent, Stopped
 from kilburn.agents.past import Past
 from kilburn.agents.sandbox import Bounds, Cell, CellOutcome, open_sandbox
@@ -37,6 +37,7 @@ from kilburn.model import Model, Request, ToolSpec
 from kilburn.models.retry import Retry
 from kilburn.models.scripted import Scripted
 from kilburn.page import digest_of
+from kilburn.store import ProcessKind
 from kilburn.wire.quotation import quote
 
 __all__ = ["REPL", "AnswerOutcome", "Recursive", "RecursiveResult", "SubCalled", "replay"]
@@ -560,9 +561,15 @@ class Recursive(Agent):
 
             found |= {"rlm_query": rlm_query, "rlm_query_batched": rlm_query_batched}
         if self._past is not None:
-            past = Past(self._past, (self.process.name, self.process.window.last + 1), self._note_read, self.recorded)
+            own = self.process.name, self.process.window.last + 1
+            past = Past(self._past, own, self._note_read, self.recorded, self._is_readable)
             found |= {"memory_search": past.search, "memory_sessions": past.sessions, "memory_pages": past.pages}
         return found
+
+    def _is_readable(self, session: str) -> bool:
+        """Whether code may read another session of the past: where the agent has rights of its own, they must name it."""
+        action = Action(tool=REPL.name, deed=Deed.READ, reads=((ProcessKind.SESSION, session),))
+        return self.bounds == Rights() or decide(self.bounds, action).permit is Permit.ALLOW
 
     def _forked(self, prompt: str, *, system: str = "", calls: bool) -> Process:
         """A branch for the sub-calls, or for a run below."""

@@ -31,6 +31,8 @@ __all__ = ["Bounds", "Callbacks", "Cell", "CellOutcome", "Sandbox", "open_sandbo
 USUAL = ("cpython", "monty")
 """The order in which `open_sandbox("auto")` tries them: full Python before a subset."""
 KIND = "agents.sandboxes"
+DEEPEST = 100
+"""Lists and objects within each other, in a value that comes from inside."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +41,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         seconds: how long it may run. The time in which a function of ours runs does not count.
         memory: bytes that the code may take, beside the interpreter and the files.
-        output: characters of its output that are kept, and characters of its error.
+        output: characters of its output that are kept, and characters of its error; a million at most.
     """
 
     seconds: float = 30.0
@@ -47,8 +49,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     output: int = 20_000
 
     def __post_init__(self) -> None:
-        if not (0 < self.seconds < 1e6 and self.memory > 0 and self.output >= 0):
-            raise SpecError(f"bounds that cannot be: {self}", advice="give positive seconds and memory, output of 0 or more")
+        if not (0 < self.seconds < 1e6 and 0 < self.memory < 1 << 62 and 0 <= self.output <= 1_000_000):
+            raise SpecError(f"bounds that cannot be: {self}", advice="give positive seconds and memory, output of 0 to a million")
 
 
 class CellOutcome(StrEnum):
@@ -98,7 +100,7 @@ class Callbacks:
         self.functions = dict(functions)
         _check_names(functions)
         self._signatures = {name: inspect.signature(function) for name, function in functions.items()}
-        self._hints = {name: typing.get_type_hints(function) for name, function in functions.items()}
+        self._hints = {name: _hints(function) for name, function in functions.items()}
 
     def __call__(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call one of them. What it raises is for the code inside.
@@ -111,14 +113,25 @@ class Callbacks:
             raise NameError(f"no function {name[:100]!r} outside")
         bound = self._signatures[name].bind(*args, **kwargs)
         for parameter, value in bound.arguments.items():
-            hint = self._hints[name].get(parameter)
-            if hint is None or self._signatures[name].parameters[parameter].kind in (2, 4):
-                continue
             try:
-                bound.arguments[parameter] = msgspec.convert(value, hint)
+                bound.arguments[parameter] = msgspec.convert(value, self._hints[name][parameter])
             except msgspec.ValidationError as error:
                 raise TypeError(f"{name}: {parameter}: {error}") from error
         return self.functions[name](*bound.args, **bound.kwargs)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The type of each argument as it is bound; anything, where the function does not say."""
+    hints = typing.get_type_hints(function)
+    found = {}
+    for parameter in inspect.signature(function).parameters.values():
+        hint: Any = hints.get(parameter.name, Any)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            hint = tuple[hint, ...]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            hint = dict[str, hint]
+        found[parameter.name] = hint
+    return found
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
@@ -170,9 +183,17 @@ def value_of(text: str) -> Any:
         ValueError: it is no JSON, holds a number that JSON cannot carry, or is nested too deep.
     """
     try:
-        return msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+    inner = [value]
+    for _ in range(DEEPEST):
+        inner = [
+            one for each in inner if isinstance(each, list | dict) for one in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not inner:
+            return value
+    raise ValueError("nested too deep")
 
 
 class Sandbox(ABC):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import resource
 import signal
 import socket
 import subprocess
@@ -24,6 +23,9 @@ import msgspec
 from kilburn.agents.sandbox import Bounds, Callbacks, Cell, CellOutcome, Sandbox, open_file, plain, value_of
 from kilburn.errors import SandboxError, SandboxRefused
 
+if sys.platform == "linux":
+    import resource
+
 __all__ = ["Cpython"]
 
 INSIDE = Path(__file__).parent
@@ -33,6 +35,8 @@ BOOT = (
 )
 MESSAGE = 16 * 1024 * 1024
 """Bytes of one message from inside, at most."""
+ARGUMENTS = MESSAGE // 2 - 4096
+"""Bytes of the JSON within a message: quotes take two bytes there."""
 START = 60.0
 """Seconds until the process must be ready."""
 GRACE = 0.5
@@ -155,7 +159,7 @@ class Cpython(Sandbox):
             "files": files,
             "memory": self.bounds.memory,
             "output": self.bounds.output,
-            "message": MESSAGE,
+            "most": ARGUMENTS,
             "without": self._without,
         }
         self._limit = time.monotonic() + START

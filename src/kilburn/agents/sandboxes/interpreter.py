@@ -90,14 +90,14 @@ class Interpreter:
         return b"".join(pieces)
 
     def send(self, message: dict[str, typing.Any]) -> None:
-        text = dumps(message).encode()
+        text = dumps(message, ensure_ascii=False).encode()
         rest = memoryview(len(text).to_bytes(4, "big") + text)
         while rest:
             rest = rest[os.write(self.link, rest) :]
 
     def begin(self, hello: dict[str, typing.Any], lock: typing.Callable[[int, tuple[str, ...]], list[str]]) -> None:
         """Take what the sandbox was opened with, and give up the rest of the machine."""
-        self.most, self.message = hello["output"], hello["message"]
+        self.room, self.most = hello["output"], hello["most"]
         self.calls = {name: self._function(name) for name in hello["calls"]}
         module = types.ModuleType("__main__")
         self.variables = module.__dict__
@@ -130,7 +130,7 @@ class Interpreter:
     def run(self, code: str) -> dict[str, typing.Any]:
         self.cells += 1
         self.variables |= self.calls
-        output = Output(self.most)
+        output = Output(self.room)
         sys.stdout = sys.stderr = output
         sys.stdin = io.StringIO()
         error = self._attempt(lambda: self._execute(code, f"<cell {self.cells}>"))
@@ -162,7 +162,7 @@ class Interpreter:
                 work()
             except BaseException as error:  # noqa: BLE001 - whatever code raises
                 kind = "memory" if isinstance(error, MemoryError) else "error"
-                return kind, plain(said(error))[-self.most :] if self.most else ""
+                return kind, plain(said(error))[-self.room :] if self.room else ""
             finally:
                 self.running = False
         except MemoryError:
@@ -181,8 +181,8 @@ class Interpreter:
 
     def _json(self, value: object) -> str:
         text = dumps(value, allow_nan=False, ensure_ascii=False)
-        if len(text.encode()) > self.message // 2:
-            raise ValueError(f"more than {self.message // 2:,} bytes as JSON")
+        if len(text.encode()) > self.most:
+            raise ValueError(f"more than {self.most:,} bytes as JSON")
         return text
 
     def _function(self, name: str) -> typing.Callable[..., typing.Any]:
