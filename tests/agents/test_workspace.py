@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,11 +10,20 @@ import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+import kilburn
+from kilburn.agents.branch import Branching, SubAgent
+from kilburn.agents.tool import Tool
 from kilburn.agents.workspace import open_workspace
-from kilburn.errors import MergeConflict, WorkspaceError
+from kilburn.errors import MergeConflict, SpecError, WorkspaceError
+from kilburn.kernel.branches import Inherit
+from kilburn.message import Kind, Message, Part, Role
+from kilburn.model import Finish, Reply, Request
+from kilburn.testing import Scripted, check_laws
 
 IDENTITY = {f"GIT_{role}_{field}": "x" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}
 
@@ -355,3 +365,88 @@ def test_a_file_that_cannot_be_written_leaves_the_parent_as_it_was(made: Maker, 
     assert "WorkspaceError: workspace: not merged: [Errno 28]" in done.stderr
     assert files(root) == before
     assert len(open_workspace(root, "b1").merge()) == 6
+
+
+def writing(path: Path) -> tuple[Tool, ...]:
+    def save(name: str, text: str) -> str:
+        """Write a file."""
+        (path / name).write_text(text, encoding="utf-8")
+        return "saved"
+
+    def peek(path: str) -> str:
+        """Read a file."""
+        return Path(path).read_text(encoding="utf-8")
+
+    return (Tool(save), Tool(peek, does="read", paths=("path",)))
+
+
+def said(name: str, call: str, /, **arguments: str) -> Part:
+    return Part(kind=Kind.CALL, text=json.dumps(arguments), call=call, name=name)
+
+
+def spoken(*parts: Part) -> Reply:
+    return Reply(message=Message(role=Role.ASSISTANT, parts=parts), finish=Finish.CALLS)
+
+
+def coder(root: Path, steps: Callable[[str], list[Part]]) -> Branching:
+    """An agent whose branches, "one" and "two" side by side, make these calls, and return."""
+
+    def reply(request: Request) -> Any:
+        messages = list(request.messages)
+        prompt = next(str(one["content"]) for one in reversed(messages) if one["role"] == "user")
+        task = prompt.split("\n")[0]
+        if task == "go":
+            done = any(one["role"] == "tool" for one in messages)
+            both = (said("coder", f"c-{name}", description="a part", prompt=name) for name in ("one", "two"))
+            return "done" if done else spoken(*both)
+        step = sum(one["role"] == "tool" for one in messages)
+        every = [*steps(task), said("return", "r", message=f"{task} is done")]
+        return spoken(msgspec.structs.replace(every[step], call=f"{task}-{step}"))
+
+    agents = (SubAgent(name="coder", inherit=Inherit.NOTHING, folder=root, tools=writing),)
+    process = kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4").process("work")
+    return Branching(Scripted([reply] * 20), [], process, agents=agents)
+
+
+@both
+def test_branches_of_an_agent_write_side_by_side_in_folders_of_their_own(made: Maker, tmp_path: Path) -> None:
+    root = made(tmp_path / "root")
+
+    def steps(task: str) -> list[Part]:
+        return [
+            said("save", "", name="draft", text="x"),
+            said("save", "", name=task, text=task),
+            said("peek", "", path=str(root / "a")),
+        ]
+
+    one = coder(root, steps)
+    assert one.run("go").text == "done"
+    results = [message["content"] for message in one.process.messages() if message["role"] == "tool"]
+    assert ["[files: draft, one]" in results[0], "[files: draft, two]" in results[1]] == [True, True], (
+        "the same file, with the same text"
+    )
+    assert (root / "one").read_text() == "one"
+    for name in ("b1", "b2"):
+        inside = [message["content"] for message in one.process.branch(name).messages() if message["role"] == "tool"]
+        assert "peek may only go to" in inside[2], "a declared path cannot leave the working folder"
+    check_laws(one.process)
+
+
+def test_a_conflict_of_two_branches_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    root = repository(tmp_path / "root")
+    one = coder(root, lambda task: [said("save", "", name="a", text=task), said("save", "", name=task, text=task)])
+    one.run("go")
+    results = sorted(message["content"].split("\n[b")[0] for message in one.process.messages() if message["role"] == "tool")
+    told = "is done\n[its files were not merged: a: the parent changed them too]"
+    assert sum(told in result for result in results) == 1
+    assert sum("is done\n[files: a, " in result for result in results) == 1
+    won = (root / "a").read_text()
+    lost = next(name for name in ("b1", "b2") if (open_workspace(root, f"work/{name}").changes()))
+    other = open_workspace(root, f"work/{lost}")
+    assert {won, (other.path / "a").read_text()} == {"one", "two"}
+
+
+def test_a_folder_needs_tools_for_it(tmp_path: Path) -> None:
+    for wrong in ({"folder": tmp_path}, {"folder": tmp_path, "tools": writing(tmp_path)}, {"tools": writing}):
+        with pytest.raises(SpecError, match="tools that are made for it"):
+            SubAgent(**wrong)

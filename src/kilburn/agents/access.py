@@ -153,6 +153,13 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         """These rights, where those of another agent bound them."""
         return msgspec.structs.replace(self, above=above if self.above is None else self.above.under(above))
 
+    def within(self, folder: Path) -> Rights:
+        """These rights, for files in a folder only."""
+        every = ("*",)
+        return self.under(
+            Rights(privileges=(Privilege(name="folder", files=(str(folder),), sessions=every, memories=every, documents=every),))
+        )
+
     @property
     def heeds_taint(self) -> bool:
         """Whether it matters what the session has read."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -22,7 +23,8 @@ import msgspec
 from kilburn.agents.access import Action, Deed, Rights
 from kilburn.agents.loop import Agent, Limits, RunEvent, Stopped
 from kilburn.agents.tool import Tool
-from kilburn.errors import AccessDenied, KernelError, ToolError
+from kilburn.agents.workspace import open_workspace
+from kilburn.errors import AccessDenied, KernelError, SpecError, ToolError, WorkspaceError
 from kilburn.event import Act
 from kilburn.kernel.branches import Inherit
 from kilburn.kernel.process import Process
@@ -51,6 +53,9 @@ class BranchOutcome(StrEnum):
     """It did not end before the user went on."""
 
 
+Tools = tuple[Callable[..., Any] | Tool, ...]
+
+
 class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
     """An agent that looks like a function of a description and a prompt.
 
@@ -58,12 +63,18 @@ class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
         name: how the model calls it.
         purpose: what the model is told of it.
         inherit: what it begins with.
-        tools: its own tools; None for those of the agent that calls it.
+        tools: its own tools; None for those of the agent that calls it. With a `folder`, a function that makes them for the
+            folder that it is given.
         model: its own model; None for the caller's.
         policy: what decides at its window, such as "fifo"; "" for the store's own.
         system: a system prompt of its own, where it does not inherit the history.
         limits: what one of its runs may spend.
         rights: what it may do, as far as the caller may.
+        folder: what it works on: each branch gets a working folder of its own, which is merged when it returns. The paths
+            that its tools declare cannot leave that. A branch of a branch works on the branch's folder.
+
+    Raises:
+        SpecError: a folder, and tools that are not made for it.
     """
 
     name: str = "branch"
@@ -72,12 +83,17 @@ class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
         "the message that it returns. Several calls in one reply run side by side."
     )
     inherit: Inherit = Inherit.HISTORY
-    tools: tuple[Callable[..., Any] | Tool, ...] | None = None
+    tools: Tools | Callable[[Path], Tools] | None = None
     model: Model | None = None
     policy: str = ""
     system: str = ""
     limits: Limits = Limits(steps=30)
     rights: Rights = Rights()
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.folder is not None) != callable(self.tools):
+            raise SpecError(f"{self.name}: a folder needs tools that are made for it", advice="give tools=lambda path: (...)")
 
     @property
     def spec(self) -> ToolSpec:
@@ -198,7 +214,7 @@ class Branching(Agent):
             branch = self.process.fork(_told(asked.prompt), inherit=agent.inherit, call=part.call, system=agent.system)
         outcome, text = _ended(branch)
         if outcome is None:
-            outcome, text = self._inside(agent, branch).finish()
+            outcome, text = self._work_in(agent, branch)
             _note(branch, outcome, text)
         said = branch.returning(text)
         branch.release()
@@ -210,16 +226,38 @@ class Branching(Agent):
         found = next((info.name for info, fork in self.process.branches() if fork.call == page), None)
         return self.process.branch(found.removeprefix(f"{self.process.name}/")) if found else None
 
-    def _inside(self, agent: SubAgent, branch: Process) -> Branching:
+    def _work_in(self, agent: SubAgent, branch: Process) -> tuple[BranchOutcome, str]:
+        """Work in a branch to its end, and merge its working folder, if it has one and a result."""
+        if agent.folder is None:
+            return self._inside(agent, branch).finish()
+        try:
+            space = open_workspace(agent.folder, branch.name)
+        except WorkspaceError as error:
+            return BranchOutcome.NOTHING, f"[no result: {error}]"
+        outcome, text = self._inside(agent, branch, space.path).finish()
+        if outcome is BranchOutcome.NOTHING:
+            return outcome, f"{text}\n[its files were not merged]"
+        try:
+            changes = space.merge()
+        except WorkspaceError as error:
+            return outcome, f"{text}\n[its files were not merged: {error.what.removeprefix('not merged: ')}]"
+        return outcome, f"{text}\n[files: {', '.join(changes) or 'none changed'}]"
+
+    def _inside(self, agent: SubAgent, branch: Process, path: Path | None = None) -> Branching:
         if agent.policy:
             branch.decide_by(resolve("policies", agent.policy), agent.policy)
         options = self._options | {"limits": agent.limits, "above": self.account, "system": ""}
         options |= {"rights": agent.rights, "confirm": self.confirmation}
+        agents, tools = [*self.agents.values()], agent.tools
+        if path is not None:
+            tools = tools(path) if callable(tools) else tools
+            agents = [msgspec.structs.replace(each, folder=path) if each.folder == agent.folder else each for each in agents]
+            options["rights"] = agent.rights.within(path)
         made = Branching(
             agent.model or self.model,
-            [*self.tools.values()] if agent.tools is None else agent.tools,
+            [*self.tools.values()] if tools is None or callable(tools) else tools,
             branch,
-            agents=[*self.agents.values()],
+            agents=agents,
             most=self.most,
             depth=self.depth,
             **options,
