@@ -24,7 +24,8 @@ from kilburn.agents.sandboxes import cpython, lockdown
 from kilburn.agents.sandboxes.cpython import Cpython
 from kilburn.errors import MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
 
-BOUNDS = Bounds(seconds=1.0, memory=64 << 20, output=1000)
+BOUNDS = Bounds(seconds=30, memory=64 << 20, output=1000)
+SHORT = Bounds(seconds=0.3, memory=64 << 20, output=1000)
 SANDBOXES = ["cpython", "cpython without landlock", "cpython without namespace", "cpython without both", "monty"]
 CANARY = "canary-5af1"
 received: list[Any] = []
@@ -316,15 +317,17 @@ def test_closing_while_a_cell_runs_ends_it() -> None:
 # How a cell ends.
 
 
-def test_an_endless_cell_is_stopped(each: Sandbox) -> None:
-    each.run("kept = 1")
-    cell = each.run("while True:\n    pass")
-    assert cell.outcome is CellOutcome.TIMEOUT
-    assert 1.0 <= cell.seconds < 5.0
-    assert cell.lost == (each.name == "monty")
-    assert each.run("print(1)").output == "1\n"
-    if not cell.lost:
-        assert each.get("kept") == 1
+@pytest.mark.parametrize("name", SANDBOXES)
+def test_an_endless_cell_is_stopped(name: str) -> None:
+    with open_any(name, SHORT) as made:
+        made.run("kept = 1")
+        cell = made.run("while True:\n    pass")
+        assert cell.outcome is CellOutcome.TIMEOUT
+        assert 0.3 <= cell.seconds < 10
+        assert cell.lost == (name == "monty")
+        assert made.run("print(1)").output == "1\n"
+        if not cell.lost:
+            assert made.get("kept") == 1
 
 
 @pytest.mark.parametrize(
@@ -339,11 +342,12 @@ def test_an_endless_cell_is_stopped(each: Sandbox) -> None:
         "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
     ],
 )
-def test_a_cell_that_will_not_stop_is_stopped(full: Sandbox, code: str) -> None:
-    cell = full.run(code)
-    assert cell.outcome in (CellOutcome.TIMEOUT, CellOutcome.MEMORY, CellOutcome.ERROR)
-    assert cell.seconds < 5.0
-    assert full.run("print(1)").output == "1\n"
+def test_a_cell_that_will_not_stop_is_stopped(code: str) -> None:
+    with open_any("cpython", SHORT) as made:
+        cell = made.run(code)
+        assert cell.outcome in (CellOutcome.TIMEOUT, CellOutcome.MEMORY)
+        assert cell.seconds < 10
+        assert made.run("print(1)").output == "1\n"
 
 
 def test_after_a_kill_the_first_variables_are_there_again(text: Path) -> None:
@@ -372,15 +376,13 @@ def test_a_deep_recursion_ends_the_cell(full: Sandbox) -> None:
 
 def test_a_flood_of_output_is_counted(each: Sandbox) -> None:
     cell = each.run("line = 'x' * 999_999\nfor i in range(1000):\n    print(line)")
-    assert len(cell.output) == 1000
-    if each.name == "cpython":
-        assert (cell.outcome, cell.cut) == (CellOutcome.OK, 10**9 - 1000)
-    else:
-        assert cell.cut > 10**6
+    assert (cell.outcome, len(cell.output), cell.cut) == (CellOutcome.OK, 1000, 10**9 - 1000)
 
 
-def test_a_flood_of_short_lines_is_stopped_or_counted(each: Sandbox) -> None:
-    cell = each.run("while True:\n    print('x')")
+@pytest.mark.parametrize("name", SANDBOXES)
+def test_a_flood_of_short_lines_is_stopped_and_counted(name: str) -> None:
+    with open_any(name, SHORT) as made:
+        cell = made.run("while True:\n    print('x')")
     assert (cell.outcome, len(cell.output)) == (CellOutcome.TIMEOUT, 1000)
     assert cell.cut > 0
 
@@ -526,6 +528,30 @@ def test_the_dangerous_system_calls_are_not_among_the_allowed() -> None:
     assert not dangerous & {*lockdown.ALLOWED, *lockdown.NOT_EXECUTABLE}
 
 
+REFUSING = """
+import ctypes, struct
+from kilburn.agents.sandbox import open_sandbox
+from kilburn.agents.sandboxes.lockdown import ALLOW, EQUAL, LOAD, REFUSE, RETURN
+from kilburn.errors import SandboxRefused
+lines = [(LOAD, 0, 0, 0), (EQUAL, 0, 1, 157), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+libc = ctypes.CDLL(None)
+libc.prctl(38, 1, 0, 0, 0)
+assert libc.prctl(22, 2, struct.pack("HxxxxxxQ", 4, ctypes.addressof(code)), 0, 0) == 0
+try:
+    open_sandbox("cpython")
+except SandboxRefused as refused:
+    print(refused)
+"""
+"""Forbids itself and its children to filter system calls, as an old kernel would."""
+
+
+def test_without_a_filter_of_system_calls_it_refuses() -> None:
+    open_any("cpython").close()
+    done = subprocess.run([sys.executable, "-c", REFUSING], capture_output=True, text=True, check=False)
+    assert "does not filter system calls" in done.stdout, done.stderr
+
+
 def test_what_is_lacking_is_said() -> None:
     with open_any("cpython") as whole, open_any("cpython without both") as bare:
         assert len(bare.lacks) == len(lockdown.LAYERS)
@@ -567,25 +593,35 @@ def test_a_fork_bomb_does_nothing(full: Sandbox) -> None:
     assert full.get("refused") == 1000
 
 
-def test_the_inside_dies_with_the_program(tmp_path: Path) -> None:
-    code = """
-from kilburn.agents.sandbox import Bounds, open_sandbox
-made = open_sandbox("cpython", calls={"say": lambda pid: print(pid, flush=True)}, bounds=Bounds(seconds=600))
-made.run("import os\\nsay(os.getpid())\\nwhile True: pass")
-"""
-    with open_any("cpython"), subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:
-        assert program.stdout is not None
-        inside = int(program.stdout.readline())
-        assert Path(f"/proc/{inside}").exists()
-        program.send_signal(signal.SIGKILL)
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{inside}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return
-        except (FileNotFoundError, ProcessLookupError):
-            return
+def gone(process: int) -> bool:
+    """Whether an operating-system process has ended, or waits only to be reaped."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def ends(process: int, seconds: float = 60) -> bool:
+    until = time.monotonic() + seconds
+    while not gone(process) and time.monotonic() < until:
         time.sleep(0.05)
-    raise AssertionError("the process inside outlives its program")
+    return gone(process)
+
+
+@pytest.mark.parametrize("name", ["cpython", "monty"])
+def test_the_inside_dies_with_the_program(name: str) -> None:
+    code = f"""
+from kilburn.agents.sandbox import Bounds, open_sandbox
+made = open_sandbox("{name}", calls={{"say": lambda: print("on", flush=True)}}, bounds=Bounds(seconds=600))
+made.run("say()\\nwhile True: pass")
+"""
+    with open_any(name), subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        inside = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+        assert inside
+        program.send_signal(signal.SIGKILL)
+    assert all(ends(int(each)) for each in inside)
 
 
 def test_nothing_is_left_open() -> None:
@@ -647,7 +683,7 @@ FORGED = {
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_message_ends_the_sandbox(name: str) -> None:
-    with open_any("cpython") as made:
+    with open_any("cpython", SHORT) as made:
         cell = made.run(LINK + FORGED[name])
         assert cell.outcome in (CellOutcome.KILLED, CellOutcome.TIMEOUT)
         assert cell.lost
@@ -679,7 +715,7 @@ def test_forged_arguments_are_an_exception_inside(full: Sandbox, arguments: str)
     assert received == []
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(min_size=1, max_size=64))
 def test_any_bytes_on_the_connection_end_in_a_typed_outcome(full: Sandbox, data: bytes) -> None:
     cell = full.run(LINK + f"import os\nos.write(link.link, {data!r})\nos._exit(0)")
@@ -700,12 +736,7 @@ def test_code_that_goes_on_after_its_cell_is_ended_by_the_kernel() -> None:
     with open_any("cpython", Bounds(seconds=0.1)) as made:
         report = "{'type': 'ended', 'outcome': 'ok', 'error': '', 'output': str(os.getpid()), 'cut': 0}"
         inside = int(made.run(f"{LINK}import os\nlink.send({report})\nlink.running = False\nwhile True: pass").output)
-        for _ in range(200):
-            if Path(f"/proc/{inside}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                break
-            time.sleep(0.05)
-        else:
-            raise AssertionError("it still runs")
+        assert ends(inside)
         assert made.run("1").outcome is CellOutcome.TIMEOUT
         assert made.run("print(1)").output == "1\n"
 
