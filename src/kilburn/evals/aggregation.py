@@ -133,7 +133,8 @@ def topic_of(remark: str) -> str | None:
 
 
 def items(tokens: int, seed: int) -> list[Item]:
-    """Items of about so many tokens of four characters together. Topics and users are unequally common."""
+    """Items of about so many tokens of four characters together. Topics and users are unequally common, and each user has
+    topics of their own."""
     if tokens < 100:
         raise SpecError(f"tokens={tokens}", advice="give 100 or more")
     dice, made, characters = random.Random(f"items {seed}"), list[Item](), 0
@@ -141,11 +142,13 @@ def items(tokens: int, seed: int) -> list[Item]:
     weights = [1 + dice.random() for _ in topics]
     users = [f"user {number:02d}" for number in range(1, USERS + 1)]
     shares = [0.2 + dice.random() for _ in users]
+    own = {user: [weight * (0.5 + dice.random()) for weight in weights] for user in users}
     while characters < 4 * tokens:
-        topic = dice.choices(topics, weights)[0]
+        user = dice.choices(users, shares)[0]
+        topic = dice.choices(topics, own[user])[0]
         remark = dice.choice(REMARKS[topic]).format(thing=dice.choice(THINGS))
         date = f"2026-{dice.randint(1, 12):02d}-{dice.randint(1, 28):02d}"
-        made.append(Item(date, dice.choices(users, shares)[0], remark, topic))
+        made.append(Item(date, user, remark, topic))
         characters += len(made[-1].line) + 1
     return made
 
@@ -190,10 +193,10 @@ def question_of(task: str, told: Sequence[Item], seed: int) -> Question:
             f"sum(n for (u, m, x), n in found.items() if m in {months!r} and x in ({topic!r}, {other!r}))",
         ),
         "pairs": (
-            f"Which pairs of users, as [first, second] by name, have each at least one remark about {topic} in {months[0]} and "
-            f"none about {other} in it?",
-            f"(lambda good: [[a, b] for a in good for b in good if a < b])(sorted({{u for (u, m, x) in found if m == "
-            f"{months[0]!r} and x == {topic!r}}} - {{u for (u, m, x) in found if m == {months[0]!r} and x == {other!r}}}))",
+            f"Which pairs of users, as [first, second] by name, have each more remarks about {topic} than about {other} in "
+            f"{months[0]}?",
+            f"(lambda good: [[a, b] for a in good for b in good if a < b])(sorted(u for u in {{k[0] for k in found}} if "
+            f"found.get((u, {months[0]!r}, {topic!r}), 0) > found.get((u, {months[0]!r}, {other!r}), 0)))",
         ),
     }
     if task not in made:
@@ -216,9 +219,9 @@ def _by(found: Mapping[tuple[str, str, str], int], at: int, topic: str | None, s
 
 
 def _pairs(found: Mapping[tuple[str, str, str], int], topic: str, other: str, months: Sequence[str]) -> Any:
-    have = {user for user, month, x in found if month == months[0] and x == topic}
-    lack = {user for user, month, x in found if month == months[0] and x == other}
-    good = sorted(have - lack)
+    month = months[0]
+    users = {user for user, _, _ in found}
+    good = sorted(user for user in users if found.get((user, month, topic), 0) > found.get((user, month, other), 0))
     return [[a, b] for a in good for b in good if a < b]
 
 

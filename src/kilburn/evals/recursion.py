@@ -213,6 +213,7 @@ class RecursionRow(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         system: see `SYSTEMS`.
         task: the kind of question.
+        size: tokens that the text should have; of reports, their number.
         tokens: of the text, of four characters each.
         items: in the text.
         exact: whether the answer is right.
@@ -225,6 +226,7 @@ class RecursionRow(msgspec.Struct, frozen=True, kw_only=True):
 
     system: str
     task: str
+    size: int
     tokens: int
     items: int
     exact: bool
@@ -248,14 +250,20 @@ class RecursionReport(EvalReport, frozen=True, kw_only=True):
     def table(self) -> str:
         """A line for each system and size: right answers, F1 of pairs, sub-calls, tokens, seconds; means, and the largest
         prompt."""
-        known: dict[tuple[str, str, int], list[RecursionRow]] = {}
+        known: dict[tuple[str, int, str], list[RecursionRow]] = {}
         for row in self.rows:
-            known.setdefault((REPORTS if row.task == REPORTS else "items", row.system, row.tokens), []).append(row)
+            known.setdefault((REPORTS if row.task == REPORTS else "items", row.size, row.system), []).append(row)
         heads = ["system", "text", "tokens", "items", "questions", "right", "pair F1", "calls", "resident", "spent", "seconds"]
         body = []
-        for (text, system, tokens), rows in known.items():
+        for (text, _, system), rows in known.items():
             f1 = [row.f1 for row in rows if row.f1 is not None]
-            cells = [system, text, f"{tokens:,}", f"{round(mean(row.items for row in rows)):,}", str(len(rows))]
+            cells = [
+                system,
+                text,
+                f"{round(mean(row.tokens for row in rows)):,}",
+                f"{round(mean(row.items for row in rows)):,}",
+                str(len(rows)),
+            ]
             cells += [f"{mean(row.exact for row in rows):.2f}", f"{mean(f1):.2f}" if f1 else "-"]
             cells += [f"{round(mean(row.calls for row in rows)):,}", f"{max(row.resident for row in rows):,}"]
             cells += [f"{round(mean(row.spent for row in rows)):,}", f"{mean(row.seconds for row in rows):.1f}"]
@@ -348,6 +356,7 @@ def evaluate(
             RecursionRow(
                 system=system,
                 task=task,
+                size=size,
                 tokens=-(-len(whole) // CHARACTERS),
                 items=len(told) or size,
                 exact=found.content == asked.answer,
