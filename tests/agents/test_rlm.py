@@ -263,6 +263,8 @@ def test_a_root_that_never_is_ready_is_told_to_answer() -> None:
     half = cell('answer["content"] = "half"')
     result = ask(*[half] * 9, limits=Limits(steps=3))
     assert (result.outcome, result.content, result.limit, result.steps) == (AnswerOutcome.UNREADY, "half", "steps", 3)
+    result = ask(idle, "it is 7", "it is 7", limits=Limits(steps=1))
+    assert (result.outcome, result.content, result.limit) == (AnswerOutcome.SAID, "it is 7", "steps")
     process = opened().process("a")
     result = ask(*[idle] * 9, limits=Limits(steps=3), process=process)
     assert (result.outcome, result.content) == (AnswerOutcome.NOTHING, None)

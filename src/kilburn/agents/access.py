@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,6 +20,7 @@ import msgspec
 from kilburn.errors import KernelError, SpecError
 from kilburn.kernel.process import Process
 from kilburn.message import Role, Trust
+from kilburn.page import Page
 from kilburn.store import ProcessKind
 
 __all__ = [
@@ -274,19 +275,19 @@ def tainted(process: Process, clean: Collection[str] = (), until: int | None = N
         if parent is not None and tainted(parent, clean, fork.call):
             return True
     with process.lock:
-        pages, untrusted = process.window.pages, set[int]()
-        for number in range(1, (process.window.last if until is None else until) + 1):
-            page = pages[number]
-            ours = page.role is Role.TOOL and not page.cites
-            if page.trust > Trust.TOOL:
-                continue
-            if ours and page.sources:
-                if all(pages[source].trust > Trust.TOOL if source < 0 else source not in untrusted for source in page.sources):
-                    continue
-            elif ours and page.answers and pages[page.answers].name in clean:
-                continue
-            untrusted.add(number)
-        return bool(untrusted)
+        pages, last, lowest = process.window.pages, process.window.last if until is None else until, int(Trust.TOOL)
+        read = [page for page in pages.values() if page.trust <= lowest and 0 < page.id <= last]
+    # The earliest is looked at first: so of what it was recalled from, only a fold can be untrusted.
+    return any(not _is_ours(page, pages, clean) for page in sorted(read, key=lambda page: page.id))
+
+
+def _is_ours(page: Page, pages: Mapping[int, Page], clean: Collection[str]) -> bool:
+    """Whether a tool's result holds our own words, or words of a session that had read nothing untrusted until then."""
+    if page.role is not Role.TOOL or page.cites:
+        return False
+    if page.sources:
+        return all(source > 0 or pages[source].trust > Trust.TOOL for source in page.sources)
+    return page.answers != 0 and pages[page.answers].name in clean
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

@@ -410,6 +410,7 @@ class Recursive(Agent):
     def _forced(self, limit: str, whole: Account) -> tuple[AnswerOutcome, Any, str]:
         """Ask for the answer once more, without a limit of steps."""
         self.above = whole
+        said = ""
         for _ in range(FORCED if self.asked.steps else 0):
             if whole.ended():
                 break
@@ -419,11 +420,12 @@ class Recursive(Agent):
             if reply.calls:
                 for event in self._work(reply.calls, None):
                     self._show(event)
-            else:
-                self._fenced(reply.text)
+            elif not self._fenced(reply.text):
+                said = reply.text.strip()
             if self.returned is not None:
                 return AnswerOutcome.FORCED, self._content, limit
-        return self._unready(limit)
+        outcome, content, _ = self._unready(limit)
+        return (AnswerOutcome.SAID, said, limit) if said and content is None else (outcome, content, limit)
 
     def _finish(self, events: Any) -> Any:
         while True:

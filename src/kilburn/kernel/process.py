@@ -14,7 +14,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -22,7 +22,7 @@ import msgspec
 
 from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask
-from kilburn.errors import KernelError, KilburnError, SpecError, StoreCorrupt, StoreReadOnly, UnknownAddress
+from kilburn.errors import KernelError, KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, UnknownAddress
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.branches import BRANCH, Fork, Inherit, fork_of, origin_in
 from kilburn.kernel.drive import answerer, arun, run
@@ -35,7 +35,7 @@ from kilburn.kernel.prompts import Prompts
 from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.receipts import Receipt, receipts
 from kilburn.kernel.render import Item, Prompt, items, part_of
-from kilburn.kernel.window import Window
+from kilburn.kernel.window import GONE, Window
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
@@ -716,7 +716,9 @@ class Process:
                 child._begin(said)
             except BaseException:
                 child.kernel.stale = True
-                kernel.store.erase(child.kernel.info.number)
+                # After an interrupt of the commit itself the branch may exist: then it stays.
+                with suppress(StoreError):
+                    kernel.store.erase(child.kernel.info.number)
                 raise
             return child
 
@@ -740,7 +742,7 @@ class Process:
             systems = [page.id for page in window.resident() if page.role is Role.SYSTEM and page.kind is Kind.TEXT]
             for number in (*systems, *window.request):
                 page = window.pages[number]
-                if self.window.at(number) is not Place.DROPPED:
+                if window.at(number) not in GONE:
                     part = Part(kind=Kind.TEXT, text=self.kernel.text(number))
                     said.append(Message(role=page.role, parts=(part,), cites=((owner(number), number),)))
         sources = (fork.call,) if fork.call and fork.at else ()
