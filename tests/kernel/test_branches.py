@@ -195,6 +195,22 @@ def test_forgetting_reaches_branches(opener: Opener) -> None:
         branch.append(user("still here"))
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_branch_forgets_what_it_inherited_everywhere(opener: Opener, whole: bool) -> None:
+    store = opener()
+    parent = begun(store)
+    branch = parent.fork("look")
+    nested = branch.fork("deeper")
+    if whole:
+        store.forget(session=nested.name, address="p4")
+    else:
+        assert {"p4", "work p4", "work/b1 p4"} <= {*nested.forget("p4")}
+    for each in (parent, branch, nested):
+        with pytest.raises(Forgotten):
+            each.recall("p4")
+        check_laws(each)
+
+
 def test_what_was_returned_goes_with_what_it_was_made_from(opener: Opener) -> None:
     parent = begun(opener())
     branch = parent.fork("look")

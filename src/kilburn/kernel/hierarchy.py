@@ -404,7 +404,9 @@ class Hierarchy:
             # With its branches, which begin with its pages.
             below = [info for info in infos if info.name.startswith(f"{found.name}/{BRANCH}")] if what == "session" else []
             return {}, sorted([*below, found], key=_depth_of)
-        return {found.number: self._resolved(found, address)}, []
+        pages = self._resolved(found, address)
+        session = found.kind is ProcessKind.SESSION
+        return self.process(found.name).made_in(pages) if session else {found.number: pages}, []
 
     def _resolved(self, info: ProcessInfo, address: str) -> list[int]:
         if info.kind is ProcessKind.SESSION:

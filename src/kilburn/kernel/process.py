@@ -573,7 +573,14 @@ class Process:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
             pages = kernel.resolve(address)
         number = kernel.info.number
-        return addresses(self.opener, forget(kernel.store, self.opener, {number: pages}, why), number)
+        return addresses(self.opener, forget(kernel.store, self.opener, self.made_in(pages), why), number)
+
+    def made_in(self, pages: Iterable[int]) -> dict[int, list[int]]:
+        """The processes in which these pages were made, by number: this one, and those that a branch inherited from."""
+        found: dict[int, list[int]] = {}
+        for page in pages:
+            found.setdefault(self.kernel.lineage.owner(page), []).append(page)
+        return found
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
         """These pages and all that were derived or recalled from them here, without those that are forgotten."""
