@@ -355,18 +355,25 @@ class Collection:
         Raises:
             StoreStale: a page of another process still cites one of them.
         """
+        wanted = list(pages)
         with self.lock:
             self._check_writable()
             self._refresh()
-            gone = self.made_from(pages)
-            if gone:
+            for left in reversed(range(TRIES)):
+                gone = self.made_from(wanted)
+                if not gone:
+                    break
                 event = self._event(Act.DROP, gone, why=why, data={"at": Place.DROPPED})
-                events = [
-                    msgspec.structs.replace(one, number=self.info.head + at) for at, one in enumerate([*self._observed, event], 1)
-                ]
-                self._write(
-                    Batch(head=self.info.head, events=events, states=dict.fromkeys(gone, State(Place.DROPPED)), erase=gone)
-                )
+                head = self.info.head
+                events = [msgspec.structs.replace(one, number=head + at) for at, one in enumerate([*self._observed, event], 1)]
+                try:
+                    self._write(Batch(head=head, events=events, states=dict.fromkeys(gone, State(Place.DROPPED)), erase=gone))
+                    break
+                except StoreStale:
+                    self._refresh()
+                    # Nobody has written here, so one of them is cited; or somebody always does.
+                    if self.info.head == head or not left:
+                        raise
             return gone
 
     def forget(self, address: str, why: str = "") -> list[str]:
