@@ -45,7 +45,6 @@ def answers(
         str,
         typer.Option(metavar="exact|qwen|smollm2|SPEC", help="Who answers: no model, weights that run here, or a model's spec."),
     ] = ExactReader.name,
-    device: Annotated[str, typer.Option(help="Where weights run, as torch names it: cpu, cuda.")] = "cpu",
     tools: Annotated[
         bool, typer.Option("--tools", help="The reader may call recall and search_memory, which baselines do not have.")
     ] = False,
@@ -74,7 +73,7 @@ def answers(
     """
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
-    reader = reader_of(model, device)
+    reader = reader_of(model)
     saved = SavedCells(out, reader.name, SavedReply, resume=resume, force=force) if out is not None else None
     with progress("asking") as done:
         report = evaluate(

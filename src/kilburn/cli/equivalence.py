@@ -36,7 +36,6 @@ def equivalence(
         str, typer.Option(metavar="NAME", help="Weights that read: smollm2, qwen, a GGUF file or a folder of transformers.")
     ] = "smollm2",
     dtype: Annotated[str, typer.Option(help="Of the weights: bfloat16, or float32.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="Where the model reads, as torch names it: cpu, cuda.")] = "cpu",
     steps: Annotated[int, typer.Option(min=1, help="Steps to draw among those that refer to older outputs.")] = 30,
     context: Annotated[
         int, typer.Option(min=1, metavar="TOKENS", help="Only steps whose whole history fits, in tokens of the model.")
@@ -71,7 +70,7 @@ def equivalence(
     if resume and out is None:
         raise SpecError("--resume without --out", advice="name the file to go on with")
     runs = sample_of(data, sample, tools=tools, reply=reply, half=half, seed=seed)
-    forecaster = forecaster_of(model, dtype, device)
+    forecaster = forecaster_of(model, dtype)
     saved = SavedCells(out, forecaster.name, Forecast, resume=resume, force=force) if out is not None else None
     with progress("reading") as done:
         report = evaluate(

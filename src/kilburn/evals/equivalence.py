@@ -80,20 +80,15 @@ class Forecaster(Protocol):
         ...
 
 
-def forecaster_of(model: str, dtype: str = "bfloat16", device: str = "cpu") -> Forecaster:
+def forecaster_of(model: str, dtype: str = "bfloat16") -> Forecaster:
     """The forecaster of weights that are on this machine: a name of `kilburn models list`, a GGUF file, or a folder.
-
-    Args:
-        device: where it reads, as torch names it.
 
     Raises:
         Unavailable: they are not here. SpecError: no such weights, or no tokenizer. MissingExtra. UnsupportedModel.
     """
     where = Path(model).expanduser()
     # By name, because torch is an extra.
-    loaded: Forecaster = import_module("kilburn.kv.likelihood").load_likelihood(
-        where if where.is_dir() else find(model), dtype, device
-    )
+    loaded: Forecaster = import_module("kilburn.kv.likelihood").load_likelihood(where if where.is_dir() else find(model), dtype)
     return loaded
 
 

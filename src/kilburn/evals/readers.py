@@ -145,11 +145,8 @@ def _words(question: Question, prompt: str, tools: bool) -> tuple[str, str]:
     return SYSTEM, f"{asked} {OFFERED}" if tools else asked
 
 
-def reader_of(spec: str, device: str = "cpu") -> Reader:
+def reader_of(spec: str) -> Reader:
     """The exact reader for "exact"; weights for a name of `kilburn models list` or a path; else the model of a spec.
-
-    Args:
-        device: where weights run, as torch names it.
 
     Raises:
         Unavailable: weights that are not here. SpecError: no such model. MissingExtra. UnsupportedModel.
@@ -159,7 +156,5 @@ def reader_of(spec: str, device: str = "cpu") -> Reader:
     where = Path(spec).expanduser()
     if where.exists() or spec in {known.name for known in catalogue()}:
         # By name, because torch is an extra.
-        return WeightsReader(
-            import_module("kilburn.kv.writing").load_writer(where if where.is_dir() else find(spec), device=device)
-        )
+        return WeightsReader(import_module("kilburn.kv.writing").load_writer(where if where.is_dir() else find(spec)))
     return ModelReader(resolve("models", spec))

@@ -20,8 +20,8 @@ __all__ = ["Likelihood", "TokenLoss", "load_likelihood"]
 
 NAME = "kilburn_rows"
 
-ROWS, DEVICE_ROWS = 128, 2048
-"""Queries whose attention is computed at a time, by a CPU and by anything else."""
+ROWS = 128
+"""Queries whose attention is computed at a time."""
 
 
 class TokenLoss(NamedTuple):
@@ -122,9 +122,8 @@ def _attend(
     shared, length = key.shape[1:3]
     scale = dim**-0.5 if scaling is None else scaling
     keys, made = key[0].transpose(1, 2), torch.empty_like(query)
-    step = ROWS if query.device.type == "cpu" else DEVICE_ROWS
-    for start in range(0, count, step):
-        stop = min(count, start + step)
+    for start in range(0, count, ROWS):
+        stop = min(count, start + ROWS)
         rows, seen = stop - start, length - count + stop
         # The query heads of a group as rows of one product.
         scores = torch.matmul((query[0, :, start:stop] * scale).reshape(shared, -1, dim), keys[:, :, :seen]).view(
@@ -137,10 +136,10 @@ def _attend(
     return made.transpose(1, 2), None
 
 
-def load_likelihood(path: str | Path, dtype: str = "bfloat16", device: str = "cpu") -> Likelihood:
+def load_likelihood(path: str | Path, dtype: str = "bfloat16") -> Likelihood:
     """A likelihood by the weights of a file or a folder.
 
     Raises:
         Unavailable, SpecError, UnsupportedModel, MissingExtra: as `kilburn.kv.weights.load`.
     """
-    return Likelihood(load(path, dtype=dtype, device=device))
+    return Likelihood(load(path, dtype=dtype))

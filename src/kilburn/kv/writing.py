@@ -63,10 +63,10 @@ class EngineWriter:
         return verb, self._weights.text(made).partition('"')[0]
 
 
-def load_writer(path: str | Path, dtype: str = "bfloat16", device: str = "cpu") -> EngineWriter:
+def load_writer(path: str | Path, dtype: str = "bfloat16") -> EngineWriter:
     """The writer of weights in a file or folder; see `kilburn.kv.weights.load`.
 
     Raises:
         Unavailable, SpecError, UnsupportedModel, MissingExtra: as `load`.
     """
-    return EngineWriter(load(path, dtype=dtype, device=device), f"{Path(path).name}, {dtype}")
+    return EngineWriter(load(path, dtype=dtype), f"{Path(path).name}, {dtype}")
