@@ -80,7 +80,7 @@ def test_what_does_not_fit_leaves_the_prompt_and_stays_in_the_store(gateway: Any
 def test_a_page_fault_is_answered_within_the_request(gateway: Any, streamed: bool) -> None:
     setup = gateway(
         calling(("recall", {"address": "p1"}), text="Let me look."),
-        calling(("search_memory", {"query": "Question 1"})),
+        calling(("search_memory", {"query": "Question 1", "tokens": 300})),
         "It was question 0.",
         "And more.",
         window=2000,

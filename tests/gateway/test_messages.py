@@ -67,7 +67,9 @@ def test_a_short_conversation_goes_through_byte_for_byte(claude: Any, streamed: 
 def test_page_faults_with_thinking(claude: Any, streamed: bool) -> None:
     setup = claude(
         calling(("recall", {"address": "p1"}), text="Let me look.", thinking="It left."),
-        calling(("search_memory", {"query": "Question 2"}), ("read", {"path": "x"}, "t9"), thinking="And one more."),
+        calling(
+            ("search_memory", {"query": "Question 2", "tokens": 300}), ("read", {"path": "x"}, "t9"), thinking="And one more."
+        ),
         "Both.",
         window=2000,
     )

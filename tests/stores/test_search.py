@@ -58,6 +58,17 @@ def test_a_whole_name_outranks_its_parts_elsewhere() -> None:
         assert store.search("src/kilburn/stores/sqlite.py")[0].page == 3
 
 
+def test_a_rare_name_outranks_a_message_that_only_names_the_path() -> None:
+    opening = "Let me open /repo/django/contrib/syndication/views.py to look at it."
+    code = (
+        "    def get_feed(self, obj, request):\n        current_site = get_current_site(request)\n"
+        + "        feed.add(item)\n" * 20
+    )
+    with store_of(opening, opening.replace("open", "read"), code, "nothing of the kind") as store:
+        hits = store.search("the last argument of `get_feed` in /repo/django/contrib/syndication/views.py")
+        assert hits[0].page == 3
+
+
 def test_of_equal_passages_the_newer_comes_first() -> None:
     with store_of("same words", "same words", "same words") as store:
         assert [hit.page for hit in store.search("same words")] == [3, 2, 1]

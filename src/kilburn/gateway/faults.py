@@ -52,7 +52,8 @@ def _called(process: Process, earlier: Sequence[Process], part: Part) -> tuple[M
     found = memory_tools.call(process, name, arguments)
     cites: Cites = ()
     for other in earlier:
-        more = memory_tools.call(other, name, arguments)
+        # By its name: the window of an earlier session is not what the client's model reads.
+        more = memory_tools.call(other, name, _within(other, arguments))
         if more.sources:
             head = f'[from the earlier session {other.name}; recall its pages as "{other.name} p1"]'
             text = "\n".join([*([found.text] if found.sources or cites else []), head, more.text])
@@ -62,6 +63,14 @@ def _called(process: Process, earlier: Sequence[Process], part: Part) -> tuple[M
 
 def _cites(process: Process, said: MemoryReply) -> Cites:
     return tuple((process.kernel.info.number, page) for page in said.sources)
+
+
+def _within(process: Process, arguments: str) -> str:
+    """The arguments of a search with the name of the session to search; what is not JSON as it is."""
+    try:
+        return msgspec.json.encode({**msgspec.json.decode(arguments, type=dict[str, object]), "session": process.name}).decode()
+    except msgspec.DecodeError:
+        return arguments
 
 
 def _address_in(process: Process, arguments: str) -> str | None:

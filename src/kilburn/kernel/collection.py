@@ -355,7 +355,7 @@ class Collection:
         Raises:
             StoreStale: a page of another process still cites one of them.
         """
-        wanted = list(pages)
+        wanted, gone = list(pages), list[int]()
         with self.lock:
             self._check_writable()
             self._refresh()

@@ -47,7 +47,9 @@ SPECS = (
     ),
     ToolSpec(
         name="search_memory",
-        description="Search everything of this session, also what left your window, for words: names, paths, errors, numbers.",
+        description=(
+            "Search everything of this session for words: names, paths, errors, numbers. What left your window comes first."
+        ),
         parameters={
             "type": "object",
             "properties": {
@@ -341,10 +343,10 @@ def _day(time: float) -> str:
 
 def _search(process: Process, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Search)
-    room = max(50, process.capacity // 4)
+    room = max(50, process.capacity // 2)
     if asked.session is not None and asked.session != process.name:
         return _search_away(process, asked.query, asked.session, min(asked.tokens, room), reach)
-    hits = process.search(asked.query, tokens=min(asked.tokens, room))
+    hits = process.search(asked.query, tokens=min(asked.tokens, room), unseen=asked.session is None)
     if not hits:
         return MemoryReply(text="nothing found; try other or fewer words")
     pieces: list[tuple[str, str]] = []

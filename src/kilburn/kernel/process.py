@@ -488,18 +488,25 @@ class Process:
         limit: int = 20,
         *,
         record: bool = True,
+        unseen: bool = False,
         among: Sequence[ProcessInfo] | None = None,
     ) -> list[Found]:
         """Passages of this process and its branches that match a query, best first, within a token budget.
 
         Args:
             record: whether it is recorded in the ledger; a measurement must not change what policies see.
+            unseen: whether pages that this window shows come last: their reader has them already.
             among: processes of the tenant to search instead; None for this one and its branches.
         """
         with self._current() as kernel:
-            search = kernel.searching(self.below() if among is None else among, alone=among is not None)
+            others = self.below() if among is None else among
+            search = kernel.searching(others, alone=among is not None)
             now = kernel.clock()
-            hits = search.found(search.ranked(query, now, tokens), kernel.counter, tokens, now, limit, apart=True)
+            ranked = search.ranked(query, now, tokens)
+            if unseen:
+                away = {info.number for info in others}
+                ranked.sort(key=lambda one: one.candidate.state.at is Place.IN and one.candidate.process not in away)
+            hits = search.found(ranked, kernel.counter, tokens, now, limit, apart=True)
             if record and not kernel.store.readonly:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
                 kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)

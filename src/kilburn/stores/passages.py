@@ -37,9 +37,9 @@ _COMPOUND = re.compile(
     r"\b[A-Za-z0-9_]*(?:_[A-Za-z0-9]|[a-z0-9][A-Z]|[A-Za-z][0-9]|[A-Za-z0-9_][./\\:-]{1,2}[A-Za-z0-9_])[A-Za-z0-9_./\\:-]*",
     re.ASCII,
 )
-_RUN = re.compile(r"[A-Za-z0-9_./\\:-]{2,}")
+RUN = re.compile(r"[A-Za-z0-9_./\\:-]{2,}")
 _JOINTS = "./\\:-"
-_JOINT = re.compile(r"[./\\:-]+")
+JOINT = re.compile(r"[./\\:-]+")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]{2,}")
 
@@ -67,7 +67,7 @@ def searchable(text: str) -> str:
     """The text with the further words by which it can be found."""
     more: list[str] = []
     # A compound lies within a run of such characters, and most runs were seen before.
-    for run in dict.fromkeys(_RUN.findall(text)):
+    for run in dict.fromkeys(RUN.findall(text)):
         word = run.strip(_JOINTS)
         if word.isalpha() and word[1:].islower():
             # Most are plain words, which have no parts.
@@ -91,7 +91,7 @@ def _compounds(run: str) -> tuple[str, ...]:
 
 def _parts(word: str) -> tuple[str, ...]:
     more: list[str] = []
-    names = [name for name in _JOINT.split(word) if name]
+    names = [name for name in JOINT.split(word) if name]
     for name in names:
         pieces = _PIECE.findall(name)
         if len(pieces) > 1 or (pieces and len(pieces[0]) < len(name)):

@@ -5,7 +5,8 @@ numbers and ranking knows a passage's length without another look-up. Places cou
 newest passages are looked at first and FTS5 reads upwards a third faster than downwards.
 
 Ranking sums, over the query's words, the word's rarity times the passage's shortness: BM25
-(Robertson & Zaragoza 2009) with each word counted once. FTS5's own `rank` visits every passage that
+(Robertson & Zaragoza 2009) with each word counted once. A path counts as one word, by the rarest of its parts that the
+passage has: else whoever only names a file would outrank what stands in it. FTS5's own `rank` visits every passage that
 has any word, which for common words is all of them. Here at most `ROWS` are visited. The frequency of a
 word that has more is estimated from how close together the visited ones lie, and such a word is
 looked up only among the passages that have a rarer word of the query.
@@ -26,7 +27,7 @@ import msgspec
 from kilburn.page import Span
 from kilburn.retrieval import STOP
 from kilburn.stores.connection import rows, rows_of_each
-from kilburn.stores.passages import TOKENIZER, passages, searchable, shorten
+from kilburn.stores.passages import JOINT, RUN, TOKENIZER, passages, searchable, shorten
 
 __all__ = ["Extents", "TextIndex", "entry_of", "length_class", "number_of"]
 
@@ -208,15 +209,23 @@ class TextIndex:
         self._db.executemany(self._delete, entries())
         self._db.executemany("DELETE FROM passage WHERE id BETWEEN ? AND ?", ranges)
 
-    def terms(self, query: str) -> list[str]:
-        """The words of a query worth looking up, as the index would split them."""
-        text = searchable(shorten(query)).encode("utf-8", "replace")
-        found = dict.fromkeys(_tokens(self._split, text, apsw.FTS5_TOKENIZE_QUERY))
+    def terms(self, query: str) -> dict[str, str]:
+        """The words of a query worth looking up, as the index would split them, each with the compound that it is a part of,
+        such as a path, or else itself."""
+        text = shorten(query)
+        wholes: dict[str, str] = {}
+        runs = {run: self._words(run) for run in RUN.findall(text) if len(JOINT.split(run)) > 2}
+        for run in sorted(runs, key=lambda run: len(runs[run]), reverse=True):
+            wholes.update(dict.fromkeys(runs[run], run))
+        found = dict.fromkeys(self._words(text))
         words = [word for word in found if word not in STOP] or list(found)
         if len(words) > TERMS:
             words.sort(key=_oddness, reverse=True)
             del words[TERMS:]
-        return words
+        return {word: wholes.get(word, word) for word in words}
+
+    def _words(self, text: str) -> list[str]:
+        return _tokens(self._split, searchable(text).encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
 
     def search(self, query: str, extents: Extents, limit: int, *, apart: bool = False) -> list[tuple[int, float]]:
         """Entries that match, best first, with scores.
@@ -225,8 +234,8 @@ class TextIndex:
             extents: the processes to look through.
             apart: whether there may be entries of other processes between theirs.
         """
-        words = self.terms(query)
-        count = extents.count
+        terms = self.terms(query)
+        words, count = list(terms), extents.count
         if not words or limit < 1 or count < 1:
             return []
         depth = max(DEPTH, ROWS // len(words))
@@ -253,6 +262,7 @@ class TextIndex:
         sizes = [extents.estimate(numbers) if cut else len(numbers) for numbers, cut in zip(found, full, strict=True)]
         rarities: dict[int, float] = {}
         known = rarities.get
+        having: dict[str, set[int]] = {}
         rarer: list[str] = []
         visited = 0
         for at in sorted(range(len(words)), key=lambda at: (full[at], sizes[at])):
@@ -264,8 +274,12 @@ class TextIndex:
                 rarer.append(words[at])
                 visited += len(numbers)
             rarity = math.log(1 + (count - sizes[at] + 0.5) / (sizes[at] + 0.5))
+            # Of a compound only the rarest part counts that a passage has, which comes first here.
+            counted = having.setdefault(terms[words[at]], set())
             for number in numbers:
-                rarities[number] = known(number, 0.0) + rarity
+                if number not in counted:
+                    rarities[number] = known(number, 0.0) + rarity
+            counted.update(numbers)
         scores = [(-rarity * short[number & 15], number) for number, rarity in rarities.items()]
         if len(scores) > 4 * limit:
             least = sorted([score for score, _ in scores])[limit - 1]

@@ -116,11 +116,12 @@ def unread(view: View) -> int:
 
 
 def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
-    """Excerpts of new pages that are too long to stay whole, and the tokens that they save."""
+    """Excerpts of new pages that are too long to stay whole, and the tokens that they save. What memory brought stays whole: it
+    was asked for, and its tool has a bound of its own."""
     folds: list[Move] = []
     saved = 0
     for page in view.latest():
-        if page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT):
+        if page.tokens <= whole or page.sources or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT):
             continue
         text = view.text(page.id)
         # Of a user's message head and tail stay, because the request is usually there.
