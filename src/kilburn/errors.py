@@ -227,7 +227,8 @@ class Unavailable(ModelError):
 
 
 class Cancelled(ModelError):
-    """A job was taken out of a scheduler's queue before its reply was complete; nothing of the reply is kept."""
+    """A job was taken out of a scheduler's queue before its reply was complete, and nothing of the reply is kept; or a branch
+    was left because the run that began it was given up."""
 
 
 class DeadlinePassed(ModelError):

@@ -116,6 +116,7 @@ class Batch(msgspec.Struct, kw_only=True):
     Args:
         head: number of the last event that the writer knows. A store refuses a batch with another head than its own,
             because another writer was faster.
+        above: the process that this one forks from, and its last event: a store refuses the batch if it has another by now.
         events: to append, numbered head + 1 onwards.
         pages: new pages.
         texts: digest -> text, for every digest of `pages` (extras too); known ones are not rewritten.
@@ -124,10 +125,12 @@ class Batch(msgspec.Struct, kw_only=True):
         unindex: ids that search must no longer find.
         erase: ids to forget: row scrubbed, index entry gone, content gone unless another page of
             the tenant has the same.
+        inherited: pages of other processes that are forgotten here: no event of this one may quote them any more.
         wait: whether to wait for another writer; without, `StoreBusy` comes at once.
     """
 
     head: int
+    above: tuple[int, int] | None = None
     events: Sequence[Event] = ()
     pages: Sequence[Page] = ()
     texts: Mapping[str, str] = {}
@@ -135,6 +138,7 @@ class Batch(msgspec.Struct, kw_only=True):
     index: Sequence[int] = ()
     unindex: Sequence[int] = ()
     erase: Sequence[int] = ()
+    inherited: Sequence[Page] = ()
     wait: bool = True
 
     def check_continues(self, process: int, head: int) -> None:
@@ -150,6 +154,16 @@ class Batch(msgspec.Struct, kw_only=True):
             if event.number != at:
                 what = f"event {event.number} stands where {at} must"
                 raise StoreError(what, advice="number events from head + 1, without holes")
+
+    def check_above(self, head: int) -> None:
+        """Check that the process that this one forks from is at the event that the writer knows.
+
+        Raises:
+            StoreStale: it is not.
+        """
+        if self.above is not None and self.above[1] != head:
+            what = f"process {self.above[0]} is at event {head}, not {self.above[1]}"
+            raise StoreStale(what, advice="fork again from what is there now")
 
 
 @runtime_checkable
@@ -175,16 +189,21 @@ class Store(Protocol):
         """
         ...
 
-    def processes(self) -> Sequence[ProcessInfo]:
-        """All processes of the tenant, oldest first; one that is damaged is listed as such and blocks no other."""
+    def processes(self, under: str = "") -> Sequence[ProcessInfo]:
+        """All processes of the tenant, oldest first; one that is damaged is listed as such and blocks no other.
+
+        Args:
+            under: only those whose names begin with this name and a slash; "" for all.
+        """
         ...
 
     def commit(self, process: int, batch: Batch) -> None:
         """Do the whole batch durably (but see `sync`), or raise and do nothing. What is written can be read again.
 
         Raises:
-            StoreStale: the process's ledger has moved on; or a new page cites one that is forgotten by now; or a page that
-                is to be erased is cited by another process. So forgetting goes leaf first, and no citation ever dangles.
+            StoreStale: the process's ledger has moved on, or that of the one that it forks from; or a new page cites one that is
+                forgotten by now; or a page that is to be erased is cited by another process. So forgetting goes leaf first,
+                and no citation ever dangles.
             StoreBusy, StoreFull, StoreReadOnly.
             StoreCorrupt: what is there already is damaged.
             StoreError: a batch that contradicts itself, or a page or event that could not be read again.

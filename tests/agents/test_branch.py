@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,111 @@ def test_a_branch_that_was_left_open_is_closed_when_the_user_goes_on(tmp_path: P
     assert outcomes(process.branch("b1")) == ["abandoned"]
     assert "the user went on" in json.dumps(process.render())
     validate_chat(process.render())
+
+
+def test_branches_below_one_that_is_closed_are_closed_too() -> None:
+    process = opened()
+    scripted = by_task(
+        go=[calls(branch("c1", "PART"))],
+        PART=[calls(branch("d1", "DEEPER"), ("d2", "look", {"path": "x"}))],
+        DEEPER=[Unavailable("down")],
+        instead=["of course"],
+    )
+    agent = Branching(scripted, [look], process, depth=2)
+    with pytest.raises(Unavailable):
+        agent.run("go")
+    assert agent.run("instead").text == "of course"
+    part, deeper = process.branch("b1"), process.branch("b1/b1")
+    assert [(outcomes(each), bool(each.returned())) for each in (part, deeper)] == [(["abandoned"], True)] * 2
+    for each in (process, part, deeper):
+        validate_chat(each.render())
+        check_laws(each)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+@pytest.mark.parametrize("text", [None, "instead"])
+def test_a_result_that_a_crash_kept_back_is_not_lost(text: str | None, forgotten: bool) -> None:
+    process, ended = opened(), threading.Event()
+
+    def fails(_: Request) -> Unavailable:
+        while not any(outcomes(process.branch(info.name.removeprefix("work/"))) for info, _ in process.branches()):
+            ended.wait(0.01)
+        return Unavailable("down")
+
+    scripted = by_task(
+        go=[calls(branch("c1", "LEFT"), branch("c2", "RIGHT")), "done"],
+        LEFT=[returned("left is fine")],
+        RIGHT=[fails, returned("right is fine")],
+        instead=["done"],
+    )
+    agent = Branching(scripted, [look], process)
+    with pytest.raises(Unavailable):
+        agent.run("go")
+    left = next(each for each in map(process.branch, ("b1", "b2")) if outcomes(each))
+    if forgotten:
+        left.forget(f"p{left.window.last}")
+    assert agent.run(text).text == "done"
+    result = "[its result was forgotten]" if forgotten else "left is fine"
+    assert outcomes(left) == ["returned"]
+    assert [message["content"].split("\n")[0] for message in process.render() if message["role"] == "tool"] == [
+        result,
+        "right is fine" if text is None else "[it was not done: the user went on]",
+    ]
+    check_laws(process)
+
+
+async def test_branches_of_a_run_that_is_cancelled_take_no_further_step() -> None:
+    process, loop, told = opened(), asyncio.get_running_loop(), threading.Event()
+
+    async def give_up() -> None:
+        run.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        told.set()
+
+    def step(_: Request) -> Reply:
+        loop.call_soon_threadsafe(lambda: kept.append(asyncio.create_task(give_up())))
+        assert told.wait(20)
+        return calls(("d1", "look", {"path": "x"}))
+
+    kept: list[asyncio.Task[None]] = []
+    scripted = by_task(go=[calls(branch("c1", "PART")), "done"], PART=[step, returned("fine")])
+    agent = Branching(scripted, [look], process)
+    run = asyncio.create_task(agent.arun("go"))
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert len(scripted.requests) == 2
+    # The branch stays open, and the next run goes on with it.
+    assert (await agent.arun()).text == "done"
+    assert outcomes(process.branch("b1")) == ["returned"]
+    check_laws(process)
+
+
+def test_after_a_ctrl_c_branches_take_no_further_step() -> None:
+    process, begun = opened(), threading.Event()
+
+    def stop() -> None:
+        """What a Ctrl-C does."""
+        assert begun.wait(20)
+        raise KeyboardInterrupt
+
+    def step(_: Request) -> Reply:
+        begun.set()
+        for _ in range(500):
+            if agent.account.given_up:
+                break
+            time.sleep(0.01)
+        return calls(("d1", "look", {"path": "x"}))
+
+    scripted = by_task(
+        go=[calls(("c1", "stop", {}), branch("c2", "PART")), "done"], PART=[step, returned("fine")], instead=["of course"]
+    )
+    agent = Branching(scripted, [look, stop], process)
+    with pytest.raises(KeyboardInterrupt):
+        agent.run("go")
+    assert len(scripted.requests) == 2
+    assert agent.run("instead").text == "of course"
+    assert outcomes(process.branch("b1")) == ["abandoned"]
 
 
 def test_another_agent_looks_like_a_function() -> None:

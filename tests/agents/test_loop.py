@@ -324,6 +324,13 @@ def test_two_calls_of_one_reply_cannot_get_one_fresh_id() -> None:
     assert Agent(model, [double], opened()).run("go").text == "done"
 
 
+def test_a_fresh_id_is_none_that_was_used_long_before() -> None:
+    model = Scripted([calls(("call_4_0", "double", {"number": 1})), calls(("", "double", {"number": 2})), "done"])
+    process = opened()
+    assert Agent(model, [double], process).run("go").text == "done"
+    assert [text for role, text in contents(process) if role == "tool"] == ["2", "4"]
+
+
 def test_an_empty_reply_and_one_without_a_final_reply() -> None:
     process = opened()
     outcome = Agent(Scripted([""]), [], process).run("go")

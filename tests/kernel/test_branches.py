@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,12 +24,21 @@ from kilburn.errors import (
     OrphanResult,
     PinsExceedWindow,
     SpecError,
+    StoreCorrupt,
+    StoreStale,
     UnknownAddress,
 )
+from kilburn.event import Act
 from kilburn.kernel import memory_tools
+from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
-from kilburn.message import Trust
+from kilburn.memory import learn
+from kilburn.memory.view import MemoryView
+from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.move import Add, Evict
+from kilburn.store import Batch
+from kilburn.stores.sqlite import Sqlite
 from kilburn.testing import FakeClock, Memory, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 
@@ -320,3 +330,222 @@ def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], pol
     for info in store.processes():
         check_laws(store.process(info.name))
         check_laws(opened().process(info.name))
+
+
+class Meeting(Memory):
+    """A store in which another program does something right before the next commit, or the next erasure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_commit: Callable[[], object] | None = None
+        self.before_erase: Callable[[], object] | None = None
+
+    def commit(self, process: int, batch: Batch) -> None:
+        meanwhile, self.before_commit = self.before_commit, None
+        if meanwhile is not None:
+            meanwhile()
+        super().commit(process, batch)
+
+    def erase(self, process: int) -> None:
+        meanwhile, self.before_erase = self.before_erase, None
+        if meanwhile is not None:
+            meanwhile()
+        super().erase(process)
+
+
+def two_programs() -> tuple[Meeting, Hierarchy, Hierarchy]:
+    kept = Meeting()
+    first, second = (Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock()) for _ in range(2))
+    begun(first).kernel.flush()
+    return kept, first, second
+
+
+def test_a_page_that_goes_while_a_branch_begins_is_gone_in_the_branch() -> None:
+    kept, first, second = two_programs()
+    kept.before_commit = lambda: second.process("work").forget("p4")
+    branch = first.process("work").fork("look")
+    with pytest.raises(Forgotten):
+        branch.recall("p4")
+    check_laws(branch)
+    assert [info.number for info, _ in first.process("work").branches()] == [branch.kernel.info.number]
+
+
+def test_a_branch_that_begins_while_a_page_goes_loses_it_too() -> None:
+    kept, first, second = two_programs()
+    kept.before_commit = lambda: second.process("work").fork("look")
+    first.process("work").forget("p4")
+    for store in (first, second, Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock())):
+        branch = store.process("work").branch("b1")
+        with pytest.raises(Forgotten):
+            branch.recall("p4")
+        check_laws(branch)
+
+
+def test_what_a_crash_left_in_a_branch_is_forgotten_when_it_is_opened() -> None:
+    kept, first, second = two_programs()
+    kept.before_commit = lambda: second.process("work").fork("look")
+    # The second half of the forgetting never comes.
+    first.process("work").drop([4])
+    branch = Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock()).process("work/b1")
+    with pytest.raises(Forgotten):
+        branch.recall("p4")
+    check_laws(branch)
+
+
+def test_a_branch_opens_even_if_what_it_returned_was_made_from_what_is_gone() -> None:
+    kept, first, second = two_programs()
+    branch = second.process("work").fork("look")
+    branch.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="line 0 it is"),), sources=(4,)))
+    branch.exit("it is fine")
+    # Only a crash leaves it so: the parent has let go of the page, and the branch has not.
+    first.process("work").drop([4])
+    again = Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock())
+    assert len(again.process("work/b1").render()) > 20
+    again.process("work/b1").forget("p4")
+    for name in ("work", "work/b1"):
+        assert "line 0 it is" not in json.dumps(again.process(name).messages())
+        check_laws(again.process(name))
+
+
+@pytest.mark.parametrize("when", ["before_commit", "before_erase"])
+@pytest.mark.parametrize("inherit", ["history", "nothing"])
+def test_no_branch_outlives_the_forgetting_of_what_it_forks_from(when: str, inherit: str) -> None:
+    kept, first, second = two_programs()
+    setattr(kept, when, lambda: second.process("work").fork("look", inherit=inherit))
+    first.forget(session="work")
+    assert not first.processes()
+    kept, first, second = two_programs()
+    kept.before_commit = lambda: second.forget(session="work")
+    with pytest.raises(StoreStale):
+        first.process("work").fork("look", inherit=inherit)
+    assert not first.processes()
+
+
+def test_forgetting_a_session_spares_what_only_has_a_name_like_its_branches(opener: Opener) -> None:
+    store = opener()
+    begun(store).fork("look").fork("deeper")
+    others = ("work/backup", "work/b7", "work/b1/notes", "work/bob/b1")
+    for name in others:
+        store.process(name).append(user("another matter"))
+    assert set(store.forget(session="work").whole) == {"work", "work/b1", "work/b1/b1"}
+    assert [info.name for info in store.processes()] == list(others)
+
+
+def test_branches_are_found_beside_one_that_is_gone(opener: Opener) -> None:
+    store = opener()
+    parent = begun(store)
+    for number in range(3):
+        reads(parent.fork("look"), 20 + number, 21 + number, "heron")
+    store.forget(session="work/b1")
+    assert [info.name for info, _ in parent.branches()] == ["work/b2", "work/b3"]
+    assert {hit.session for hit in parent.search("heron")} == {"work/b2", "work/b3"}
+    assert {info.name for info in opener().process("work").below()} == {"work/b2", "work/b3"}
+
+
+def test_a_branch_returns_once_even_if_its_first_page_is_gone(opener: Opener) -> None:
+    parent = begun(opener())
+    branch = parent.fork("look")
+    branch.append(assistant("looked"))
+    branch.forget(f"p{parent.window.last + 1}")
+    address = branch.exit("it is fine")
+    assert branch.returned() == address
+    with pytest.raises(KernelError, match="returned already"):
+        branch.exit("it is still fine")
+
+
+def test_a_branch_returns_without_what_another_program_forgot(opener: Opener) -> None:
+    parent = begun(opener())
+    branch = parent.fork("look")
+    reads(branch, 20, 22, "heron")
+    gone = branch.window.last
+    opener().process("work/b1").forget(f"p{gone}")
+    branch.exit("it is fine")
+    assert gone not in {page for _, page in parent.window.pages[parent.window.last].cites}
+
+
+def test_no_ledger_quotes_what_a_branch_inherited_and_is_forgotten(tmp_path: Path) -> None:
+    store = kilburn.open(str(tmp_path / "a.db"), window=4000, policy="fifo", tokenizer="chars/4")
+    parent = begun(store)
+    branch = parent.fork("look")
+    nested = branch.fork("deeper")
+    branch.apply(Evict((4,), why="it says heronry"))
+    nested.record(Act.NOTE, [4], policy="user", why="it says heronry", quoted=parent.window.pages[4].digest)
+    store.close()
+    store = kilburn.open(str(tmp_path / "a.db"), window=4000, policy="fifo", tokenizer="chars/4")
+    digest = store.process("work").window.pages[4].digest
+    store.process("work/b1").forget("p4")
+    for each in ("work", "work/b1", "work/b1/b1"):
+        assert not any("heronry" in event.why or digest in str(event.data) for event in store.process(each).events())
+        check_laws(store.process(each))
+    store.close()
+    assert b"heronry" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_the_receipt_names_the_places_and_the_exports_of_branches_too(opener: Opener) -> None:
+    store = opener()
+    branch = begun(store).fork("look")
+    erased: list[int] = []
+    branch.erasers["spill"] = erased.extend
+    branch.record(Act.NOTE, policy="user", export="copy.jsonl", last=branch.window.last)
+    branch.kernel.flush()
+    receipt = store.forget(session="work", address="p4")
+    assert (receipt.told, [export.to for export in receipt.exports]) == (("spill",), ["copy.jsonl"])
+    assert erased == [4]
+
+
+def test_the_task_has_the_whole_system_prompt_of_which_the_parent_shows_an_excerpt(opener: Opener) -> None:
+    parent = opener().process("work")
+    parent.append({"role": "system", "content": "You fix bugs. " * 200}, user("Fix the parser."))
+    branch = parent.fork("look", inherit="task")
+    assert branch.recall("p1") == "You fix bugs. " * 200
+    assert branch.window.pages[1].cites == ((parent.kernel.info.number, 1),)
+    check_laws(branch)
+
+
+def test_a_fact_that_is_learned_in_a_branch_cites_what_was_said_before_it(opener: Opener) -> None:
+    class Names:
+        def plan(self, view: MemoryView) -> list[Add]:
+            return [Add(text="The user is Ana.", cites=tuple(said.cite for said in (*view.earlier, *view.new)))]
+
+    store = opener()
+    parent = store.process("work", user="ana")
+    parent.append(user("I am Ana."), assistant("Hello."))
+    branch = parent.fork("Where do I live?")
+    branch.append(assistant("You did not say."))
+    assert learn(store, branch, Names()).stored == ("f1",)
+    parent.forget("p1")
+    with pytest.raises(Forgotten):
+        store.memory("ana").recall("f1")
+
+
+def test_a_damaged_branch_blocks_no_other_session(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with kilburn.open(path, window=4000, policy="fifo", tokenizer="chars/4") as store:
+        begun(store).fork("look")
+        begun(store, "other")
+    damage = apsw.Connection(path)
+    damage.execute("UPDATE event SET body = x'00' WHERE number = 1 AND process = 2")
+    damage.close()
+    with kilburn.open(path, window=4000, policy="fifo", tokenizer="chars/4") as store:
+        with pytest.warns(DamageWarning, match="work/b1"):
+            assert store.process("work").search("line 7")
+        with pytest.raises(StoreCorrupt, match="work/b1"):
+            # It may have inherited the page, and nobody can say.
+            store.process("work").forget("p4")
+        assert store.process("other").forget("p4") == ["p4"]
+        assert store.forget(session="other").whole == ("other",)
+    with Sqlite(path) as raw:
+        # A note instead of it would make the branch a session without what it inherited.
+        assert [finding.derived for finding in raw.findings()] == [False]
+        assert [finding.derived for finding in raw.repair()] == [False]
+
+
+def test_a_branch_without_the_ledger_that_it_forked_from_is_damaged() -> None:
+    kept = Memory()
+    store = Hierarchy(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock())
+    parent = begun(store)
+    parent.fork("look")
+    kept.commit(parent.kernel.info.number, Batch(head=parent.kernel.pending.head, erase=[*parent.window.pages]))
+    kept.erase(parent.kernel.info.number)
+    with pytest.raises(StoreCorrupt, match="what session 'work/b1' forked from is gone"):
+        Hierarchy(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock()).process("work/b1")

@@ -31,6 +31,7 @@ from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Reply, ToolSpec
+from kilburn.page import Place
 
 __all__ = ["RETURN", "BranchOutcome", "Branching", "SubAgent"]
 
@@ -178,8 +179,7 @@ class Branching(Agent):
             if branch is None:
                 self.process.append(Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=text, call=part.call),)))
             else:
-                _note(branch, BranchOutcome.ABANDONED, text)
-                branch.exit(text)
+                _close(branch, text)
 
     def _invoke(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
         try:
@@ -312,10 +312,26 @@ def _note(branch: Process, outcome: BranchOutcome, text: str) -> None:
     branch.append({"role": "assistant", "content": text})
 
 
+def _close(branch: Process, text: str) -> None:
+    """Return from a branch that the user does not want to wait for, with its result if it has one; before it, from those of
+    its branches that are open."""
+    outcome, said = _ended(branch)
+    if outcome is None:
+        for info, fork in branch.branches():
+            if fork.call in branch.window.waiting():
+                _close(branch.branch(info.name.removeprefix(f"{branch.name}/")), text)
+        _note(branch, BranchOutcome.ABANDONED, text)
+    branch.exit(text if outcome is None else said)
+
+
 def _ended(branch: Process) -> tuple[BranchOutcome | None, str]:
     """How a branch ended and its result, if its parent does not have it yet because of a crash."""
     noted = [event.data["branch"] for event in branch.events() if event.act is Act.NOTE and "branch" in event.data]
-    return (BranchOutcome(noted[-1]), branch.text(branch.window.last)) if noted else (None, "")
+    if not noted:
+        return None, ""
+    last = branch.window.last
+    gone = branch.window.at(last) is Place.DROPPED
+    return BranchOutcome(noted[-1]), "[its result was forgotten]" if gone else branch.text(last)
 
 
 def _last(events: Generator[Any, None, Reply]) -> Reply:

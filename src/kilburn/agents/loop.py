@@ -7,6 +7,7 @@ thread. Tool calls of one reply run in parallel. The process itself answers the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -19,7 +20,7 @@ from kilburn.agents.access import Action, Confirm, Confirmation, Consent, Deed, 
 from kilburn.agents.scheduler import ScheduledModel
 from kilburn.agents.tool import Tool
 from kilburn.budget import Budget
-from kilburn.errors import AccessDenied, Overlong, PinsExceedWindow, SpecError, ToolError
+from kilburn.errors import AccessDenied, Cancelled, Overlong, PinsExceedWindow, SpecError, ToolError
 from kilburn.event import Act, encodable
 from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
@@ -122,11 +123,14 @@ class Account:
     Args:
         limits: what it may spend.
         above: the account of the run that began it.
+
+    `given_up` is set of a run that was cancelled: branches of it end before their next step, and stay open.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float], above: Account | None = None) -> None:
         self.limits, self.clock, self.above = limits, clock, above
         self.outcome = RunResult()
+        self.given_up = False
         self._began = clock()
         self._lock: threading.Lock = above._lock if above is not None else threading.Lock()
 
@@ -147,7 +151,13 @@ class Account:
         return self.limits.reached(steps=spent.steps, tokens=spent.tokens, seconds=spent.seconds, money=spent.money)
 
     def ended(self) -> str:
-        """The name of the limit of this run, or of one above it, that has been reached, or ""."""
+        """The name of the limit of this run, or of one above it, that has been reached, or "".
+
+        Raises:
+            Cancelled: one above it was given up.
+        """
+        if self.above is not None and self.above.given_up:
+            raise Cancelled("the run that began this branch was given up", advice="run the agent again to go on with it")
         return self.reached() or (self.above.ended() if self.above is not None else "")
 
     def left(self) -> float | None:
@@ -291,6 +301,7 @@ class Agent:
         finally:
             if step is not None and not step.done():
                 self.confirmation.cancel()
+                self.account.given_up = True
                 # A job in a line would be waited for until its turn has come; one may come into it just now.
                 while not step.done() and isinstance(self.model, ScheduledModel):
                     self.model.cancel()
@@ -381,7 +392,8 @@ class Agent:
         for index, part in enumerate(reply.message.parts):
             part = msgspec.structs.replace(part, text=encodable(part.text), name=encodable(part.name) if part.name else part.name)
             if part.kind is Kind.CALL and (not part.call or part.call in known or part.call in seen):
-                part = msgspec.structs.replace(part, call=f"call_{turn}_{index}")
+                made = (f"call_{turn}_{number}" for number in itertools.count(index))
+                part = msgspec.structs.replace(part, call=next(id for id in made if id not in known and id not in seen))
             seen.add(part.call or "")
             parts.append(part)
         if tuple(parts) == reply.message.parts:
@@ -396,9 +408,10 @@ class Agent:
             answers = [pool.submit(self._invoke, part, loop) for part in calls]
             try:
                 results = [answer.result() for answer in answers]
-            except BaseException:
-                # Calls that have not begun do not begin, and nobody is asked any more.
+            except BaseException as error:
+                # Calls that have not begun do not begin, and nobody is asked any more. After a Ctrl-C branches do not go on.
                 self.confirmation.cancel()
+                self.account.given_up |= not isinstance(error, Exception)
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         self.process.append(*(message for message, _ in results))

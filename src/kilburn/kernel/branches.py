@@ -10,6 +10,8 @@ Folding a sub-task into its result is ContextFold's idea (arXiv 2510.11967); the
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import takewhile
@@ -17,11 +19,24 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Event
+from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.window import Window
-from kilburn.store import ProcessKind, Store
+from kilburn.store import ProcessInfo, ProcessKind, Store
 
-__all__ = ["BRANCH", "Fork", "Inherit", "Lineage", "fork_of", "heirs_in", "origin_in"]
+__all__ = [
+    "BRANCH",
+    "Fork",
+    "Inherit",
+    "Lineage",
+    "above_of",
+    "branches_in",
+    "fork_of",
+    "heirs_in",
+    "named_in",
+    "origin_in",
+]
 
 BRANCH = "b"
 """Branches of the session `work` are called `work/b1`, `work/b2`, and so on."""
@@ -104,12 +119,58 @@ def fork_of(origin: Mapping[str, Any]) -> Fork | None:
     return msgspec.convert({key: origin.get(key, 0) for key in Fork.__struct_fields__}, Fork) if origin.get("inherit") else None
 
 
-def heirs_in(store: Store) -> dict[int, list[tuple[int, Fork]]]:
-    """The branches of each process that inherit its pages: number -> (number of the branch, its fork)."""
-    found: dict[int, list[tuple[int, Fork]]] = {}
-    for info in store.processes():
-        if f"/{BRANCH}" in info.name and info.kind is ProcessKind.SESSION and not info.damaged:
+def above_of(name: str) -> str:
+    """The name of the session of which one with this name would be a branch; "" where this is no name of a branch."""
+    above, _, last = name.rpartition("/")
+    return above if last.startswith(BRANCH) and last.removeprefix(BRANCH).isdecimal() else ""
+
+
+def named_in(store: Store, under: str) -> dict[str, list[ProcessInfo]]:
+    """The sessions under a name that have the names of branches, by the name of what they would be branches of; the first
+    begun first."""
+    found: dict[str, list[ProcessInfo]] = {}
+    for info in store.processes(under):
+        above = above_of(info.name)
+        if above and info.kind is ProcessKind.SESSION and not info.damaged:
+            found.setdefault(above, []).append(info)
+    return found
+
+
+def branches_in(store: Store, info: ProcessInfo, known: dict[int, Fork], *, below: bool = True) -> list[tuple[ProcessInfo, Fork]]:
+    """The branches of a session, oldest first, each with its fork. One that is damaged is left out, with a warning.
+
+    Args:
+        known: the forks that were read before, by the number of the branch; it grows.
+        below: whether each is followed by the branches below it.
+    """
+    named, found = named_in(store, info.name), list[tuple[ProcessInfo, Fork]]()
+    waiting = [(each, info.number) for each in reversed(named.get(info.name, ()))]
+    while waiting:
+        each, above = waiting.pop()
+        try:
+            # None of no branch, and of one that another thread is about to begin.
+            fork = known.get(each.number) or fork_of(origin_in(store.events(each.number)))
+        except StoreCorrupt as error:
+            warnings.warn(f"left out: {error.what}", DamageWarning, stacklevel=3)
+            continue
+        if fork is None:
+            continue
+        known[each.number] = fork
+        if fork.forked == above:
+            found.append((each, fork))
+            waiting += [(one, each.number) for one in reversed(named.get(each.name, ()))] if below else []
+    return found
+
+
+def heirs_in(store: Store, number: int, name: str) -> list[tuple[int, Fork]]:
+    """The branches that inherit pages of this session, each with its number. One that does not say what it inherited because
+    it is damaged may have inherited everything."""
+    found, everything = list[tuple[int, Fork]](), sys.maxsize
+    for info in named_in(store, name).get(name, ()):
+        try:
             fork = fork_of(origin_in(store.events(info.number)))
-            if fork is not None and fork.at:
-                found.setdefault(fork.forked, []).append((info.number, fork))
+        except StoreCorrupt:
+            fork = Fork(forked=number, inherit=Inherit.HISTORY, at=1, known=everything, derived=-everything)
+        if fork is not None and fork.forked == number and fork.at:
+            found.append((info.number, fork))
     return found

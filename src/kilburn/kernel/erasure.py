@@ -16,6 +16,7 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Act
+from kilburn.kernel.branches import fork_of, named_in, origin_in
 from kilburn.kernel.forgetting import Holder, Key, forget
 from kilburn.kernel.found import DamageWarning
 from kilburn.kernel.receipts import ranges
@@ -114,6 +115,10 @@ def erasure_of(store: Store, opener: Callable[[int], Holder], keys: Sequence[Key
     """
     places = Counter[str]()
     pages: dict[int, list[int]] = {}
+    # What a branch inherited has its row above it.
+    touched: dict[int, list[int]] = {}
+    for number, page in keys:
+        touched.setdefault(number, []).append(page)
     names = {info.number: info.name for info in store.processes()}
     kinds = {info.number: info.kind for info in store.processes()}
     rows = store.read(keys)
@@ -123,8 +128,8 @@ def erasure_of(store: Store, opener: Callable[[int], Holder], keys: Sequence[Key
     places["index entries"] = sum(map(len, store.entries(keys).values()))
     cited = {process for known, _ in rows.values() for process, _ in known.cites} - pages.keys()
     stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
-    told = {name for number in pages for name in getattr(opener(number), "erasers", ())}
-    exports = [export for number in sorted(pages) for export in _exports(store, number, names[number], pages[number])]
+    told = {name for number in touched for name in getattr(opener(number), "erasers", ())}
+    exports = [export for number in sorted(touched) for export in _exports(store, number, names[number], touched[number])]
     return msgspec.structs.replace(
         receipt,
         pages={names[number]: ranges(some) for number, some in sorted(pages.items())},
@@ -207,14 +212,30 @@ def erase(
         StoreError: others keep adding to a process, or the disk fails; trying again goes on.
     """
     forget(store, opener, roots, why, keys)
+    names = {info.number: info.name for info in store.processes()}
     for number in whole:
-        for left in reversed(range(TRIES)):
-            some = [page.id for page, state in store.pages(number) if state.at is not Place.DROPPED]
-            if some:
-                forget(store, opener, {number: some}, why)
-            try:
-                store.erase(number)
-                break
-            except StoreError:
-                if not left:
-                    raise
+        _erase(store, opener, number, names[number], why)
+
+
+def _erase(store: Store, opener: Callable[[int], Holder], number: int, name: str, why: str) -> None:
+    """Forget a process as a whole, with the branches that it has by now."""
+    for left in reversed(range(TRIES)):
+        _erase_branches(store, opener, number, name, why)
+        some = [page.id for page, state in store.pages(number) if state.at is not Place.DROPPED]
+        if some:
+            forget(store, opener, {number: some}, why)
+        try:
+            store.erase(number)
+            break
+        except StoreError:
+            if not left:
+                raise
+    # One may have begun just before that; from now on none can.
+    _erase_branches(store, opener, number, name, why)
+
+
+def _erase_branches(store: Store, opener: Callable[[int], Holder], number: int, name: str, why: str) -> None:
+    for info in named_in(store, name).get(name, ()):
+        fork = fork_of(origin_in(store.events(info.number)))
+        if fork is not None and fork.forked == number:
+            _erase(store, opener, info.number, info.name, why)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from kilburn.errors import KernelError, StoreStale
-from kilburn.kernel.branches import heirs_in
+from kilburn.kernel.branches import Fork, above_of, fork_of, heirs_in, origin_in
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 from kilburn.store import Store
@@ -67,7 +67,10 @@ def forget(store: Store, opener: Opener, roots: Roots, why: str, known: Sequence
                 raise
             known = None
         else:
-            break
+            # A branch may have begun meanwhile, with pages that are gone by now.
+            known = closure(store, opener, wanted)
+            if not known or not left:
+                break
     return gone
 
 
@@ -79,28 +82,46 @@ def addresses(opener: Opener, keys: Iterable[Key], own: int) -> list[str]:
 
 
 def closure(store: Store, opener: Opener, roots: Roots) -> list[Key]:
-    """All pages that forgetting these would forget, in any process; a page that a branch inherited is forgotten there too.
+    """All pages that forgetting these would forget, in any process. A page that branches inherited is forgotten where it was
+    made and in each of them, whichever of them names it.
 
     An entity is only a name, and is held by what was made from it: it goes with the last of these.
     """
     found: set[Key] = set()
-    heirs = heirs_in(store)
-    fresh: dict[int, set[int]] = {number: set(pages) for number, pages in roots.items()}
+    heirs: dict[int, list[tuple[int, Fork]]] = {}
+    fresh: dict[int, set[int]] = {}
+    for number, pages in roots.items():
+        for owner, some in _made_in(store, opener, number, pages):
+            fresh.setdefault(owner, set()).update(some)
     while fresh:
         number, some = fresh.popitem()
-        more = set(opener(number).made_from(some)) - {page for other, page in found if other == number}
+        holder = opener(number)
+        if number not in heirs:
+            heirs[number] = heirs_in(store, number, holder.name)
+        more = set(holder.made_from(some)) - {page for other, page in found if other == number}
         found.update((number, page) for page in more)
         for other, page in store.citing(number, more) if more else ():
             if (other, page) not in found:
                 fresh.setdefault(other, set()).add(page)
-        for branch, fork in heirs.get(number, ()):
-            inherited = {page for page in more if fork.derived <= page <= fork.known and (branch, page) not in found}
+        for branch, fork in heirs[number]:
+            both = more.union(some)
+            inherited = {page for page in both if fork.derived <= page <= fork.known and (branch, page) not in found}
             if inherited:
                 fresh.setdefault(branch, set()).update(inherited)
     sources = {(number, source) for (number, _), (page, _) in store.read(found).items() for source in page.sources} - found
     names = [key for key, (page, state) in store.read(sources).items() if _is_entity(page) and state.at is not Place.DROPPED]
     found.update(key for key in names if found.issuperset(store.citing(key[0], [key[1]])))
     return sorted(found, key=lambda key: (key[0], abs(key[1])))
+
+
+def _made_in(store: Store, opener: Opener, number: int, pages: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
+    """The processes in which pages of a process were made, with these: itself, and those that a branch inherited from."""
+    left = set(pages)
+    while left and (fork := fork_of(origin_in(store.events(number))) if above_of(opener(number).name) else None):
+        inherited = {page for page in left if fork.derived <= page <= fork.known}
+        yield number, left - inherited
+        number, left = fork.forked, inherited
+    yield number, left
 
 
 def named_closure(store: Store, opener: Opener, process: int, pages: Iterable[int]) -> list[tuple[str, Page]]:
@@ -118,13 +139,14 @@ def _is_entity(page: Page) -> bool:
 
 def _steps(store: Store, keys: Sequence[Key]) -> Iterator[tuple[int, list[int]]]:
     """The transactions in which pages can go, what cites first: (number of the process, pages)."""
-    left = set(keys)
-    parents = {branch: number for number, branches in heirs_in(store).items() for branch, _ in branches}
+    rows = store.read(keys)
+    forks = {number: fork_of(origin_in(store.events(number))) for number in {key[0] for key in keys if key not in rows}}
+    parents = {number: fork.forked for number, fork in forks.items() if fork is not None}
+    # What is in neither went with its process meanwhile.
+    left = {key for key in keys if key in rows or key[0] in parents}
     # A page without a row here was inherited: the branch lets go of it first.
     made_from = {key: {(parents[key[0]], key[1])} & left for key in left if key[0] in parents}
-    made_from |= {
-        key: {*page.cites, *((key[0], source) for source in page.sources)} & left for key, (page, _) in store.read(left).items()
-    }
+    made_from |= {key: {*page.cites, *((key[0], source) for source in page.sources)} & left for key, (page, _) in rows.items()}
     while left:
         # What a page of another process cites stays for now, and so does what this was made from here.
         waits = {source for key in left for source in made_from[key] if source[0] != key[0]}

@@ -16,7 +16,7 @@ from typing import Any
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
-from kilburn.kernel.branches import BRANCH
+from kilburn.kernel.branches import BRANCH, above_of, branches_in
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer
@@ -204,6 +204,8 @@ class Hierarchy:
         made.opener, made.relative, made.sibling = self._holder, self._relative, self._new
         made.release = partial(self.release, info.name)
         if not self.store.readonly and not new:
+            if kernel.lineage.shares:
+                made.catch_up()
             planner.reopen()
         return made
 
@@ -401,12 +403,17 @@ class Hierarchy:
         if what == "source":
             return made_from(self.store, found), []
         if address is None:
-            # With its branches, which begin with its pages.
-            below = [info for info in infos if info.name.startswith(f"{found.name}/{BRANCH}")] if what == "session" else []
-            return {}, sorted([*below, found], key=_depth_of)
-        pages = self._resolved(found, address)
-        session = found.kind is ProcessKind.SESSION
-        return self.process(found.name).made_in(pages) if session else {found.number: pages}, []
+            return {}, sorted([*self._below(found), found], key=_depth_of)
+        return {found.number: self._resolved(found, address)}, []
+
+    def _below(self, info: ProcessInfo) -> list[ProcessInfo]:
+        """The branches of a session, which begin with its pages; those that never began, and those that are damaged, too."""
+        below = {each.number for each, _ in branches_in(self.store, info, {})}
+        under = self.store.processes(info.name)
+        names = {info.name, *(each.name for each in under if each.number in below)}
+        empty = {each.number for each in under if not each.head and above_of(each.name) in names}
+        damaged = {each.number for each in under if each.damaged and each.name.startswith(f"{info.name}/{BRANCH}")}
+        return [each for each in under if each.number in below | empty | damaged]
 
     def _resolved(self, info: ProcessInfo, address: str) -> list[int]:
         if info.kind is ProcessKind.SESSION:

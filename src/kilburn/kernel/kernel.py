@@ -132,6 +132,7 @@ class Kernel:
             self.window, self.usage = parent.window.copy(), parent.usage.copy()
             self.lineage = parent.lineage.child(self.info.number, self.window)
         self.budget = self._settled = parent.budget
+        self.pending.above = (parent.info.number, parent.pending.head)
         self.observe(Act.NOTE, policy="kernel", tokenizer=self.counter.name, **msgspec.structs.asdict(fork))
 
     # What other writers did
@@ -514,7 +515,7 @@ class Kernel:
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
             try:
-                self.store.commit(self.info.number, pending.batch(window.states, self.lineage.owns, wait=wait))
+                self.store.commit(self.info.number, pending.batch(window.pages, window.states, self.lineage.owns, wait=wait))
             except StoreStale:
                 self.stale = True
                 raise

@@ -47,6 +47,8 @@ class Pending:
         self.new: list[Page] = []
         self.texts: dict[str, str] = {}
         self.budget: Budget | None = None
+        # Of a branch that begins: the process that it forks from, and that one's last event.
+        self.above: tuple[int, int] | None = None
 
     @property
     def next(self) -> int:
@@ -83,6 +85,7 @@ class Pending:
         """Remove and return the whole batch; an empty one stays."""
         taken = Pending()
         taken.events, taken.new, taken.texts, taken.budget = self.events, self.new, self.texts, self.budget
+        taken.above = self.above
         self.clear()
         return taken
 
@@ -91,17 +94,22 @@ class Pending:
         self.add(taken.events)
         self.new += taken.new
         self.texts |= taken.texts
+        self.above = taken.above
 
-    def batch(self, states: Mapping[int, State], owns: Callable[[int], bool], *, wait: bool = True) -> Batch:
+    def batch(
+        self, pages: Mapping[int, Page], states: Mapping[int, State], owns: Callable[[int], bool], *, wait: bool = True
+    ) -> Batch:
         """The transaction, with the states of all pages that were moved.
 
         Args:
+            pages: those of the window.
             owns: whether a page has its row in this process. What became of an inherited page only the ledger says.
         """
         digests = {digest for page in self.new for digest in (page.digest, page.extra) if digest}
         moved = {page for event in self.events if event.act in STATE for page in _moved(event)}
         return Batch(
             head=self.head,
+            above=self.above,
             events=self.events,
             pages=self.new,
             texts={digest: self.texts[digest] for digest in digests},
@@ -109,6 +117,7 @@ class Pending:
             index=[page.id for page in self.new if _is_indexed(page)],
             unindex=sorted({page for page in self._in(Act.RETIRE) if page > 0 and owns(page)}),
             erase=[page for page in self._in(Act.DROP) if owns(page)],
+            inherited=[pages[page] for page in self._in(Act.DROP) if not owns(page)],
             wait=wait,
         )
 

@@ -15,16 +15,24 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
 from typing import Any
 
 import msgspec
 
 from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask
-from kilburn.errors import KernelError, KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, UnknownAddress
+from kilburn.errors import (
+    KernelError,
+    KilburnError,
+    SpecError,
+    StoreCorrupt,
+    StoreError,
+    StoreReadOnly,
+    StoreStale,
+    UnknownAddress,
+)
 from kilburn.event import STATE, Act, Event
-from kilburn.kernel.branches import BRANCH, Fork, Inherit, fork_of, origin_in
+from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
 from kilburn.kernel.drive import answerer, arun, run
 from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
 from kilburn.kernel.found import Found
@@ -41,7 +49,7 @@ from kilburn.model import Model, Tokens, is_count
 from kilburn.move import Drop, Move, Retire
 from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
-from kilburn.store import ProcessInfo, State, Store
+from kilburn.store import ProcessInfo, State
 from kilburn.tokens.calibrated import is_plausible
 from kilburn.wire.form import dump, parse
 
@@ -52,23 +60,8 @@ __all__ = ["HitRateWarning", "Process", "Recalled"]
 READ = 500
 """Pages whose texts are read at a time."""
 
-
-def _children(store: Store, name: str) -> Iterator[ProcessInfo]:
-    """The sessions that have the names of a session's branches."""
-    for number in count(1):
-        info = store.process(f"{name}/{BRANCH}{number}", time=0.0, create=False)
-        if info is None:
-            return
-        yield info
-
-
-def _below(store: Store, branches: Iterable[tuple[ProcessInfo, Fork]]) -> list[ProcessInfo]:
-    """Branches, with all branches below them."""
-    found = []
-    for info, _ in branches:
-        below = ((each, fork_of(origin_in(store.events(each.number)))) for each in _children(store, info.name))
-        found += [info, *_below(store, [(each, fork) for each, fork in below if fork is not None and fork.forked == info.number])]
-    return found
+TRIES = 5
+"""How often a branch is begun anew because another program went on with the session that it forks from."""
 
 
 def _is_return(page: Page, fork: Fork) -> bool:
@@ -562,7 +555,8 @@ class Process:
         return [address_of(page) for page in made if page is not None]
 
     def forget(self, address: str, why: str = "") -> list[str]:
-        """Forget pages and everything that was made from them, in every place and in every process of the tenant.
+        """Forget pages and everything that was made from them, in every place and in every process of the tenant. What a
+        branch inherited is forgotten where it was made, too.
 
         All places that registered in `erasers` (a folder of spilled keys and values) are called, even if one fails.
         Its error is raised afterwards, and the pages are forgotten here all the same.
@@ -580,14 +574,7 @@ class Process:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
             pages = kernel.resolve(address)
         number = kernel.info.number
-        return addresses(self.opener, forget(kernel.store, self.opener, self.made_in(pages), why), number)
-
-    def made_in(self, pages: Iterable[int]) -> dict[int, list[int]]:
-        """The processes in which these pages were made, by number: this one, and those that a branch inherited from."""
-        found: dict[int, list[int]] = {}
-        for page in pages:
-            found.setdefault(self.kernel.lineage.owner(page), []).append(page)
-        return found
+        return addresses(self.opener, forget(kernel.store, self.opener, {number: pages}, why), number)
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
         """These pages and all that were derived or recalled from them here, without those that are forgotten."""
@@ -705,10 +692,19 @@ class Process:
         if inherit not in [*Inherit] or (system and inherit == Inherit.HISTORY):
             what = f"inherit={inherit!r}" + (" with a system message" if system else "")
             raise SpecError(what[:200], advice=f"use one of {', '.join(Inherit)}; the history has its own system message")
+        for _ in range(TRIES - 1):
+            # Another program may go on with this session meanwhile.
+            with suppress(StoreStale):
+                return self._fork(prompt, Inherit(inherit), call, system)
+        return self._fork(prompt, Inherit(inherit), call, system)
+
+    def _fork(self, prompt: str, inherit: Inherit, call: str | None, system: str) -> Process:
         with self._current() as kernel:
             if self.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to fork")
-            window, whole = kernel.window, inherit == Inherit.HISTORY
+            window = kernel.window
+            # Where nothing is left the branch does not lean on a ledger that is about to go, too.
+            whole = inherit is Inherit.HISTORY and any(window.at(page) is not Place.DROPPED for page in window.pages)
             asked = window.calls.get(call or "", 0)
             if call is not None and asked not in window.open:
                 raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
@@ -716,7 +712,7 @@ class Process:
                 kernel.flush()
             fork = Fork(
                 forked=kernel.info.number,
-                inherit=Inherit(inherit),
+                inherit=inherit,
                 at=kernel.pending.head if whole else 0,
                 known=window.last if whole else 0,
                 derived=window.last_derived if whole else 0,
@@ -736,6 +732,14 @@ class Process:
                 raise
             return child
 
+    def catch_up(self) -> None:
+        """Forget what this branch inherited and was forgotten above it by a program that did not know of the branch."""
+        window, owns = self.window, self.kernel.lineage.owns
+        lost = [page.id for page in window.pages.values() if not (page.digest or owns(page.id))]
+        # What it returned of them stands in the way until they are forgotten once more; it can be read all the same.
+        with suppress(StoreError):
+            self.drop(lost, "forgotten where it was inherited from")
+
     def _new(self) -> Process:
         """An empty session for a branch, with the next name that is free."""
         while True:
@@ -753,7 +757,9 @@ class Process:
                 result = Part(kind=Kind.RESULT, text=text, call=window.pages[number].call)
                 said.append(Message(role=Role.TOOL, parts=(result,)))
         elif fork.inherit is Inherit.TASK:
-            systems = [page.id for page in window.resident() if page.role is Role.SYSTEM and page.kind is Kind.TEXT]
+            # Of a long one an excerpt may be in its place.
+            shown = [page for page in window.resident() if page.role is Role.SYSTEM and page.message]
+            systems = [page.id if page.id > 0 else page.sources[0] for page in shown]
             for number in (*systems, *window.request):
                 page = window.pages[number]
                 if window.at(number) not in GONE:
@@ -812,22 +818,11 @@ class Process:
 
     def branches(self) -> list[tuple[ProcessInfo, Fork]]:
         """The branches that forked from this session, oldest first; none of them is opened."""
-        found: list[tuple[ProcessInfo, Fork]] = []
-        number = self.kernel.info.number
-        for info in _children(self.kernel.store, self.name):
-            if info.number not in self._known:
-                fork = fork_of(origin_in(self.kernel.store.events(info.number)))
-                if fork is None:
-                    # No branch, or one that another thread is about to begin.
-                    continue
-                self._known[info.number] = fork
-            if self._known[info.number].forked == number:
-                found.append((info, self._known[info.number]))
-        return found
+        return branches_in(self.kernel.store, self.kernel.info, self._known, below=False)
 
     def below(self) -> list[ProcessInfo]:
         """The branches, their branches, and so on; none of them is opened."""
-        return _below(self.kernel.store, self.branches())
+        return [info for info, _ in branches_in(self.kernel.store, self.kernel.info, self._known)]
 
     def returned(self) -> str | None:
         """The address in the parent of what this branch returned; None before.
@@ -836,11 +831,18 @@ class Process:
             KernelError: this session is no branch, or its parent was forgotten.
         """
         parent, fork = self._above()
-        first = fork.known + 1
-        citing = self.kernel.store.citing(self.kernel.info.number, [first])
+        parent.refresh()
+        # The return cites all of them, and what lost one is forgotten.
+        citing = self.kernel.store.citing(self.kernel.info.number, self._own(fork)[:1])
         pages = parent.window.pages
         found = [page for number, page in citing if number == fork.forked and page in pages and _is_return(pages[page], fork)]
         return address_of(found[0]) if found else None
+
+    def _own(self, fork: Fork) -> list[int]:
+        """The originals of this branch itself, without those that are forgotten."""
+        with self._current() as kernel:
+            window = kernel.window
+            return [page for page in range(fork.known + 1, window.last + 1) if window.at(page) is not Place.DROPPED]
 
     def returning(self, text: str) -> Message:
         """The message with which this branch returns: a result of the call that it answers, or else a user's message of the
@@ -854,8 +856,7 @@ class Process:
         known = self.returned()
         if known is not None:
             raise KernelError(f"{self.name!r} has returned already, at {known}", advice="fork again")
-        window, number = self.window, self.kernel.info.number
-        own = [page for page in range(fork.known + 1, window.last + 1) if window.at(page) is not Place.DROPPED]
+        own, number = self._own(fork), self.kernel.info.number
         name = self.name.rpartition("/")[2]
         told = f"{text}\n[{name}: {name}/{span_of(own[0], own[-1])}]" if own else text
         cites = tuple((number, page) for page in own)

@@ -55,6 +55,8 @@ def rebuild(store: Store, info: ProcessInfo, counter: Counter, *, recount: bool 
     if fork is not None and fork.at:
         parent = ProcessInfo(number=fork.forked, name=f"process {fork.forked}", created=0.0)
         base = rebuild(store, parent, counter, recount=recount, until=fork.at)
+        if base.head < fork.at:
+            raise StoreCorrupt(f"what session {info.name!r} forked from is gone", advice="run `kilburn fsck --repair`")
         window, usage, lineage = base.window, base.usage, base.lineage.child(info.number, base.window)
     # Read after the events: another process may be appending, and a page that no event names yet does no harm.
     pages = window.pages | {page.id: page for page, _ in store.pages(info.number)}

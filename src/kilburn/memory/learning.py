@@ -451,7 +451,7 @@ class _Job:
             process.refresh()
             pages = [page for number, page in sorted(process.window.pages.items()) if number > 0]
             gone = {page.id for page in pages if process.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_heard(self.session, pages, gone))
+            heard = list(_heard(process.kernel.lineage.owner, pages, gone))
             wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
         groups: list[list[int]] = []
         for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
@@ -618,8 +618,12 @@ class _Job:
         return tuple(kept)
 
 
-def _heard(session: int, pages: Iterable[Page], gone: set[int]) -> Iterable[Utterance]:
-    """The texts of user and assistant, without their words, each with what was read before it."""
+def _heard(owner: Callable[[int], int], pages: Iterable[Page], gone: set[int]) -> Iterable[Utterance]:
+    """The texts of user and assistant, without their words, each with what was read before it.
+
+    Args:
+        owner: of a page, the number of the process in which it was made.
+    """
     lowest, recalled = Trust.USER, False
     for page in pages:
         speaks = page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER and not page.is_blank
@@ -629,7 +633,7 @@ def _heard(session: int, pages: Iterable[Page], gone: set[int]) -> Iterable[Utte
         recalled = bool(page.sources or page.cites) or (recalled and not speaks)
         told = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
         if told and not page.is_blank and page.id not in gone:
-            yield Utterance(session, page, "", recalled, min(taint, Trust.USER))
+            yield Utterance(owner(page.id), page, "", recalled, min(taint, Trust.USER))
 
 
 def _within(page: int, progress: _Progress) -> bool:

@@ -28,7 +28,7 @@ class Utterance:
     """A text that was said in a session.
 
     Args:
-        process: the session's number in the store.
+        process: the number in the store of the session in which it was said: of a branch, maybe one above it.
         page: its page, with its role, its time in seconds since the epoch, and its trust.
         text: exact.
         recalled: whether it shows something recalled, or is an assistant's text after such in the same exchange: nothing is

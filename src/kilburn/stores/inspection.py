@@ -186,7 +186,10 @@ def _ledger(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[F
         expected = number + 1
         event = sealed.event(session.number, number, act, body, seal)
         if isinstance(event, str):
-            yield wrong(f"event {number} ({_act_name(act)}): {event}", derived=_is_observation(act, body))
+            yield wrong(
+                f"event {number} ({_act_name(act)}): {event}",
+                derived=_is_observation(act, body) and not _is_fork(db, session, number),
+            )
     if not session.damaged and expected <= session.head:
         yield wrong(f"events {expected}-{session.head} are missing")
 
@@ -202,6 +205,12 @@ def _is_observation(act: bytes, body: bytes) -> bool:
         return act in OBSERVATIONS and event_of(body).act not in STATE
     except UNREADABLE:
         return act in OBSERVATIONS
+
+
+def _is_fork(db: apsw.Connection, session: Session, number: int) -> bool:
+    """Whether an event is the note of a branch that says which pages it inherited: its own are numbered on from these."""
+    first = row(db, "SELECT min(id) FROM page WHERE process = ? AND id > 0", session.number) if number == 1 else None
+    return first is not None and (first[0] or 0) > 1
 
 
 def _act_name(act: object) -> str:
@@ -386,7 +395,7 @@ def _quarantine_observations(db: apsw.Connection, sealed: Sealed, session: Sessi
         event = sealed.event(session.number, number, act, body, seal)
         if isinstance(event, Event):
             time = event.time
-        elif _is_observation(act, body):
+        elif _is_observation(act, body) and not _is_fork(db, session, number):
             _quarantine(db, session.number, "event", number, body)
             note = Event(
                 number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": _act_name(act)}

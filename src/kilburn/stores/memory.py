@@ -65,11 +65,12 @@ class Memory:
             self._processes[info.number] = _Process(info)
             return info
 
-    def processes(self) -> list[ProcessInfo]:
-        """All processes, oldest first."""
+    def processes(self, under: str = "") -> list[ProcessInfo]:
+        """All processes, oldest first, or those under a name."""
         with self._lock:
             self._check_open()
-            return [known.info for known in self._processes.values()]
+            infos = [known.info for known in self._processes.values()]
+        return [info for info in infos if not under or info.name.startswith(f"{under}/")]
 
     def commit(self, process: int, batch: Batch) -> None:
         """Do the whole batch, or raise and do nothing.
@@ -95,7 +96,7 @@ class Memory:
                     known.passages += len(passages(self._texts[known.pages[number].digest]))
             for number in batch.unindex:
                 self._unindex(known, number)
-            self._erase(known, batch.erase)
+            self._erase(known, batch)
             known.info = msgspec.structs.replace(
                 known.info,
                 head=batch.head + len(batch.events),
@@ -107,6 +108,8 @@ class Memory:
     def _check(self, known: _Process, batch: Batch) -> dict[str, str]:
         """The batch's new texts, after the batch was checked."""
         batch.check_continues(known.info.number, known.info.head)
+        if batch.above is not None:
+            batch.check_above(self._process_of(batch.above[0]).info.head)
         for event in batch.events:
             record_of_event(event)
         for page in batch.pages:
@@ -154,10 +157,10 @@ class Memory:
             for at, (start, stop) in enumerate(passages(text), known.first[number]):
                 yield known.info.number << 32 | at, (start, stop), text[start:stop]
 
-    def _erase(self, known: _Process, pages: Iterable[int]) -> None:
-        erased = set(pages)
-        words: set[str] = set()
-        for number in erased:
+    def _erase(self, known: _Process, batch: Batch) -> None:
+        erased = {*batch.erase, *(page.id for page in batch.inherited)}
+        words = {word for page in batch.inherited for word in telling_words(page)}
+        for number in batch.erase:
             page = known.pages[number]
             self._unindex(known, number)
             words.update(telling_words(page))

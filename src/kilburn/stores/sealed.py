@@ -157,6 +157,12 @@ class Sealed:
         found = row(self._db, f"{_SESSIONS} WHERE tenant = ? AND name = ?", tenant, name)
         return self._session(found) if found else None
 
+    def under(self, tenant: int, name: str) -> list[Session]:
+        """The sessions whose names begin with this one and a slash, oldest first."""
+        # In the order of UTF-8, "0" comes right behind "/".
+        between = f"{_SESSIONS} WHERE tenant = ? AND name >= ? AND name < ? ORDER BY id"
+        return [self._session(one) for one in rows(self._db, between, tenant, f"{name}/", f"{name}0")]
+
     def session(self, tenant: int, number: int) -> Session | None:
         """The session of that number."""
         found = row(self._db, f"{_SESSIONS} WHERE id = ? AND tenant = ?", number, tenant)

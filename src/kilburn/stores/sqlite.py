@@ -329,9 +329,11 @@ class Sqlite:
         found = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
         return found[0] if found and isinstance(found[0], int) else 0
 
-    def processes(self) -> list[ProcessInfo]:
-        """All processes of the tenant, oldest first; damaged ones say so."""
+    def processes(self, under: str = "") -> list[ProcessInfo]:
+        """All processes of the tenant, oldest first, or those under a name; damaged ones say so."""
         with self._reading("reading"):
+            if under:
+                return [one.info for one in self._sealed.under(self._number, under)]
             infos = [one.info for one in self._sessions()]
             lost = self._sessions_made() - len(infos)
         if lost > 0:

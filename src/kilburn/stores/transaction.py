@@ -50,6 +50,9 @@ class Transaction:
         if known.whole().kind is ProcessKind.FORGOTTEN:
             raise StoreStale(f"process {self._process} was forgotten", advice="open it again, as a new one")
         batch.check_continues(self._process, known.head)
+        if batch.above is not None:
+            above = self._sealed.session(self._tenant, batch.above[0])
+            batch.check_above(above.head if above is not None else 0)
         citations.check_cited(self._db, self._tenant, batch.pages)
         citations.check_uncited(self._db, self._process, batch.erase)
         self._add_pages(batch)
@@ -58,8 +61,8 @@ class Transaction:
         self._remove_entries({*batch.unindex, *batch.erase})
         self._set_states(batch)
         self._add_events(batch.events)
-        if batch.erase:
-            self._erase(batch.erase, msgspec.structs.replace(known, head=known.head + len(batch.events)))
+        if batch.erase or batch.inherited:
+            self._erase(batch, msgspec.structs.replace(known, head=known.head + len(batch.events)))
         tally = (
             float(max([known.used, *(event.time for event in batch.events)])),
             known.head + len(batch.events),
@@ -170,14 +173,14 @@ class Transaction:
             [sealed_event(self._process, event, self._memo) for event in events],
         )
 
-    def _erase(self, pages: Sequence[int], session: Session) -> None:
-        words: set[str] = set()
+    def _erase(self, batch: Batch, session: Session) -> None:
+        words = {word for page in batch.inherited for word in telling_words(page)}
         contents: set[int] = set()
         cited: set[citations.Citation] = set()
         blank = []
         # `_remove_entries` has checked that all of them exist.
         select = "SELECT id, content, extra, meta, seal FROM page WHERE process = ? AND id = ?"
-        for number, content, extra, meta, seal in rows_of_each(self._db, select, [(self._process, page) for page in pages]):
+        for number, content, extra, meta, seal in rows_of_each(self._db, select, [(self._process, page) for page in batch.erase]):
             page = self._sealed.page(self._process, number, meta, seal)
             words.update(telling_words(page))
             contents.update(row for row in (content, extra) if row is not None)
@@ -195,7 +198,7 @@ class Transaction:
             " AND NOT EXISTS(SELECT 1 FROM page WHERE extra = ?1)",
             [(content,) for content in sorted(contents)],
         )
-        erased = set(pages)
+        erased = {*batch.erase, *(page.id for page in batch.inherited)}
         blanked = []
         for after in range(0, session.head, CHUNK):
             for event in self._sealed.events(session, after, min(CHUNK, session.head - after)):

@@ -123,6 +123,11 @@ def check_processes(store: Store) -> None:
     assert (first.name, first.created, first.head, first.pages) == ("one", 5.0, 0, 0)
     assert store.process("one", time=9.0) == first
     assert list(store.processes()) == [first, second]
+    for name in ("one/b2", "one0", "one/", "one/b1/b1", "ones/b1", "one-b1", "On\u00e9/x"):
+        store.process(name, time=7.0)
+    assert [info.name for info in store.processes("one")] == ["one/b2", "one/", "one/b1/b1"]
+    assert [info.name for info in store.processes("On\u00e9")] == ["On\u00e9/x"]
+    assert not store.processes("two")
 
 
 def check_round_trip(store: Store) -> None:
@@ -327,6 +332,38 @@ def check_erase(store: Store) -> None:
     raises(StoreCorrupt, lambda: store.texts([digest_of("canary two")]))
     assert store.texts([digest_of("shared")]) == {digest_of("shared"): "shared"}
     store.commit(process, Batch(head=1, erase=[1]))
+
+
+def check_inherited(store: Store) -> None:
+    """When a page that a branch inherited is erased, no event of the branch quotes it any more; the page itself stays."""
+    one, branch = start(store, "one"), start(store, "branch")
+    page = page_of(1, "canary one", label="canary label", call="canary-call")
+    store.commit(one, Batch(head=0, pages=[page], texts={page.digest: "canary one"}, index=[1]))
+    quotes = {"call": "canary-call", "text": page.digest, "n": 3}
+    events = [Event(number=1, act=Act.NOTE, time=1.0, pages=(1,), why="canary label said so", data=quotes)]
+    store.commit(branch, Batch(head=0, events=events))
+    store.commit(branch, Batch(head=1, inherited=[page]))
+    told = repr(list(store.events(branch)))
+    assert "canary" not in told
+    assert page.digest not in told
+    assert [kept for kept, _ in store.pages(one)] == [page]
+    assert found(store, "canary", one) == {1}
+
+
+def check_above(store: Store) -> None:
+    """A branch begins only where the process that it forks from is as its writer saw it."""
+    one, branch = start(store, "one"), start(store, "one/b1")
+    store.commit(one, batch_of(0, {1: "first"}))
+    begins = msgspec.structs.replace(batch_of(0, {2: "second"}), above=(one, 1))
+    store.commit(one, batch_of(1, {3: "third"}))
+    before = snapshot(store, branch)
+    raises(StoreStale, lambda: store.commit(branch, begins))
+    assert snapshot(store, branch) == before
+    store.commit(branch, msgspec.structs.replace(begins, above=(one, 2)))
+    store.commit(one, Batch(head=2, erase=[1, 3]))
+    store.erase(one)
+    late = start(store, "one/b2")
+    raises(StoreStale, lambda: store.commit(late, msgspec.structs.replace(begins, above=(one, 2))))
 
 
 def check_erase_process(store: Store) -> None:
@@ -556,6 +593,8 @@ CHECKS: tuple[Callable[[Store], None], ...] = (
     check_query_is_data,
     check_unindex,
     check_erase,
+    check_inherited,
+    check_above,
     check_erase_process,
     check_separate_processes,
     check_kinds,
