@@ -274,12 +274,13 @@ class TextIndex:
                 rarer.append(words[at])
                 visited += len(numbers)
             rarity = math.log(1 + (count - sizes[at] + 0.5) / (sizes[at] + 0.5))
-            # Of a compound only the rarest part counts that a passage has, which comes first here.
-            counted = having.setdefault(terms[words[at]], set())
+            if terms[words[at]] != words[at]:
+                # The rarest part of a path comes first, and the others count no more.
+                counted = having.setdefault(terms[words[at]], set())
+                numbers = [number for number in numbers if number not in counted]
+                counted.update(numbers)
             for number in numbers:
-                if number not in counted:
-                    rarities[number] = known(number, 0.0) + rarity
-            counted.update(numbers)
+                rarities[number] = known(number, 0.0) + rarity
         scores = [(-rarity * short[number & 15], number) for number, rarity in rarities.items()]
         if len(scores) > 4 * limit:
             least = sorted([score for score, _ in scores])[limit - 1]
