@@ -1,4 +1,4 @@
-"""How long it takes to begin a branch and to return from it, in a session of many pages, beside an append."""
+"""How long it takes to begin a branch, to return from it, and to let it go, in a session of many pages, beside an append."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main() -> None:
             store = kilburn.open(f"{folder}/a.db", window=4000, policy=given.policy, tokenizer="chars/4")
             process = store.process("main")
             filled(process, pages)
-            times: dict[str, list[float]] = {"append": [], "fork": [], "exit": []}
+            times: dict[str, list[float]] = {"append": [], "fork": [], "exit": [], "letting go": []}
             for number in range(given.times):
                 start = time.perf_counter()
                 process.append(call(number, "branch"))
@@ -55,6 +55,9 @@ def main() -> None:
                 start = time.perf_counter()
                 branch.exit("fine")
                 times["exit"].append(time.perf_counter() - start)
+                start = time.perf_counter()
+                del branch
+                times["letting go"].append(time.perf_counter() - start)
             for what, took in times.items():
                 rows.append(
                     {

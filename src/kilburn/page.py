@@ -78,7 +78,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     many: bool = False
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One immutable unit of context: one message part, or something derived from parts.
 
     `id` counts originals up from 1 (address `p1`) and derived pages down from -1 (address `f1`), so a range `p17-p42`

@@ -38,7 +38,7 @@ class Cause(StrEnum):
     """The caller has time: a good moment for work that may wait."""
 
 
-class Use(msgspec.Struct, frozen=True):
+class Use(msgspec.Struct, frozen=True, gc=False):
     """How a page was used since it was admitted: times, and when last (turn, seconds)."""
 
     count: int

@@ -60,7 +60,8 @@ class ProcessKind(StrEnum):
     """It was forgotten as a whole; only its number is left, and nobody gets it again."""
 
 
-class State(msgspec.Struct, frozen=True):
+# A session has one for each of its thousands of pages: none can be part of a cycle, and the garbage collector passes over them.
+class State(msgspec.Struct, frozen=True, gc=False):
     """What may change of a page: where it is, whether it is pinned, its importance, and when it stopped being true
     (seconds since the epoch; None as long as nobody closed its validity)."""
 
@@ -186,6 +187,14 @@ class Store(Protocol):
 
         Raises:
             StoreCorrupt: it is damaged. SpecError: no name of a user.
+        """
+        ...
+
+    def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> ProcessInfo:
+        """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing.
+
+        Raises:
+            StoreStale: the name is taken by now. What `process` raises when it creates, and what `commit` raises.
         """
         ...
 

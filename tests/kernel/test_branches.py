@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +39,7 @@ from kilburn.memory import learn
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Evict
-from kilburn.store import Batch
+from kilburn.store import Batch, ProcessInfo
 from kilburn.stores.sqlite import Sqlite
 from kilburn.testing import FakeClock, Memory, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
@@ -333,18 +335,25 @@ def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], pol
 
 
 class Meeting(Memory):
-    """A store in which another program does something right before the next commit, or the next erasure."""
+    """A store in which another program does something right before the next commit or session, or the next erasure."""
 
     def __init__(self) -> None:
         super().__init__()
         self.before_commit: Callable[[], object] | None = None
         self.before_erase: Callable[[], object] | None = None
 
-    def commit(self, process: int, batch: Batch) -> None:
+    def _meet(self) -> None:
         meanwhile, self.before_commit = self.before_commit, None
         if meanwhile is not None:
             meanwhile()
+
+    def commit(self, process: int, batch: Batch) -> None:
+        self._meet()
         super().commit(process, batch)
+
+    def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> ProcessInfo:
+        self._meet()
+        return super().begin(name, batch, time=time, user=user)
 
     def erase(self, process: int) -> None:
         meanwhile, self.before_erase = self.before_erase, None
@@ -405,6 +414,38 @@ def test_a_branch_opens_even_if_what_it_returned_was_made_from_what_is_gone() ->
     for name in ("work", "work/b1"):
         assert "line 0 it is" not in json.dumps(again.process(name).messages())
         check_laws(again.process(name))
+
+
+def test_a_branch_takes_the_next_name_if_another_program_took_its_own() -> None:
+    kept, first, second = two_programs()
+    kept.before_commit = lambda: second.process("work/b1").append(user("mine"))
+    assert first.process("work").fork("look").name == "work/b2"
+    assert [info.name for info, _ in second.process("work").branches()] == ["work/b2"]
+
+
+def test_a_fork_that_is_interrupted_leaves_nothing() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    kept, first, second = two_programs()
+    kept.before_commit = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        first.process("work").fork("look")
+    assert [info.name for info in second.processes()] == ["work"]
+    assert first.process("work").fork("look").name == "work/b1"
+
+
+def test_what_was_begun_and_let_go_is_freed_at_once() -> None:
+    store = Hierarchy(Memory(), Budget(600), "fifo", tokenizer="chars/4")
+    branch = begun(store).fork("look")
+    branch.exit("fine")
+    kernel = weakref.ref(branch.kernel)
+    gc.disable()
+    try:
+        del branch
+        assert kernel() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("when", ["before_commit", "before_erase"])

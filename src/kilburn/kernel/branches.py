@@ -148,7 +148,6 @@ def branches_in(store: Store, info: ProcessInfo, known: dict[int, Fork], *, belo
     while waiting:
         each, above = waiting.pop()
         try:
-            # None of no branch, and of one that another thread is about to begin.
             fork = known.get(each.number) or fork_of(origin_in(store.events(each.number)))
         except StoreCorrupt as error:
             warnings.warn(f"left out: {error.what}", DamageWarning, stacklevel=3)

@@ -6,6 +6,7 @@ The store verifies what it reads. Texts in the window stay cached; all others ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from weakref import WeakMethod
 
 from kilburn.store import Store
 
@@ -19,11 +20,12 @@ class Contents:
     """Texts by digest.
 
     Args:
-        needed: digests that must stay cached.
+        needed: digests that must stay cached, a method that is held weakly.
     """
 
     def __init__(self, store: Store, needed: Callable[[], set[str]]) -> None:
-        self._store, self._needed = store, needed
+        # A session that nobody holds any more is freed at once, with its tables, and not when the garbage collector runs.
+        self._store, self._needed = store, WeakMethod(needed)
         self._texts: dict[str, str] = {}
         self._held = 0
         self._limit = CACHE
@@ -58,13 +60,18 @@ class Contents:
             if self._held > self._limit:
                 self._trim({digest})
 
+    def share(self, other: Contents) -> None:
+        """Cache what another cache of this store has, before anything else."""
+        self._texts, self._held, self._limit = other._texts.copy(), other._held, other._limit
+
     def clear(self) -> None:
         """Empty the cache."""
         self._texts.clear()
         self._held = 0
 
     def _trim(self, latest: set[str]) -> None:
-        needed = self._needed() | latest
+        needed_by = self._needed()
+        needed = latest if needed_by is None else needed_by() | latest
         self._texts = {digest: text for digest, text in self._texts.items() if digest in needed}
         self._held = sum(map(len, self._texts.values()))
         self._limit = max(CACHE, 2 * self._held)

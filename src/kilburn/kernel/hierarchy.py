@@ -16,7 +16,7 @@ from typing import Any
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
-from kilburn.kernel.branches import BRANCH, above_of, branches_in
+from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.collection import Collection
 from kilburn.kernel.confidence import ENOUGH, confidence
 from kilburn.kernel.drive import answerer
@@ -202,6 +202,7 @@ class Hierarchy:
         planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
         made = Process(kernel, planner, answer)
         made.opener, made.relative, made.sibling = self._holder, self._relative, self._new
+        made.keep = self._keep
         made.release = partial(self.release, info.name)
         if not self.store.readonly and not new:
             if kernel.lineage.shares:
@@ -218,14 +219,18 @@ class Hierarchy:
             return self.process(name)
 
     def _new(self, name: str, user: str) -> Process | None:
-        """A session that has just been created, without any event; None if the name is taken."""
+        """A session that is not written yet; None if the name is taken."""
+        if self.store.process(name, time=0.0, create=False) is not None:
+            return None
+        return self._open(ProcessInfo(number=0, name=name, created=self.clock(), user=user), new=True)
+
+    def _keep(self, made: Process) -> Process:
+        """A session that has just been written, or what another thread has opened it as."""
         with self._lock:
-            if self.store.process(name, time=0.0, create=False) is not None:
-                return None
-            info = self.store.process(name, time=self.clock(), user=user)
-            assert info is not None
-            made = self._processes[name] = self._open(info, new=True)
-            return made
+            known = self._processes.get(made.name)
+            if known is None or known.kernel.stale or known.kernel.info.number != made.kernel.info.number:
+                known = self._processes[made.name] = made
+            return known
 
     def processes(self) -> list[ProcessInfo]:
         """All sessions of this tenant, oldest first; `damaged` says so if one is known to be damaged. Collections are not
@@ -407,13 +412,11 @@ class Hierarchy:
         return {found.number: self._resolved(found, address)}, []
 
     def _below(self, info: ProcessInfo) -> list[ProcessInfo]:
-        """The branches of a session, which begin with its pages; those that never began, and those that are damaged, too."""
+        """The branches of a session, and those that are damaged, too."""
         below = {each.number for each, _ in branches_in(self.store, info, {})}
         under = self.store.processes(info.name)
-        names = {info.name, *(each.name for each in under if each.number in below)}
-        empty = {each.number for each in under if not each.head and above_of(each.name) in names}
         damaged = {each.number for each in under if each.damaged and each.name.startswith(f"{info.name}/{BRANCH}")}
-        return [each for each in under if each.number in below | empty | damaged]
+        return [each for each in under if each.number in below | damaged]
 
     def _resolved(self, info: ProcessInfo, address: str) -> list[int]:
         if info.kind is ProcessKind.SESSION:

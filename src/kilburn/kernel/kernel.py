@@ -74,6 +74,7 @@ class Kernel:
     figures of the `ledger`, and the `usage` of pages.
 
     Args:
+        info: with the number 0 where the store has no such process yet; the first batch that is written begins it.
         clock: seconds since the epoch; the only clock there is.
     """
 
@@ -127,10 +128,11 @@ class Kernel:
         return Search(self.store, self._ranking, self._vectors, infos, windows=windows, owner=self.lineage.owner)
 
     def fork(self, parent: Kernel, fork: Fork) -> None:
-        """Begin as a branch, in a process that has no page yet; the parent's pages are shared, not copied."""
+        """Begin as a branch, in a process that is not written yet; the parent's pages are shared, not copied."""
         if fork.at:
             self.window, self.usage = parent.window.copy(), parent.usage.copy()
             self.lineage = parent.lineage.child(self.info.number, self.window)
+            self.contents.share(parent.contents)
         self.budget = self._settled = parent.budget
         self.pending.above = (parent.info.number, parent.pending.head)
         self.observe(Act.NOTE, policy="kernel", tokenizer=self.counter.name, **msgspec.structs.asdict(fork))
@@ -170,6 +172,8 @@ class Kernel:
 
     def _found(self) -> ProcessInfo | None:
         """The process as the store has it now; None if it is gone, or another one has its name."""
+        if not self.info.number:
+            return self.info
         found = self.store.process(self.info.name, time=0.0, create=False)
         return found if found is not None and found.number == self.info.number else None
 
@@ -514,8 +518,13 @@ class Kernel:
         if pending.events:
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
+            batch = pending.batch(window.pages, window.states, self.lineage.owns, wait=wait)
             try:
-                self.store.commit(self.info.number, pending.batch(window.pages, window.states, self.lineage.owns, wait=wait))
+                if self.info.number:
+                    self.store.commit(self.info.number, batch)
+                else:
+                    self.info = self.store.begin(self.info.name, batch, time=self.info.created, user=self.info.user)
+                    self.lineage = self.lineage._replace(process=self.info.number)
             except StoreStale:
                 self.stale = True
                 raise

@@ -91,9 +91,11 @@ class Process:
         self._known: dict[int, Fork] = {}
         # Opens any process of the tenant by its number, for what is forgotten with pages of this one.
         self.opener: Callable[[int], Holder] = lambda _: self
-        # Opens another session of the tenant by its name; creates one by its name and user. None where that cannot be.
+        # Opens another session of the tenant by its name; prepares one by its name and user, and keeps it when it is written.
+        # None where that cannot be.
         self.relative: Callable[[str], Process | None] = lambda _: None
         self.sibling: Callable[[str, str], Process | None] = lambda *_: None
+        self.keep: Callable[[Process], Process] = lambda made: made
         # Writes what waits, and keeps this session in memory no longer than its callers do.
         self.release: Callable[[], None] = lambda: None
         # Places outside the store with data made from pages, by name: each is called with the pages that are forgotten.
@@ -721,16 +723,11 @@ class Process:
             first = [Message(role=Role.SYSTEM, parts=(Part(kind=Kind.TEXT, text=system),))] if system else []
             said = [*first, *self._first_of(fork, prompt)]
             child = self._new()
-            try:
-                child.kernel.fork(kernel, fork)
-                child._begin(said)
-            except BaseException:
-                child.kernel.stale = True
-                # After an interrupt of the commit itself the branch may exist: then it stays.
-                with suppress(StoreError):
-                    kernel.store.erase(child.kernel.info.number)
-                raise
-            return child
+            child.kernel.fork(kernel, fork)
+            # The branch is created by the transaction that writes its first messages.
+            child._begin(said)
+            self._forks += 1
+            return self.keep(child)
 
     def catch_up(self) -> None:
         """Forget what this branch inherited and was forgotten above it by a program that did not know of the branch."""
@@ -741,12 +738,12 @@ class Process:
             self.drop(lost, "forgotten where it was inherited from")
 
     def _new(self) -> Process:
-        """An empty session for a branch, with the next name that is free."""
+        """A session for a branch, not written yet, with the next name that is free."""
         while True:
-            self._forks += 1
-            made = self.sibling(f"{self.name}/{BRANCH}{self._forks}", self.kernel.info.user)
+            made = self.sibling(f"{self.name}/{BRANCH}{self._forks + 1}", self.kernel.info.user)
             if made is not None:
                 return made
+            self._forks += 1
 
     def _first_of(self, fork: Fork, prompt: str) -> list[Message]:
         """The first own messages of a branch."""
@@ -781,7 +778,6 @@ class Process:
     @property
     def forked(self) -> Fork | None:
         """Where this branch forked from; None if this session is no branch."""
-        # Another thread may be about to begin this branch.
         if self._forked is None:
             self._forked = fork_of(self.origin())
         return self._forked

@@ -42,6 +42,7 @@ def rebuild(store: Store, info: ProcessInfo, counter: Counter, *, recount: bool 
     where the parent stood when it forked.
 
     Args:
+        info: with the number 0 where the store has no such process yet.
         recount: whether pages that were made under another counter get their costs by this one, for which their texts
             are read.
         until: the last event that counts; None for all.
@@ -50,6 +51,8 @@ def rebuild(store: Store, info: ProcessInfo, counter: Counter, *, recount: bool 
         StoreCorrupt: the ledger has a hole, or an event that does not fit the state before it.
     """
     window, ledger, usage, lineage = Window(counter), Ledger(), Usage(counter), Lineage(info.number)
+    if not info.number:
+        return Rebuilt(window, ledger, usage, 0, lineage)
     events = list(islice(store.events(info.number), until))
     fork = fork_of(origin_in(events))
     if fork is not None and fork.at:

@@ -90,7 +90,8 @@ class Window:
         for name in ("pages", "states", "costs", "shown", "folded", "gone", "groups", "pins", "importance", "open", "calls"):
             setattr(made, name, getattr(self, name).copy())
         made.stand_ins, made.stubs, made._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
-        made.gaps, made._resident, made._journal = self.gaps.copy(made._order), None, []
+        made.gaps, made._journal = self.gaps.copy(made._order), []
+        made._resident = self._resident and self._resident.copy()
         return made
 
     # What is where

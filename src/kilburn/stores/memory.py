@@ -83,27 +83,47 @@ class Memory:
             known = self._process_of(process)
             if known.info.kind is ProcessKind.FORGOTTEN:
                 raise StoreStale(f"process {process} was forgotten", advice="open it again, as a new one")
-            texts = self._check(known, batch)
-            # Nothing below raises.
-            self._texts.update(texts)
-            known.pages.update({page.id: page for page in batch.pages})
-            known.states.update({page.id: State() for page in batch.pages})
-            known.states.update(batch.states)
-            known.events.extend(batch.events)
-            for number in dict.fromkeys(batch.index):
-                if number not in known.first:
-                    known.first[number] = known.passages
-                    known.passages += len(passages(self._texts[known.pages[number].digest]))
-            for number in batch.unindex:
-                self._unindex(known, number)
-            self._erase(known, batch)
-            known.info = msgspec.structs.replace(
-                known.info,
-                head=batch.head + len(batch.events),
-                pages=len(known.pages),
-                tokens=known.info.tokens + sum(page.tokens for page in batch.pages),
-                used=max([known.info.used, *(event.time for event in batch.events)]),
-            )
+            self._do(known, batch)
+
+    def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> ProcessInfo:
+        """Create a session at `time`, for this user, and do its first batch: both, or nothing.
+
+        Raises:
+            StoreStale: the name is taken by now. StoreError: a batch that contradicts itself. SpecError: no name of a user.
+        """
+        if user:
+            check_name(user, "user")
+        with self._lock:
+            self._check_open()
+            if any(known.info.name == name for known in self._processes.values()):
+                raise StoreStale(f"there is a session {name!r} already", advice="take another name")
+            made = _Process(ProcessInfo(number=len(self._processes) + 1, name=name, created=time, used=time, user=user))
+            self._do(made, batch)
+            self._processes[made.info.number] = made
+            return made.info
+
+    def _do(self, known: _Process, batch: Batch) -> None:
+        texts = self._check(known, batch)
+        # Nothing below raises.
+        self._texts.update(texts)
+        known.pages.update({page.id: page for page in batch.pages})
+        known.states.update({page.id: State() for page in batch.pages})
+        known.states.update(batch.states)
+        known.events.extend(batch.events)
+        for number in dict.fromkeys(batch.index):
+            if number not in known.first:
+                known.first[number] = known.passages
+                known.passages += len(passages(self._texts[known.pages[number].digest]))
+        for number in batch.unindex:
+            self._unindex(known, number)
+        self._erase(known, batch)
+        known.info = msgspec.structs.replace(
+            known.info,
+            head=batch.head + len(batch.events),
+            pages=len(known.pages),
+            tokens=known.info.tokens + sum(page.tokens for page in batch.pages),
+            used=max([known.info.used, *(event.time for event in batch.events)]),
+        )
 
     def _check(self, known: _Process, batch: Batch) -> dict[str, str]:
         """The batch's new texts, after the batch was checked."""

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import apsw
 
-from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly
+from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, Span
 from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
@@ -301,16 +301,37 @@ class Sqlite:
         with self._writing("writing"):
             found = self._sealed.named(self._number, name)
             if found is None:
-                self._survey(name)
-                insert = "INSERT INTO process(tenant, name, created, used, kind, user) VALUES(?, ?, ?, ?, ?, ?)"
-                self._db.execute(insert, (self._number, name, time, time, kind.value, user))
-                number = self._db.last_insert_rowid()
-                seal = seal_of_process(number, self._number, name.encode(), float(time), 0, kind.encode(), user.encode())
-                tally = seal_of("tally", number, float(time), 0, 0, 0, 0, 0)
-                self._db.execute("UPDATE process SET seal = ?, tally = ? WHERE id = ?", (seal, tally, number))
-                self._db.execute("UPDATE tenant SET sessions = sessions + 1 WHERE id = ?", (self._number,))
-                found = self._sealed.session(self._number, number)
+                found = self._sealed.session(self._number, self._create(name, time, kind, user))
         return found.whole().info if found is not None else None
+
+    def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> ProcessInfo:
+        """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing.
+
+        Raises:
+            StoreStale: the name is taken by now. What `process` raises when it creates, and what `commit` raises.
+        """
+        if user:
+            check_name(user, "user")
+        with self._writing("writing", wait=batch.wait):
+            if self._sealed.named(self._number, name) is not None:
+                raise StoreStale(f"there is a session {name!r} already", advice="take another name")
+            number = self._create(name, time, ProcessKind.SESSION, user)
+            Transaction(self._db, self._sealed, self._index, self._vectors, self._number, number).write(batch)
+            found = self._sealed.session(self._number, number)
+            assert found is not None
+        return found.whole().info
+
+    def _create(self, name: str, time: float, kind: ProcessKind, user: str) -> int:
+        """Add the row of a process, in a transaction; returns its number."""
+        self._survey(name)
+        insert = "INSERT INTO process(tenant, name, created, used, kind, user) VALUES(?, ?, ?, ?, ?, ?)"
+        self._db.execute(insert, (self._number, name, time, time, kind.value, user))
+        number = self._db.last_insert_rowid()
+        seal = seal_of_process(number, self._number, name.encode(), float(time), 0, kind.encode(), user.encode())
+        tally = seal_of("tally", number, float(time), 0, 0, 0, 0, 0)
+        self._db.execute("UPDATE process SET seal = ?, tally = ? WHERE id = ?", (seal, tally, number))
+        self._db.execute("UPDATE tenant SET sessions = sessions + 1 WHERE id = ?", (self._number,))
+        return number
 
     def _survey(self, name: str) -> None:
         """Check that no damage hides a session of this name. Otherwise an agent would start a new session instead of

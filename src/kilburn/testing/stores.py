@@ -366,6 +366,26 @@ def check_above(store: Store) -> None:
     raises(StoreStale, lambda: store.commit(late, msgspec.structs.replace(begins, above=(one, 2))))
 
 
+def check_begin(store: Store) -> None:
+    """A session is created with its first batch, or not at all."""
+    one = start(store, "one")
+    store.commit(one, batch_of(0, {1: "first"}))
+    batch = msgspec.structs.replace(batch_of(0, {2: "canary"}, index=[2]), above=(one, 1))
+    stale = msgspec.structs.replace(batch, above=(one, 7))
+    raises(StoreStale, lambda: store.begin("one", batch, time=2.0))
+    raises(StoreStale, lambda: store.begin("one/b1", stale, time=2.0))
+    raises(StoreError, lambda: store.begin("one/b1", msgspec.structs.replace(batch, texts={}), time=2.0))
+    raises(SpecError, lambda: store.begin("one/b1", batch, time=2.0, user="\n"))
+    assert store.process("one/b1", time=2.0, create=False) is None
+    assert not found(store, "canary")
+    made = store.begin("one/b1", batch, time=2.0, user="ana")
+    assert made == store.process("one/b1", time=9.0, create=False)
+    assert (made.name, made.created, made.head, made.pages, made.user) == ("one/b1", 2.0, 1, 1, "ana")
+    assert list(store.events(made.number)) == batch.events
+    assert found(store, "canary", made.number) == {2}
+    raises(StoreStale, lambda: store.begin("one/b1", batch, time=3.0))
+
+
 def check_erase_process(store: Store) -> None:
     """A process of which every page is forgotten can be erased: nothing is left but its number, which stays taken."""
     known = store.process("canary name", time=1.0, user="canary user")
@@ -595,6 +615,7 @@ CHECKS: tuple[Callable[[Store], None], ...] = (
     check_erase,
     check_inherited,
     check_above,
+    check_begin,
     check_erase_process,
     check_separate_processes,
     check_kinds,
