@@ -51,9 +51,6 @@ PIECE = 400_000
 TOGETHER = 100
 """Prompts of one batch: what the code hands over at once is bounded."""
 
-SEARCHED = 1_000_000
-"""Tokens up to which the search is measured; the text is first appended to a session."""
-
 TELL = "What is each remark about? Answer with one line for each, `number: topic`. Topics: " + ", ".join(TOPICS)
 PAIR = "Are these two reports of the same event? Answer yes or no."
 ENTRIES = "Count the remarks by user, month and topic: a dict of 'user|month|topic' to a number."
@@ -320,8 +317,6 @@ def evaluate(
     for done, (task, size, number, system) in enumerate(jobs):
         if progress is not None:
             progress(done, len(jobs))
-        if system == "search" and size > SEARCHED:
-            continue
         told: list[Item] = []
         if task == REPORTS:
             lines, same = reports(size, number)
