@@ -144,6 +144,14 @@ class Account:
                 each.outcome.money += each.limits.prices.cost(usage)
                 each = each.above
 
+    def take_up(self, spent: RunResult) -> None:
+        """Count what an earlier part of the run spent; those above it count it themselves."""
+        with self._lock:
+            self.outcome.steps += spent.steps
+            self.outcome.tokens += spent.tokens
+            self.outcome.money += spent.money
+            self._began -= spent.seconds
+
     def reached(self) -> str:
         """The name of the limit of this run that has been reached, or ""."""
         spent = self.outcome
@@ -361,9 +369,13 @@ class Agent:
             # A limit must hold whatever the provider reports, or does not report.
             count = self.process.counter.count
             usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
-        self.account.charge(usage)
+        self._charge(usage)
         self.process.append(fresh.message)
         return fresh
+
+    def _charge(self, usage: Tokens) -> None:
+        """Count what a reply cost, before it is admitted."""
+        self.account.charge(usage)
 
     def _request(self, prompt: Prompt) -> Request:
         return Request(

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.sub_calls import Key, Recorded
+from kilburn.agents.sub_calls import Key, Known, Recorded
 from kilburn.kernel.branches import BRANCH
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -26,8 +26,8 @@ class Past:
     Args:
         past: one session, or all of a store.
         own: the session of the run that reads, and its first page: from there on, and in its branches, nothing is past.
-        note: writes down what was asked, what was found, and the pages that this is from.
-        recorded: the run that is run again, or None.
+        note: writes down what was asked, what was found, the pages that this is from, and what the record has of it.
+        recorded: the run that is run again or goes on, or None.
         readable: whether a session of this name may be read at all. What may not be read is not found either.
     """
 
@@ -35,7 +35,7 @@ class Past:
         self,
         past: Process | Hierarchy,
         own: tuple[str, int],
-        note: Callable[[str, str, tuple[Key, ...]], None],
+        note: Callable[[str, str, tuple[Key, ...], Known | None], None],
         recorded: Recorded | None = None,
         readable: Callable[[str], bool] = lambda name: True,
     ) -> None:
@@ -69,13 +69,14 @@ class Past:
         """
         asked = f"memory.pages({session!r}, {first}, {last})"
         process = self._session(session)
-        if self._recorded is not None:
+        known = self._recorded.answer(asked) if self._recorded is not None else None
+        if known is not None:
             # Pages that came since were not there. The pages may be of another store, so none is cited.
-            last = int(self._recorded.answer(asked)[0] or 0)
+            last = int(known.said or 0)
         end = process.window.last if last is None else last
         chosen = [page for page in _originals(process) if first <= page.id <= end and self._is_past(process.name, page.id)]
         process.fetch(chosen)
-        self._note(asked, str(end), () if self._recorded else _keys((process, page.id) for page in chosen))
+        self._note(asked, str(end), () if known else _keys((process, page.id) for page in chosen), known)
         return [
             {
                 "address": page.address,
@@ -102,9 +103,10 @@ class Past:
         return self._past.process(name)
 
     def _told(self, asked: str, found: list[dict[str, Any]], cites: tuple[Key, ...]) -> list[dict[str, Any]]:
-        if self._recorded is not None:
-            found, cites = msgspec.json.decode(self._recorded.answer(asked)[0] or "[]"), ()
-        self._note(asked, msgspec.json.encode(found).decode(), cites)
+        known = self._recorded.answer(asked) if self._recorded is not None else None
+        if known is not None:
+            found, cites = msgspec.json.decode(known.said or "[]"), ()
+        self._note(asked, msgspec.json.encode(found).decode(), cites, known)
         return found
 
 

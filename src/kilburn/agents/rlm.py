@@ -13,10 +13,13 @@ may be what the code reads (`memory.search`, `memory.pages`).
 
 from __future__ import annotations
 
+import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from enum import StrEnum
 from typing import Any
 
@@ -26,21 +29,21 @@ from kilburn.agents.access import Action, Deed, Permit, Rights, decide
 from kilburn.agents.loop import Account, Agent, Called, Limits, Returned, RunEvent, Stopped
 from kilburn.agents.past import Past
 from kilburn.agents.sandbox import Bounds, Cell, CellOutcome, open_sandbox
-from kilburn.agents.sub_calls import Key, Missing, Recorded, SubCalls, spent
+from kilburn.agents.sub_calls import Key, Known, Missing, Recorded, SubCalls, spent
 from kilburn.agents.variable import Source, Variable, variable
-from kilburn.errors import AccessDenied, KilburnError, NoValue, SpecError, ToolError
+from kilburn.errors import AccessDenied, KilburnError, NoValue, SpecError, StoreStale, ToolError
 from kilburn.event import Act
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.model import Model, Request, ToolSpec
+from kilburn.model import Model, Reply, Request, Tokens, ToolSpec
 from kilburn.models.retry import Retry
 from kilburn.models.scripted import Scripted
 from kilburn.page import digest_of
 from kilburn.store import ProcessKind
 from kilburn.wire.quotation import quote
 
-__all__ = ["REPL", "AnswerOutcome", "Recursive", "RecursiveResult", "SubCalled", "replay"]
+__all__ = ["REPL", "AnswerOutcome", "Recursive", "RecursiveResult", "SubCalled", "replay", "resume"]
 
 EMPTY = {"content": None, "ready": False}
 BLANK = 'answer = {"content": None, "ready": False}'
@@ -131,6 +134,7 @@ class RecursiveResult(msgspec.Struct, kw_only=True):
         content: the answer, a JSON value; None where there is none.
         limit: the limit that was reached: "steps" (of the root), "calls", "tokens", "seconds", "money"; or "".
         missing: sub-calls that gave nothing, those of runs below included.
+        differing: of a run that went on: the outputs that came out otherwise when their cells were run again.
         address: of the answer in the session; "" where there is none.
         steps: the root's replies.
         calls: sub-calls that were answered, those of runs below included.
@@ -143,6 +147,7 @@ class RecursiveResult(msgspec.Struct, kw_only=True):
     content: Any = None
     limit: str = ""
     missing: tuple[Missing, ...] = ()
+    differing: tuple[str, ...] = ()
     address: str = ""
     steps: int = 0
     calls: int = 0
@@ -176,7 +181,7 @@ class Recursive(Agent):
         parallel: models that are asked at the same time, at most.
         retry: how often a sub-call is repeated.
         tools: whether the model is offered tools; else it writes its code in fenced blocks.
-        recorded: replies in place of the models; see `replay`.
+        recorded: replies in place of the models; see `replay` and `resume`.
         free: lets so many models be asked at the same time; that of the run above.
 
     The other arguments are those of `Agent`.
@@ -242,6 +247,7 @@ class Recursive(Agent):
             ModelError: the root failed; all that came before is in the process.
             SpecError: no such file; neither text nor past.
             SandboxRefused, MissingExtra: there is no sandbox on this machine.
+            StoreStale: another program went on with this run.
         """
         if source is None and past is None:
             raise SpecError("nothing to ask about", advice="give a text, a file, a folder, or a session")
@@ -256,11 +262,14 @@ class Recursive(Agent):
         kind: Any,
         watch: Callable[[RunEvent | SubCalled], None] | None,
     ) -> RecursiveResult:
-        if source is None:
-            return self._answer(messages, None, past, kind, watch)
-        with variable(source, self.process.counter.count) as found:
-            if self.recorded is not None and self.recorded.digest != found.digest:
+        with nullcontext() if source is None else variable(source, self.process.counter.count) as found:
+            known = self.recorded
+            if known is not None and known.digest != (found.digest if found is not None else ""):
                 raise SpecError("this is not the text of the recorded run", advice="give the same files, unchanged")
+            if known is not None and known.past and past is None:
+                raise SpecError("the recorded run read the past", advice="give it again")
+            if known is not None and known.goes_on and known.ended:
+                return _ended(known)
             return self._answer(messages, found, past, kind, watch)
 
     def _answer(
@@ -272,14 +281,20 @@ class Recursive(Agent):
         watch: Callable[[RunEvent | SubCalled], None] | None,
     ) -> RecursiveResult:
         limits = msgspec.structs.replace(self.asked, steps=self.calls)
-        whole = Account(limits, self.clock, self.outer)
-        self.above = own = Account(Limits(steps=self.asked.steps), self.clock, whole)
+        self._whole = whole = Account(limits, self.clock, self.outer)
+        self.above = self._own = own = Account(Limits(steps=self.asked.steps), self.clock, whole)
         self.resident, self._past, self._kind, self._watch = 0, past, kind, watch
         self._last: tuple[int, ...] = ()
+        self._page = 0
+        self._told_differing = self._is_open = False
         self._cited: list[Key] = []
         self._lost: list[Missing] = []
         self._below = 0
         self._pinned: list[str] = []
+        self._differing: list[str] = []
+        self._goes_on = self.recorded if self.recorded is not None and self.recorded.goes_on else None
+        self._again = deque(zip(self._goes_on.replies, self._goes_on.ends, strict=True)) if self._goes_on else deque()
+        self._began = self._goes_on.began if self._goes_on else self.process.window.last + 1
         self._charging = threading.Lock()
         self.sub_calls = SubCalls(
             self.sub if self.depth else None,
@@ -291,6 +306,7 @@ class Recursive(Agent):
             reply=self.asked.reply,
             recorded=self.recorded,
             watch=None if watch is None else lambda done, failed: watch(SubCalled(done, failed)),
+            check=self._check,
         )
         variables, files, setup = found.setup if found is not None else ({}, {}, "")
         self._setup = "\n".join(part for part in (setup, MEMORY if past is not None else "") if part)
@@ -303,30 +319,46 @@ class Recursive(Agent):
             bounds=self.cell_bounds,
         ) as self.sandbox:
             self._prepare()
-            self._tell(messages, found)
+            if self._goes_on is not None:
+                self._rejoin(self._goes_on)
+            else:
+                self._tell(messages, found)
             outcome, content, limit = self._run(own, whole)
         missing = (*self.sub_calls.missing.values(), *self._lost)
         if missing and outcome in (AnswerOutcome.ANSWERED, AnswerOutcome.FORCED):
             outcome = AnswerOutcome.PARTIAL
-        address = ""
-        if outcome is AnswerOutcome.SAID:
-            address = f"p{self.process.window.last}"
-        elif outcome not in (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING):
-            text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
-            said = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=text),), sources=self._last)
-            address = self.process.append(said)
         for pinned in self._pinned:
             self.process.unpin(pinned)
-        self.process.record(Act.NOTE, policy="user", why=str(outcome), answered=str(outcome), limit=limit)
+        self._check()
+        calls, page = self.sub_calls.done + self._below, 0
+        if content is not None:
+            page = self._page if outcome is AnswerOutcome.SAID else self.process.window.last + 1
+        # The answer and how the run ended are written together.
+        self.process.record(
+            Act.NOTE,
+            policy="user",
+            why=str(outcome),
+            answered=str(outcome),
+            limit=limit,
+            page=page,
+            json=not isinstance(content, str),
+            steps=own.outcome.steps,
+            calls=calls,
+        )
+        if content is not None and outcome is not AnswerOutcome.SAID:
+            text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+            self.process.append(Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=text),), sources=self._last))
+        self._write()
         whole.reached()
         return RecursiveResult(
             outcome=outcome,
             content=content,
             limit=limit,
             missing=missing,
-            address=address,
+            differing=tuple(self._differing),
+            address=f"p{page}" if page else "",
             steps=own.outcome.steps,
-            calls=self.sub_calls.done + self._below,
+            calls=calls,
             tokens=whole.outcome.tokens,
             seconds=whole.outcome.seconds,
             money=whole.outcome.money,
@@ -343,25 +375,119 @@ class Recursive(Agent):
         known = [page.digest for page, _ in process.pages() if page.role is Role.SYSTEM]
         if digest_of(system) not in known:
             process.append({"role": "system", "content": system})
-        address = process.append(*messages)
+        process.append(*messages)
         first = process.window.last
+        limits = msgspec.to_builtins(self.asked)
+        limits["prices"] = {name: price for name, price in limits["prices"].items() if math.isfinite(price)}
         process.record(
             Act.NOTE,
             policy="user",
             why="asked",
             asked=first,
+            began=self._began,
             digest=found.digest if found is not None else "",
+            past=self._past is not None,
             depth=self.depth,
+            limits=limits,
+            most=self.calls,
+            bounds=msgspec.to_builtins(self.cell_bounds),
         )
         if found is not None:
             told = f"{found.told()}\nIt begins:\n{quote('context', found.head)}"
         else:
             told = "There is no variable `context`: ask `memory`."
         process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=told),), trust=Trust.TOOL))
-        if sum(process.window.cost(page) for page in (first, process.window.last)) <= process.capacity // 4:
-            self._pinned = [address, f"p{process.window.last}"]
-            for pinned in self._pinned:
-                process.pin(pinned)
+        self._pin(first)
+
+    def _pin(self, first: int) -> None:
+        """Keep the question, and what the model was told of the text, where there is room."""
+        process = self.process
+        self._seen = process.kernel.pending.head
+        both = first, first + 1
+        if sum(map(process.window.cost, both)) <= process.capacity // 4:
+            for page in both:
+                process.pin(f"p{page}")
+        self._pinned = [f"p{page}" for page in both if page in process.window.pins]
+
+    # A run that was cut off
+
+    def _rejoin(self, known: Recorded) -> None:
+        """Begin to go on with a recorded run: from here on it is ours."""
+        with self.process.batch() as kernel:
+            # This fails if the session went on since it was read.
+            kernel.record(Act.NOTE, policy="user", why="resumed", resumed=known.first, seconds=known.spent.seconds)
+        self.resident = known.resident
+        self._pin(known.first)
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Where the replies of the record end, limits begin to hold for both parts together."""
+        if self._goes_on is not None and not self._again:
+            self._whole.take_up(self._goes_on.spent)
+            self._own.outcome.steps += len(self._goes_on.replies)
+
+    def _check(self) -> None:
+        """Make sure that no other program goes on with this run.
+
+        Raises:
+            StoreStale: one does.
+        """
+        kernel = self.process.kernel
+        with self.process.lock:
+            later = [*kernel.store.events(kernel.info.number, self._seen)]
+            self._seen += len(later)
+            if any(event.act is Act.NOTE and "resumed" in event.data for event in later):
+                raise StoreStale(f"another program went on with the run in {self.process.name!r}", advice="wait for its answer")
+
+    def _append(self, message: Message) -> None:
+        self._check()
+        self.process.append(message)
+
+    def _write(self) -> None:
+        """Write what was only recorded so far."""
+        with self.process.lock:
+            self.process.kernel.flush_observed()
+
+    def _charge(self, usage: Tokens) -> None:
+        self._check()
+        super()._charge(usage)
+        money = self.asked.prices.cost(usage)
+        self.process.record(
+            Act.NOTE, policy="user", why="spent", spent=1, tokens=usage.total, money=money, resident=self.resident
+        )
+
+    def _reply(self) -> Generator[RunEvent, None, Reply]:
+        """The next reply of the record, and where there is none, of the model."""
+        if self._again:
+            message, self._page = self._again.popleft()
+            self._take_up()
+            return Reply(message=message)
+        if self._differing and not self._told_differing:
+            self._told_differing = True
+            these = ", ".join(self._differing)
+            self._say(f"[The run was cut off, and its cells were run again. {these} came out otherwise: look at your variables.]")
+        self._check()
+        reply = yield from super()._reply()
+        self._page = self.process.window.last
+        return reply
+
+    def _known(self, code: int) -> int | None:
+        """The page of a cell's output, if it stands in the record."""
+        return self._goes_on.outputs.get(code) if self._goes_on is not None else None
+
+    def _admit(self, message: Message, code: int) -> int:
+        """Append the output of a cell; its page. If it stands in the record, that is what the model saw, and it stays."""
+        known = self._known(code)
+        if known is None:
+            self._append(message)
+            return self.process.window.last
+        page = self.process.window.pages[known]
+        # What the cell did not read before is a source of the next one.
+        cites = set(page.cites)
+        self._cited += [key for key in message.cites if key not in cites]
+        if self.process.text(known) != message.parts[0].text:
+            self._differing.append(page.address)
+        return known
 
     @staticmethod
     def _system(depth: int, past: bool = False) -> str:
@@ -370,7 +496,8 @@ class Recursive(Agent):
 
     def _say(self, text: str) -> None:
         """A word of ours to the model."""
-        self.process.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), trust=Trust.AGENT))
+        if not self._again:
+            self._append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), trust=Trust.AGENT))
 
     # The steps of the root
 
@@ -448,14 +575,14 @@ class Recursive(Agent):
         if not code:
             return False
         self._show(Called("", REPL.name, code))
-        page = self.process.window.last
+        page = self._page
         output, failed, cites = self._cell(code, page)
         said = Message(
             role=Role.USER, parts=(Part(kind=Kind.TEXT, text=output),), trust=Trust.TOOL, sources=self._last, cites=cites
         )
-        self.process.append(said)
-        self._last = (self.process.window.last,)
-        self._show(Returned("", output, failed))
+        output_page = self._admit(said, page)
+        self._last = (output_page,)
+        self._show(Returned("", self.process.text(output_page), failed))
         return True
 
     def _request(self, prompt: Any) -> Request:
@@ -467,11 +594,14 @@ class Recursive(Agent):
         for part in calls:
             yield Called(part.call or "", part.name or "", part.text)
         for part in calls:
-            message, failed = self._invoke(part, loop)
-            self.process.append(message)
+            code, failed = self.process.window.calls.get(part.call or "", 0), False
+            page = self._known(code)
+            if page is None or part.name == REPL.name:
+                message, failed = self._invoke(part, loop)
+                page = self._admit(message, code)
             if part.name == REPL.name:
-                self._last = (self.process.window.last,)
-            yield Returned(part.call or "", message.parts[0].text, failed)
+                self._last = (page,)
+            yield Returned(part.call or "", self.process.text(page), failed)
 
     def _invoke(self, part: Part, loop: Any) -> tuple[Message, bool]:
         if part.name != REPL.name:
@@ -496,6 +626,7 @@ class Recursive(Agent):
         """
         number = self.process.kernel.info.number
         self._origin = self.sub_calls.origin = ((number, page), *((number, last) for last in self._last))
+        self._is_open = self._goes_on is not None and self._goes_on.is_open(page)
         before = self.sub_calls.done, self.sub_calls.failed
         try:
             cell = self.sandbox.run(code)
@@ -572,7 +703,7 @@ class Recursive(Agent):
 
             found |= {"rlm_query": rlm_query, "rlm_query_batched": rlm_query_batched}
         if self._past is not None:
-            own = self.process.name, self.process.window.last + 1
+            own = self.process.name, self._began
             past = Past(self._past, own, self._note_read, self.recorded, self._is_readable)
             found |= {"memory_search": past.search, "memory_sessions": past.sessions, "memory_pages": past.pages}
         return found
@@ -587,21 +718,30 @@ class Recursive(Agent):
         branch = self.process.fork(prompt, inherit="nothing", system=system)
         name = branch.name.rpartition("/")[2]
         self.process.record(Act.NOTE, policy="user", why="branch", branch=name, calls=calls)
+        self._write()
         return branch
 
     def _below_here(self, question: str, text: str) -> RecursiveResult | str:
         """Answer a question about a piece of the text by a run of its own; or why there is no answer."""
-        limit = spent(self.sub_calls.account)
-        if limit:
-            why = f"the limit of {limit} is reached"
-            self.sub_calls.miss(f"{question} {text[:100]}", why)
-            return why
-        branch = self._forked("Work on a part of what the run above works on.", system=self._system(self.depth - 1), calls=False)
         recorded = None
-        model = self.model
         if self.recorded is not None:
             with variable(text, self.process.counter.count) as found:
                 recorded = self.recorded.run(question, found.digest)
+        why, model = "", self.model
+        if recorded is not None and recorded.goes_on:
+            # What failed in a cell that the model saw the end of has failed.
+            why = "" if recorded.ended or self._is_open else "it failed"
+        elif limit := spent(self.sub_calls.account):
+            why = f"the limit of {limit} is reached"
+        if why:
+            self.sub_calls.miss(f"{question} {text[:100]}", why)
+            return why
+        if recorded is not None and recorded.goes_on:
+            branch = recorded.process
+        else:
+            told = "Work on a part of what the run above works on."
+            branch = self._forked(told, system=self._system(self.depth - 1), calls=False)
+        if recorded is not None and not recorded.goes_on:
             model = Scripted(recorded.replies, form=model.form, tokenizer=model.tokenizer)
         run = Recursive(
             model,
@@ -631,6 +771,7 @@ class Recursive(Agent):
         with self._charging:
             self._cited.append((branch.kernel.info.number, page))
             self._lost += result.missing
+            self._differing += [f"{branch.name.rpartition('/')[2]}/{address}" for address in result.differing]
             self._below += result.calls
             if result.content is None:
                 why = result.limit or str(result.outcome)
@@ -638,8 +779,8 @@ class Recursive(Agent):
                 return why
         return result
 
-    def _note_read(self, asked: str, found: str, cites: tuple[Key, ...]) -> None:
-        self.sub_calls.note(asked, found, (*self._origin, *cites))
+    def _note_read(self, asked: str, found: str, cites: tuple[Key, ...], known: Known | None) -> None:
+        self.sub_calls.note(asked, found, (*self._origin, *cites), known)
 
     def _take_cited(self) -> tuple[Key, ...]:
         cited, self._cited = tuple(dict.fromkeys(self._cited)), []
@@ -678,3 +819,66 @@ def replay(
     model = Scripted(run.replies, name="recorded", tokenizer=process.counter.name)
     agent = Recursive(model, process, depth=run.depth, recorded=run, **options)
     return agent.ask(run.question, source, past=past)
+
+
+def resume(
+    process: Process,
+    model: Model,
+    source: Source | None = None,
+    *,
+    past: Process | Hierarchy | None = None,
+    kind: Any = Any,
+    watch: Callable[[RunEvent | SubCalled], None] | None = None,
+    limits: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> RecursiveResult:
+    """Go on with a run that was cut off, such as by a crash.
+
+    The cells that stand in the session are run again in a new sandbox. What they asked is answered from its pages, and not
+    asked again. Where the pages end, also within a cell, the models go on. What was spent stays spent: limits hold for both
+    parts together. An output that comes out otherwise than before, because of chance or the clock, stays as the model saw it;
+    the model is told, and it is in `RecursiveResult.differing`. A run that has ended is not begun again: its answer is returned.
+
+    Args:
+        process: the session of the run; its last question counts.
+        model: the root, the same or another.
+        source: the same text; its digest is checked.
+        past, kind, watch: see `Recursive.ask`.
+        limits: what is different from the limits of the first part, by their names in `Limits`; `calls` too.
+        options: those of `Recursive`, such as `sub`.
+
+    Raises:
+        SpecError: nothing was asked there, the text is another one, or the session went on with something else.
+        Forgotten: a page of the run was. StoreStale: another program goes on with it.
+        ModelError: the root failed; the run can be gone on with again.
+    """
+    run = Recorded(process, goes_on=True)
+    given = dict(limits or {})
+    known = {
+        "calls": given.pop("calls", run.calls),
+        "limits": msgspec.structs.replace(run.limits, **given),
+        "bounds": run.cell_bounds,
+    }
+    agent = Recursive(model, process, depth=run.depth, recorded=run, **(known | options))
+    return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
+
+
+def _ended(run: Recorded) -> RecursiveResult:
+    """What came of a run that has ended, from its pages."""
+    said, content = run.ended, None
+    if said["page"]:
+        text = run.process.text(said["page"])
+        content = msgspec.json.decode(text) if said["json"] else text
+    return RecursiveResult(
+        outcome=AnswerOutcome(said["answered"]),
+        content=content,
+        limit=said["limit"],
+        missing=run.missing,
+        address=f"p{said['page']}" if said["page"] else "",
+        steps=said["steps"],
+        calls=said["calls"],
+        tokens=run.spent.tokens,
+        seconds=run.spent.seconds,
+        money=run.spent.money,
+        resident=run.resident,
+    )

@@ -11,23 +11,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from kilburn.agents.loop import Account
+from kilburn.agents.loop import Account, Limits, RunResult
+from kilburn.agents.sandbox import Bounds
 from kilburn.budget import Budget
-from kilburn.errors import ModelError, RateLimited, SpecError, ToolError, Unavailable
-from kilburn.event import Act, encodable
+from kilburn.errors import Forgotten, ModelError, RateLimited, SpecError, ToolError, Unavailable
+from kilburn.event import Act, Event, encodable
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Model, Request, Tokens, complete
 from kilburn.models.retry import Retry
+from kilburn.page import Page, Place, digest_of
 
 log = logging.getLogger("kilburn")
 
-__all__ = ["Missing", "Recorded", "SubCalls", "spent"]
+__all__ = ["Known", "Missing", "Recorded", "SubCalls", "spent"]
 
 Key = tuple[int, int]
 """A page of another process: the process's number, and the page's id."""
@@ -41,6 +43,9 @@ WIDE = 1 << 40
 
 TOGETHER = 128
 """Calls that are written together, at most."""
+
+WITHIN = 1.0
+"""Seconds after which calls are written at the latest, when another one comes back."""
 
 SHARE = 0.9
 """Of each limit, what sub-calls may spend; the rest is for the root, which has to answer."""
@@ -87,8 +92,9 @@ class SubCalls:
         free: lets so many calls run at the same time, in this run and in those below it.
         retry: how often a call is repeated where the model is not available.
         reply: tokens of one reply, at most.
-        recorded: answers in place of the model.
+        recorded: answers in place of the model; a run that goes on asks the model what is not there.
         watch: called with the calls that were answered and those that failed.
+        check: called before calls are written; raises if they may not be.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class SubCalls:
         reply: int,
         recorded: Recorded | None = None,
         watch: Callable[[int, int], None] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.model, self.account, self.retry, self.reply = model, account, retry, reply
         self.recorded, self.watch, self.workers = recorded, watch, workers
@@ -110,9 +117,11 @@ class SubCalls:
         self.missing: dict[str, Missing] = {}
         self.origin: tuple[Key, ...] = ()
         self.written: list[Key] = []
-        self._branch, self._free = branch, free
+        self._branch, self._free, self._check = branch, free, check
         self._process: Process | None = None
         self._waiting: list[tuple[str, str | None, str, Role, tuple[Key, ...]]] = []
+        self._since = 0.0
+        self._used = RunResult()
         self._lock = threading.RLock()
 
     def one(self, prompt: str) -> str:
@@ -131,20 +140,25 @@ class SubCalls:
         with ThreadPoolExecutor(self.workers) as pool:
             return [said for said, _ in pool.map(self._ask, prompts)]
 
-    def note(self, asked: str, found: str, cites: tuple[Key, ...]) -> None:
-        """Write down something that the code read elsewhere, such as pages of the past."""
-        self._keep(asked, encodable(found), "", Role.USER, cites)
+    def note(self, asked: str, found: str, cites: tuple[Key, ...], known: Known | None = None) -> None:
+        """Write down something that the code read elsewhere, such as pages of the past.
+
+        Args:
+            known: where it is from the record.
+        """
+        self._keep(asked, known or Known(encodable(found), ""), Role.USER, cites)
 
     def miss(self, prompt: str, why: str) -> None:
         """Remember that something has no answer; a later answer to the same prompt heals it."""
         with self._lock:
-            self.missing.setdefault(prompt, Missing(prompt=" ".join(prompt.split())[:SHOWN], why=why))
+            self.missing.setdefault(prompt, Missing(prompt=_short(prompt), why=why))
 
     def flush(self) -> None:
         """Write what waits. It is written in one transaction, or waits on."""
         with self._lock:
             if not self._waiting:
                 return
+            self._check()
             if self._process is None:
                 self._process = self._branch()
                 self._process.decide_by(resolve("policies", "fifo"), "fifo")
@@ -161,9 +175,13 @@ class SubCalls:
                 messages.append(_message(role, said, sources=(page,)))
                 page += 1
                 replies.append((number, page))
+            used, self._used = self._used, RunResult()
+            process.record(Act.NOTE, policy="user", why="spent", spent=used.steps, tokens=used.tokens, money=used.money)
             process.append(*messages)
             for failed, why in failures.items():
                 process.record(Act.NOTE, [failed], policy="user", why=why)
+            with process.lock:
+                process.kernel.flush_observed()
             self._waiting.clear()
             self.written += replies
 
@@ -176,14 +194,17 @@ class SubCalls:
 
     def _ask(self, prompt: str) -> tuple[str | None, str]:
         prompt = encodable(prompt)
-        with self._free:
-            said, why = self._answered(prompt)
+        known = self.recorded.answer(prompt) if self.recorded is not None else None
+        if known is None:
+            with self._free:
+                known = Known(*self._answered(prompt))
+        said, why, _ = known
         if said is None:
             self.miss(prompt, why)
         else:
             with self._lock:
                 self.missing.pop(prompt, None)
-        self._keep(prompt, said, why, Role.ASSISTANT, self.origin)
+        self._keep(prompt, known, Role.ASSISTANT, self.origin)
         with self._lock:
             self.done += said is not None
             self.failed += said is None
@@ -191,15 +212,18 @@ class SubCalls:
                 self.watch(self.done, self.failed)
         return said, why
 
-    def _keep(self, prompt: str, said: str | None, why: str, role: Role, cites: tuple[Key, ...]) -> None:
+    def _keep(self, prompt: str, known: Known, role: Role, cites: tuple[Key, ...]) -> None:
         with self._lock:
-            self._waiting.append((prompt, said, why, role, cites))
-            if len(self._waiting) >= TOGETHER:
+            if known.page is not None:
+                self.written += [known.page] if known.said is not None else []
+                return
+            now = self.account.clock()
+            self._since = self._since if self._waiting else now
+            self._waiting.append((prompt, known.said, known.why, role, cites))
+            if len(self._waiting) >= TOGETHER or now - self._since > WITHIN:
                 self.flush()
 
     def _answered(self, prompt: str) -> tuple[str | None, str]:
-        if self.recorded is not None:
-            return self.recorded.answer(prompt)
         if self.model is None:
             return None, "there is no model for sub-calls"
         failed = 0
@@ -241,6 +265,10 @@ class SubCalls:
             count = self._count
             usage = Tokens(prompt=count(SYSTEM) + count(prompt), reply=count(reply.text))
         self.account.charge(usage)
+        with self._lock:
+            self._used.steps += 1
+            self._used.tokens += usage.total
+            self._used.money += self.account.limits.prices.cost(usage)
         text = encodable(reply.text)
         if not text.strip():
             raise Unavailable("the reply is empty")
@@ -256,75 +284,196 @@ def _message(role: Role, text: str, *, cites: tuple[Key, ...] = (), sources: tup
     return Message(role=role, parts=(Part(kind=Kind.TEXT, text=text),), cites=cites, sources=sources, trust=Trust.TOOL)
 
 
+class Known(NamedTuple):
+    """What a sub-call came to.
+
+    Args:
+        said: the reply; None if there was none. why: then the reason.
+        page: of the record, where it stands already and is not written again: of the reply, or of the prompt without one.
+    """
+
+    said: str | None
+    why: str
+    page: Key | None = None
+
+
+class Entry(NamedTuple):
+    """A sub-call as it stands in its branch: the page of the code that asked, the prompt, and the reply, if there was one."""
+
+    code: int
+    branch: Process
+    prompt: Page
+    reply: Page | None
+    why: str
+
+
 class Recorded:
-    """What was said in a run that stands in a session, for running it again without a model.
+    """What was said in a run that stands in a session, for running it again without a model, or for going on with it.
 
     Args:
         process: its session. If several questions were asked in it, the last one counts.
+        goes_on: whether the run goes on where its record ends. What failed in its last cell is then asked again.
 
     Attributes:
         question: what was asked.
-        digest: of the text that it was about.
-        replies: the root's, in order.
+        digest: of the text that it was about. past: whether it was about the past, too.
+        replies: the root's, in order. ends: the last page of each.
+        outputs: the page of a cell's output, by that of its code.
         depth: how deep runs may stand in runs.
+        limits, calls, cell_bounds: what it was allowed.
+        spent: by all models together. resident: tokens of the root's largest prompt.
+        ended: what the ledger says of how it ended; empty if it was cut off.
+
+    Raises:
+        SpecError: nothing was asked there, or the session went on with something else.
+        Forgotten: a page of it was.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, *, goes_on: bool = False) -> None:
         asked: dict[str, Any] = {}
-        beside: list[str] = []
+        beside: list[tuple[str, bool]] = []
+        began = before = 0.0
         for event in process.events():
-            if event.act is Act.NOTE and "asked" in event.data:
-                asked, beside = dict(event.data), []
-            elif event.act is Act.NOTE and "branch" in event.data and "calls" in event.data:
-                beside.append(event.data["branch"])
+            said = event.data if event.act is Act.NOTE else {}
+            if "asked" in said:
+                asked, beside, began, before = dict(said), [], event.time, 0.0
+                self.spent, self.resident, self.last, self.ended = RunResult(), 0, 0.0, dict[str, Any]()
+            elif "resumed" in said:
+                began, before, self.ended = event.time, float(said["seconds"]), {}
+            elif "branch" in said and "calls" in said:
+                beside.append((said["branch"], bool(said["calls"])))
+            elif "answered" in said:
+                self.ended = dict(said)
+            if asked:
+                self._count(event)
         if not asked:
             raise SpecError(f"nothing was asked in the session {process.name!r}", advice="see `kilburn ask --help`")
-        first = int(asked["asked"])
-        pages = [page for page, _ in process.pages() if page.id >= first]
-        self.question, self.digest = process.text(first), str(asked["digest"])
-        self.depth = int(asked["depth"])
-        own = {page.message for page in pages if page.role is Role.ASSISTANT and not page.sources}
-        last = {page.message: page for page in pages}
-        self.replies = [
-            Message(
-                role=Role.ASSISTANT, parts=tuple(process.part(page)[0] for page in pages if page.message == number), extra=None
-            )
-            for number in sorted(own & last.keys())
-        ]
-        self._answers: dict[str, deque[tuple[str | None, str]]] = {}
+        if self.ended.get("page", -1) and self.ended.get("page") not in process.window.pages:
+            self.ended = {}  # the answer was not written
+        self.process, self.goes_on, self.number = process, goes_on, process.kernel.info.number
+        self.first, self.digest, self.depth = int(asked["asked"]), str(asked["digest"]), int(asked["depth"])
+        self.began, self.past = int(asked.get("began", self.first)), bool(asked.get("past"))
+        self.limits = msgspec.convert(asked.get("limits", {}), Limits)
+        self.calls, self.cell_bounds = asked.get("most"), msgspec.convert(asked.get("bounds", {}), Bounds)
+        self.question = process.text(self.first)
+        self._read(self._originals(process, self.first))
+        self._entries: list[Entry] = []
         self._runs: dict[tuple[str, str], deque[Recorded]] = {}
+        self._below: list[Recorded] = []
         self._lock = threading.Lock()
-        for name in beside:
+        for name, calls in beside:
             branch = process.branch(name)
-            if any(event.act is Act.NOTE and "asked" in event.data for event in branch.events()):
-                run = Recorded(branch)
-                self._runs.setdefault((run.question, run.digest), deque()).append(run)
-            else:
+            if calls:
                 self._learn(branch)
+            elif any(event.act is Act.NOTE and "asked" in event.data for event in branch.events()):
+                run = Recorded(branch, goes_on=goes_on)
+                self._runs.setdefault((run.question, run.digest), deque()).append(run)
+                self._below.append(run)
+                self._add(run.spent.steps, run.spent.tokens, run.spent.money, run.last)
+        self.spent.seconds = before + max(0.0, self.last - began)
+        # What failed in a cell that was cut off is asked again when the run goes on.
+        again = {(entry.code, entry.prompt.digest): entry.branch for entry in self._entries}
+        self._entries = [
+            entry
+            for entry in self._entries
+            if entry.reply is not None
+            or (again[entry.code, entry.prompt.digest] is entry.branch and not self.is_open(entry.code))
+        ]
+        self._answers: dict[str, deque[Entry]] = {}
+        for entry in self._entries:
+            self._answers.setdefault(entry.prompt.digest, deque()).append(entry)
+
+    def _count(self, event: Event) -> None:
+        said = event.data if event.act is Act.NOTE else {}
+        if "spent" in said:
+            self._add(said["spent"], said["tokens"], said["money"], event.time)
+            self.resident = max(self.resident, said.get("resident", 0))
+        elif event.act is Act.ADMIT:
+            self.last = max(self.last, event.time)
+
+    def _add(self, steps: int, tokens: int, money: float, last: float) -> None:
+        self.spent.steps += steps
+        self.spent.tokens += tokens
+        self.spent.money += money
+        self.last = max(self.last, last)
+
+    def _read(self, pages: list[Page]) -> None:
+        """The root's replies, and the outputs of its cells."""
+        replies: dict[int, list[Page]] = {}
+        self.outputs: dict[int, int] = {}
+        before: Page | None = None
+        for page in pages:
+            if page.role is Role.ASSISTANT and not page.sources:
+                replies.setdefault(page.message, []).append(page)
+            elif page.answers:
+                self.outputs[page.answers] = page.id
+            elif before is not None and before.message in replies and page.trust is Trust.TOOL:
+                self.outputs[before.id] = page.id
+            elif self.goes_on and not self.ended and page.trust > Trust.AGENT:
+                what = f"the session {self.process.name!r} went on with something else"
+                raise SpecError(what, advice="ask again in a new session")
+            before = page
+        part = self.process.part
+        self.replies = [Message(role=Role.ASSISTANT, parts=tuple(part(page)[0] for page in parts)) for parts in replies.values()]
+        self.ends = [parts[-1].id for parts in replies.values()]
+        self._latest = {page.id for parts in [*replies.values()][-1:] for page in parts}
+
+    def is_open(self, code: int) -> bool:
+        """Whether the run was cut off in the cell of this page: it has no output."""
+        return code in self._latest and code not in self.outputs
 
     def _learn(self, branch: Process) -> None:
-        why = {event.pages[0]: event.why for event in branch.events() if event.act is Act.NOTE and event.pages}
-        replies = {page.sources[0]: page for page, _ in branch.pages() if page.sources}
-        for page, _ in branch.pages():
-            if page.id > 1 and not page.sources and page.id > 0:
-                reply = replies.get(page.id)
-                said = (branch.text(reply.id), "") if reply is not None else (None, why.get(page.id, "it failed"))
-                self._answers.setdefault(branch.text(page.id), deque()).append(said)
+        why: dict[int, str] = {}
+        for event in branch.events():
+            self._count(event)
+            if event.act is Act.NOTE and event.pages:
+                why[event.pages[0]] = event.why
+        pages = self._originals(branch, 1)
+        replies = {page.sources[0]: page for page in pages if page.sources}
+        for page in pages:
+            if not page.sources:
+                code = max((cited for process, cited in page.cites if process == self.number), default=0)
+                self._entries.append(Entry(code, branch, page, replies.get(page.id), why.get(page.id, "it failed")))
 
-    def answer(self, prompt: str) -> tuple[str | None, str]:
-        """What this prompt got, or None and why it got nothing."""
+    def _originals(self, process: Process, after: int) -> list[Page]:
+        pages = [(page, state) for page, state in process.pages() if page.id > after]
+        for page, state in pages:
+            if state.at is Place.DROPPED and not (self.goes_on and self.ended):
+                raise Forgotten(f"{page.address} of {process.name!r} was forgotten", advice="ask again in a new session")
+        return [page for page, _ in pages]
+
+    def answer(self, prompt: str) -> Known | None:
+        """What this prompt got; None if it is not there, and the run goes on."""
         with self._lock:
-            known = self._answers.get(prompt)
-            return known.popleft() if known else (None, "it is not in the recorded run")
+            found = self._answers.get(digest_of(prompt))
+            entry = found.popleft() if found else None
+        if entry is None:
+            return None if self.goes_on else Known(None, "it is not in the recorded run")
+        page = (entry.branch.kernel.info.number, (entry.reply or entry.prompt).id) if self.goes_on else None
+        return Known(entry.branch.text(entry.reply.id), "", page) if entry.reply else Known(None, entry.why, page)
 
-    def run(self, question: str, digest: str) -> Recorded:
-        """The run within this one that was asked so.
+    def run(self, question: str, digest: str) -> Recorded | None:
+        """The run within this one that was asked so; None if it is not there, and the run goes on.
 
         Raises:
             ToolError: there is none.
         """
         with self._lock:
             known = self._runs.get((question, digest))
-            if not known:
+            if not known and not self.goes_on:
                 raise ToolError("this run is not in the recorded one")
-            return known.popleft()
+            return known.popleft() if known else None
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """Sub-calls that gave nothing, those of runs below included."""
+        found: dict[str, Missing] = {}
+        for _, branch, prompt, reply, why in self._entries:
+            found.pop(prompt.digest, None)
+            if reply is None:
+                found[prompt.digest] = Missing(prompt=_short(branch.text(prompt.id)), why=why)
+        return (*found.values(), *(missing for run in self._below for missing in run.missing))
+
+
+def _short(prompt: str) -> str:
+    return " ".join(prompt.split())[:SHOWN]

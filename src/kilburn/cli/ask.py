@@ -11,7 +11,7 @@ import typer
 
 import kilburn
 from kilburn.agents.loop import Called, Limits, Returned
-from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay
+from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, SubCalled, replay, resume
 from kilburn.agents.variable import Source
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, model_of
@@ -40,15 +40,18 @@ def ask(
     past: Annotated[bool, typer.Option("--past", help="Let the code read the sessions of the store.")] = False,
     session: Annotated[str, typer.Option(metavar="NAME", help="Where the run stands.")] = "ask",
     recorded: Annotated[bool, typer.Option("--replay", help="Run the session's last question again, without a model.")] = False,
+    goes_on: Annotated[
+        bool, typer.Option("--resume", help="Go on with the session's last question, where it was cut off.")
+    ] = False,
     window: Annotated[int, typer.Option(help="Tokens of the root's window; the model's own where that is smaller.")] = 8000,
     policy: Annotated[str, typer.Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
-    steps: Annotated[int, typer.Option(min=0, help="The root's replies, at most.")] = 30,
+    steps: Annotated[int | None, typer.Option(min=0, help="The root's replies, at most.", show_default="30")] = None,
     calls: Annotated[int | None, typer.Option(min=0, help="Replies of all models, at most.")] = None,
     tokens: Annotated[int | None, typer.Option(min=0, help="Of all prompts and replies, at most.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Of the whole run, at most.")] = None,
     money: Annotated[float | None, typer.Option(min=0, help="At most; see --prices.")] = None,
-    prices: Annotated[str, typer.Option(metavar="NAME", help="hosted, automatic or local.")] = "hosted",
-    reply: Annotated[int, typer.Option(min=1, help="Tokens of one reply, at most.")] = 1024,
+    prices: Annotated[str | None, typer.Option(metavar="NAME", help="hosted, automatic or local.", show_default="hosted")] = None,
+    reply: Annotated[int | None, typer.Option(min=1, help="Tokens of one reply, at most.", show_default="1024")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Models that are asked at the same time.")] = 4,
     sandbox: Annotated[str, typer.Option(metavar="NAME", help="Where the code runs: auto, cpython or monty.")] = "auto",
     tools: Annotated[
@@ -61,7 +64,8 @@ def ask(
     """Ask about files that are larger than any window: the model reads them by code, in a sandbox.
 
     The text is a variable there. The model sees its size, its beginning and what its code prints. Its code may ask a model
-    about pieces of the text. Every step is a page of the session, and the run can be run again with --replay.
+    about pieces of the text. Every step is a page of the session, and the run can be run again with --replay. A run that was
+    cut off goes on with --resume, and asks nothing twice; its limits hold on, but for those that are given anew.
 
     Exit status 1: there is no answer.
 
@@ -73,10 +77,17 @@ def ask(
     """
     if not files and not past:
         raise SpecError("nothing to ask about", advice="give files or folders, or --past")
-    if not recorded and not (question and model):
+    if recorded and goes_on:
+        raise SpecError("--replay and --resume", advice="use one of them")
+    if not recorded and not (model and (question or goes_on)):
         raise SpecError("a question needs --question and --model", advice="see kilburn ask --help")
+    if goes_on and question:
+        raise SpecError("--resume has its question already", advice="leave out --question")
     source = files[0] if files and len(files) == 1 else files or None
-    limits = Limits(steps=steps, tokens=tokens, seconds=seconds, money=money, reply=reply, prices=prices_of(prices))
+    asked = {"steps": steps, "tokens": tokens, "seconds": seconds, "money": money, "reply": reply, "calls": calls}
+    given: dict[str, Any] = {name: most for name, most in asked.items() if most is not None}
+    if prices or not goes_on:
+        given["prices"] = prices_of(prices or "hosted")
     with ExitStack() as open_until:
         root = open_until.enter_context(_closing(None if recorded else model_of(model)))
         sub = open_until.enter_context(_closing(model_of(sub_model) if sub_model and not recorded else None))
@@ -87,26 +98,29 @@ def ask(
                 window=held,
                 policy=policy,
                 tenant=tenant or "default",
-                reserve=min(reply, held // 2),
+                reserve=min(reply or 1024, held // 2),
                 model=root,
             )
         )
         # Another session's window must not change because it is read.
         before = Hierarchy(store.store, Budget(WIDE), "fifo", tokenizer=store.counter) if past else None
         done = open_until.enter_context(progress("sub-calls"))
+        if recorded or goes_on:
+            _check_is_there(store, session)
+        options = {"sub": sub, "sandbox": sandbox, "parallel": parallel, "tools": tools}
         if recorded:
             result = _again(store, session, source, before, sandbox)
+        elif goes_on:
+            run, watch = store.process(session), lambda event: _tell(event, done)
+            result = resume(run, root, source, past=before, watch=watch, limits=given, **options)
         else:
             agent = Recursive(
                 root,
                 store.process(session),
-                sub=sub,
                 depth=depth,
-                limits=limits,
-                calls=calls,
-                sandbox=sandbox,
-                parallel=parallel,
-                tools=tools,
+                calls=given.pop("calls", None),
+                limits=msgspec.structs.replace(Limits(steps=30), **given),
+                **options,
             )
             result = agent.ask(question, source, past=before, watch=lambda event: _tell(event, done))
     _print(result, session, json)
@@ -119,9 +133,12 @@ def _closing(model: Any) -> Any:
     return closing(model) if hasattr(model, "close") else nullcontext(model)
 
 
-def _again(store: Hierarchy, session: str, source: Source | None, past: Hierarchy | None, sandbox: str) -> RecursiveResult:
+def _check_is_there(store: Hierarchy, session: str) -> None:
     if session not in [info.name for info in store.processes()]:
         raise SpecError(f"no session {session!r}", advice="name the one of the run with --session")
+
+
+def _again(store: Hierarchy, session: str, source: Source | None, past: Hierarchy | None, sandbox: str) -> RecursiveResult:
     with kilburn.open(":memory:", window=store.budget.window, tokenizer=store.counter, embedder=None) as beside:
         return replay(store.process(session), beside.process("again"), source, past=past, sandbox=sandbox)
 
@@ -151,5 +168,7 @@ def _print(result: RecursiveResult, session: str, json: bool) -> None:
         say(line(f"missing: {missing.prompt}: {missing.why}"))
     if len(result.missing) > 5:
         say(f"and {count(len(result.missing) - 5)} more")
+    if result.differing:
+        say(line(f"came out otherwise when it was run again: {', '.join(result.differing)}"))
     if result.lacks:
         say(line(f"sandbox {result.sandbox} lacks here: {'; '.join(result.lacks)}"))
