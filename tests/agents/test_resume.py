@@ -19,6 +19,7 @@ from kilburn.agents.loop import Limits, Returned
 from kilburn.agents.rlm import AnswerOutcome, Recursive, RecursiveResult, replay, resume
 from kilburn.agents.sandbox import open_sandbox
 from kilburn.agents.sub_calls import TOGETHER
+from kilburn.budget import Budget
 from kilburn.errors import Forgotten, SandboxRefused, SpecError, StoreStale, Unavailable
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.kernel.process import Process
@@ -26,7 +27,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry
 from kilburn.prices import Prices
-from kilburn.testing import Scripted, check_laws
+from kilburn.testing import FakeClock, Memory, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
 MANY = TOGETHER + 20
@@ -177,7 +178,7 @@ def test_a_run_that_was_killed_goes_on(place: str, replies: int, tmp_path: Path)
         paid = written(process)
         # What waited to be written is lost.
         lost = {"in the first cell": 1, "in a batch": 9, "at the end of a batch": MANY - TOGETHER}.get(place, 0)
-        assert len(paid) == len(before) - lost
+        assert len(before) - lost <= len(paid) <= len(before)
         root = Scripted([cell(code) for code in SCRIPT[replies:]])
         result = go_on(process, root, Answering(sub.log))
         assert (result.outcome, result.content, result.differing) == (AnswerOutcome.ANSWERED, ANSWER, ())
@@ -284,6 +285,49 @@ def test_limits_hold_for_both_parts(given: dict[str, Any], limit: str, asked: in
     assert result.outcome is (AnswerOutcome.UNREADY if limit else AnswerOutcome.ANSWERED)
     ended = go_on(process, Scripted(), Scripted())
     assert (ended.outcome, ended.content, ended.limit) == (result.outcome, 7, limit)
+
+
+def test_slow_calls_are_written_as_they_come_and_their_seconds_are_counted(tmp_path: Path) -> None:
+    clock = FakeClock(tick=0)
+
+    class Slow(Answering):
+        def stream(self, request: Request) -> Iterator[Reply]:
+            seen.append(len(written(process)))
+            clock.advance(10)
+            yield from super().stream(request)
+
+    seen: list[int] = []
+    store = Hierarchy(Memory(), Budget(4000), "fifo", tokenizer="chars/4", clock=clock)
+    process, code = store.process("a"), cell("got = [llm_query(str(n)) for n in range(4)]")
+    cut(process, code, sub=Slow(tmp_path / "log"), clock=clock, limits=Limits(seconds=50))
+    assert seen == [0, 1, 2, 3]
+    clock.advance(10_000)
+    result = go_on(process, Scripted([code, cell("1")]), Slow(tmp_path / "log"), clock=clock)
+    assert (result.outcome, result.limit, result.seconds) == (AnswerOutcome.NOTHING, "seconds", 50)
+    assert go_on(process, Scripted(), Scripted()).seconds == 50
+
+
+def test_cells_and_memory_tools_of_one_reply(tmp_path: Path) -> None:
+    """The second of three cells was cut off, after a memory tool was called."""
+    process, sub = process_of(), Answering(tmp_path / "log")
+    search = Part(kind=Kind.CALL, text='{"query": "odd"}', call="s", name="search_memory")
+    cells = cell('a = llm_query("1")', "import time\n" + 'b = llm_query("2") + llm_query("3")', "print(a, b)" + READY)
+    reply = Message(role=Role.ASSISTANT, parts=(search, *cells.parts))
+
+    def stop(event: Any) -> None:
+        if sub.asked == ["1", "2", "3"]:
+            raise KeyboardInterrupt
+
+    agent = Recursive(Scripted([reply]), process, sub=sub, retry=AT_ONCE)
+    with pytest.raises(KeyboardInterrupt):
+        agent.ask("what?", TEXT, watch=stop)
+    assert [page.call for page, _ in process.pages() if page.kind is Kind.RESULT] == ["s", "c0"]
+    events: list[Any] = []
+    result = go_on(process, Scripted([cell('answer["content"] = a + b' + READY)]), sub, watch=events.append)
+    assert (result.content, result.differing, result.steps) == ("123", (), 2)
+    assert sub.asked == ["1", "2", "3"]
+    assert [event.call for event in events if isinstance(event, Returned)][:4] == ["s", "c0", "c1", "c2"]
+    check_all(process)
 
 
 class Failing(Answering):

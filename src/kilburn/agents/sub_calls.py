@@ -45,7 +45,7 @@ TOGETHER = 128
 """Calls that are written together, at most."""
 
 WITHIN = 1.0
-"""Seconds after which calls are written at the latest, when another one comes back."""
+"""Seconds after the last ones from which on a call is written as soon as it comes back."""
 
 SHARE = 0.9
 """Of each limit, what sub-calls may spend; the rest is for the root, which has to answer."""
@@ -120,7 +120,7 @@ class SubCalls:
         self._branch, self._free, self._check = branch, free, check
         self._process: Process | None = None
         self._waiting: list[tuple[str, str | None, str, Role, tuple[Key, ...]]] = []
-        self._since = 0.0
+        self._written_at = -WITHIN
         self._used = RunResult()
         self._lock = threading.RLock()
 
@@ -183,6 +183,7 @@ class SubCalls:
             with process.lock:
                 process.kernel.flush_observed()
             self._waiting.clear()
+            self._written_at = self.account.clock()
             self.written += replies
 
     def take_written(self) -> tuple[Key, ...]:
@@ -217,10 +218,8 @@ class SubCalls:
             if known.page is not None:
                 self.written += [known.page] if known.said is not None else []
                 return
-            now = self.account.clock()
-            self._since = self._since if self._waiting else now
             self._waiting.append((prompt, known.said, known.why, role, cites))
-            if len(self._waiting) >= TOGETHER or now - self._since > WITHIN:
+            if len(self._waiting) >= TOGETHER or self.account.clock() - self._written_at > WITHIN:
                 self.flush()
 
     def _answered(self, prompt: str) -> tuple[str | None, str]:
