@@ -71,7 +71,7 @@ def test_a_model_that_hangs_is_left_behind(policy: str) -> None:
         asked = [event.data["outcome"] for event in process.events() if event.act is Act.ASK]
         assert set(asked) == {"failed"}
         assert max(uses) <= 1000
-        assert "It is late." not in str(process.render().messages)
+        assert "It is late." not in str(list(process.render()))
 
 
 @pytest.mark.parametrize("spec", ["summarize(timeout=0)", "recursive(timeout=-1)", "compact(timeout=0)"])
