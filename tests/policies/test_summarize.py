@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 import kilburn
+from kilburn.errors import SpecError
 from kilburn.evals.plants import work
 from kilburn.event import Act
 from kilburn.kernel.process import Process
+from kilburn.models.scripted import Scripted
 
 
 def played(store: kilburn.Hierarchy, steps: int) -> tuple[Process, list[int]]:
@@ -49,3 +54,27 @@ def test_the_kernel_never_lets_go_of_a_summary_for_want_of_room() -> None:
         assert folds > 100
         assert not lost
         assert max(uses) <= 1000
+
+
+@pytest.mark.parametrize("policy", ["summarize(timeout=0.05)", "recursive(timeout=0.05)", "compact(trigger=None, timeout=0.05)"])
+def test_a_model_that_hangs_is_left_behind(policy: str) -> None:
+    late = threading.Event()
+
+    def hang(request: Any) -> str:
+        late.wait(120)
+        return "It is late."
+
+    # Without an answer a policy takes the lines themselves, or waits.
+    with kilburn.open(":memory:", window=1000, policy=policy, model=Scripted([hang] * 100), tokenizer="chars/4") as store:
+        process, uses = played(store, 12)
+        late.set()
+        asked = [event.data["outcome"] for event in process.events() if event.act is Act.ASK]
+        assert set(asked) == {"failed"}
+        assert max(uses) <= 1000
+        assert "It is late." not in str(list(process.render()))
+
+
+@pytest.mark.parametrize("spec", ["summarize(timeout=0)", "recursive(timeout=-1)", "compact(timeout=0)"])
+def test_a_question_without_time_is_refused(spec: str) -> None:
+    with pytest.raises(SpecError, match="timeout"):
+        kilburn.open(":memory:", window=1000, policy=spec, tokenizer="chars/4")

@@ -27,6 +27,7 @@ class Contents:
         # A session that nobody holds any more is freed at once, with its tables, and not when the garbage collector runs.
         self._store, self._needed = store, WeakMethod(needed)
         self._texts: dict[str, str] = {}
+        self._shared: dict[str, str] = {}
         self._held = 0
         self._limit = CACHE
 
@@ -45,7 +46,10 @@ class Contents:
     def fetch(self, digests: Iterable[str]) -> None:
         """Read texts into the cache in one query."""
         missing = {digest for digest in digests if digest and digest not in self._texts}
-        found = self._store.texts(missing) if missing else {}
+        found = {digest: text for digest in missing if (text := self._shared.get(digest)) is not None}
+        missing.difference_update(found)
+        if missing:
+            found |= self._store.texts(missing)
         for digest, text in found.items():
             self._texts[digest] = text
             self._held += len(text)
@@ -61,13 +65,13 @@ class Contents:
                 self._trim({digest})
 
     def share(self, other: Contents) -> None:
-        """Cache what another cache of this store has, before anything else."""
-        self._texts, self._held, self._limit = other._texts.copy(), other._held, other._limit
+        """Look for texts in another cache of this store, before the store is asked."""
+        self._shared = other._texts
 
     def clear(self) -> None:
         """Empty the cache."""
         self._texts.clear()
-        self._held = 0
+        self._shared, self._held = {}, 0
 
     def _trim(self, latest: set[str]) -> None:
         needed_by = self._needed()

@@ -79,6 +79,7 @@ class Compact:
         share: of the capacity, for a trigger of None.
         idle: compact at every `Process.idle`, whatever the trigger.
         provider: the provider compacts; here only leaves what its last block stands for.
+        timeout: seconds for the model's reply.
     """
 
     trigger: int | Mapping[str, object] | None = 150_000
@@ -89,6 +90,7 @@ class Compact:
     share: float = 0.75
     idle: bool = False
     provider: bool = False
+    timeout: float = 120.0
 
     def __post_init__(self) -> None:
         trigger = number_of(self.trigger, "input_tokens")
@@ -99,6 +101,8 @@ class Compact:
             )
         if self.keep < 1 or (self.to is not None and self.to < 16) or not 0 < self.share <= 1:
             raise ValueError(f"keep={self.keep} is 1 or more, to={self.to} 16 or more, share={self.share} above 0, at most 1")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
         object.__setattr__(self, "trigger", trigger)
         object.__setattr__(self, "instructions", self.instructions if (self.instructions or "").strip() else None)
 
@@ -165,7 +169,8 @@ class Compact:
         room = max(500, view.budget.capacity - to - view.count(SYSTEM + asked) - 2 * view.handle)
         pieces = _pieces(view, stretch)
         prompt = f"{quote('log', _log(view, sources, pieces, room))}\n{asked}"
-        answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=f"summary of {span_of(sources[0], sources[-1])}")
+        purpose = f"summary of {span_of(sources[0], sources[-1])}"
+        answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose, timeout=self.timeout)
         if answer.outcome == Outcome.NO_MODEL:
             return extract(pieces, to, view.count, query=view.task, reach=READ).text
         if not answer.ok:

@@ -37,6 +37,7 @@ class Recursive:
         to: tokens of the summary; None for an eighth of the capacity.
         ask: whether to ask the model; otherwise, or without a model, lines are extracted verbatim.
         max_depth: summaries of summaries up to which it goes on.
+        timeout: seconds for the model's reply.
     """
 
     trigger: int | None = None
@@ -44,6 +45,7 @@ class Recursive:
     to: int | None = None
     ask: bool = True
     max_depth: int = 1_000_000
+    timeout: float = 120.0
 
     def __post_init__(self) -> None:
         for name in ("trigger", "tail", "to"):
@@ -52,6 +54,8 @@ class Recursive:
                 raise ValueError(f"{name}={value} is not a number of tokens")
         if self.max_depth < 1:
             raise ValueError(f"max_depth={self.max_depth} allows no fold; give 1 or more")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One fold over the last one, or nothing below the trigger."""
@@ -83,7 +87,7 @@ class Recursive:
             log = extract(pieces, max(4 * to, 1500), view.count, query=view.task).text
             prompt = f"{quote('log', log)}\nCondense this log in at most {to // 2} words."
             purpose = f"summary of {address_of(pieces[0].page)} to {address_of(pieces[-1].page)}"
-            answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
+            answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose, timeout=self.timeout)
             if answer.has_text:
                 return answer.text if view.count(answer.text) <= 2 * to else ""
             if answer.outcome != Outcome.NO_MODEL:

@@ -55,6 +55,7 @@ class Summarize:
             of the capacity by default, and up to twice as much for the remade summary of a long session.
         keep: newest messages that are never folded, however large, as long as they leave room for a summary.
         ask: whether to ask the model.
+        timeout: seconds for its reply.
     """
 
     trigger: int | None = None
@@ -62,12 +63,15 @@ class Summarize:
     to: int | None = None
     keep: int = 2
     ask: bool = True
+    timeout: float = 120.0
 
     def __post_init__(self) -> None:
         for name in ("trigger", "tail", "to", "keep"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}; give 0 or more")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout} seconds leave no time; give more than 0")
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """One fold, or nothing below the trigger."""
@@ -142,7 +146,7 @@ class Summarize:
         log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=known).text
         prompt = f"{quote('log', log)}\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
-        answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose)
+        answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose, timeout=self.timeout)
         if answer.outcome == Outcome.NO_MODEL:
             return "", ""
         if not answer.ok and answer.outcome != Outcome.TRUNCATED:
