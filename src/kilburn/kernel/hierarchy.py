@@ -93,6 +93,8 @@ class Hierarchy:
         self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
         self._processes: dict[str, Process] = {}
         self._collections: dict[str, Collection] = {}
+        # Names of processes as they were last seen, by number.
+        self._names: dict[int, str] = {}
         self._lock = threading.RLock()
         self._closed = False
 
@@ -189,12 +191,17 @@ class Hierarchy:
 
     def _holder(self, number: int) -> Holder:
         """The process of that number, whatever its kind."""
-        for info in self.store.processes():
-            if info.number == number:
-                if info.kind is ProcessKind.SESSION:
-                    return self.process(info.name)
-                return self._collection(info.name, info.kind, info.user)
-        raise StoreCorrupt(f"there is no process {number}", advice="run `kilburn fsck`")
+        name = self._names.get(number, "")
+        info = self.store.process(name, time=0.0, create=False) if name else None
+        if info is None or info.number != number:
+            known = {each.number: each for each in self.store.processes()}
+            self._names = {each.number: each.name for each in known.values() if not each.damaged}
+            if number not in known:
+                raise StoreCorrupt(f"there is no process {number}", advice="run `kilburn fsck`")
+            info = known[number]
+        if info.kind is ProcessKind.SESSION:
+            return self.process(info.name)
+        return self._collection(info.name, info.kind, info.user)
 
     def _open(self, info: ProcessInfo, *, new: bool = False) -> Process:
         kernel = Kernel(self.store, info, self.counter, self.budget, self.clock, self.ranking, self.vectors)

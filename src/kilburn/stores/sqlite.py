@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from types import TracebackType
 from urllib.parse import quote
 
@@ -41,6 +42,9 @@ log = logging.getLogger("kilburn")
 
 CHUNK = 1000
 """Events read at a time, so that no read transaction stays open while a caller thinks."""
+
+FEW_EVENTS = 16
+"""Events that are read first: what a session was made of stands among them."""
 
 FEW = 200
 """Processes that are read one by one; of more, all of the tenant's are read at once."""
@@ -428,12 +432,13 @@ class Sqlite:
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
         """The ledger from event `after` + 1 on."""
-        while True:
+        # Many a caller needs only the first few.
+        for limit in chain((FEW_EVENTS,), repeat(CHUNK)):
             with self._reading("reading"):
                 session = self._session(process)
-                found = list(self._sealed.events(session, after, CHUNK)) if session is not None else []
+                found = list(self._sealed.events(session, after, limit)) if session is not None else []
             yield from found
-            if len(found) < CHUNK:
+            if len(found) < limit:
                 return
             after = found[-1].number
 
