@@ -830,6 +830,7 @@ def resume(
     kind: Any = Any,
     watch: Callable[[RunEvent | SubCalled], None] | None = None,
     limits: Mapping[str, Any] | None = None,
+    question: str = "",
     **options: Any,
 ) -> RecursiveResult:
     """Go on with a run that was cut off, such as by a crash.
@@ -845,14 +846,17 @@ def resume(
         source: the same text; its digest is checked.
         past, kind, watch: see `Recursive.ask`.
         limits: what is different from the limits of the first part, by their names in `Limits`; `calls` too.
+        question: what was asked, to be checked; "" for whatever it was.
         options: those of `Recursive`, such as `sub`.
 
     Raises:
-        SpecError: nothing was asked there, the text is another one, or the session went on with something else.
+        SpecError: nothing was asked there, the question or the text is another one, or the session went on with something else.
         Forgotten: a page of the run was. StoreStale: another program goes on with it.
         ModelError: the root failed; the run can be gone on with again.
     """
     run = Recorded(process, goes_on=True)
+    if question not in ("", run.question):
+        raise SpecError("another question was asked there", advice="leave out the question, or name the session of the run")
     given = dict(limits or {})
     known = {
         "calls": given.pop("calls", run.calls),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, model_of
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.errors import SpecError
+from kilburn.errors import ModelError, SpecError
 from kilburn.kernel.hierarchy import Hierarchy
 from kilburn.prices import prices_of
 from kilburn.terminal import line, say, tell
@@ -81,10 +82,8 @@ def ask(
         raise SpecError("--replay and --resume", advice="use one of them")
     if not recorded and not (model and (question or goes_on)):
         raise SpecError("a question needs --question and --model", advice="see kilburn ask --help")
-    if goes_on and question:
-        raise SpecError("--resume has its question already", advice="leave out --question")
     source = files[0] if files and len(files) == 1 else files or None
-    asked = {"steps": steps, "tokens": tokens, "seconds": seconds, "money": money, "reply": reply, "calls": calls}
+    asked = {"steps": steps, "tokens": tokens, "seconds": seconds, "money": money, "reply": reply}
     given: dict[str, Any] = {name: most for name, most in asked.items() if most is not None}
     if prices or not goes_on:
         given["prices"] = prices_of(prices or "hosted")
@@ -107,22 +106,23 @@ def ask(
         done = open_until.enter_context(progress("sub-calls"))
         if recorded or goes_on:
             _check_is_there(store, session)
-        options = {"sub": sub, "sandbox": sandbox, "parallel": parallel, "tools": tools}
+        options: dict[str, Any] = {"sub": sub, "sandbox": sandbox, "parallel": parallel, "tools": tools}
+        watch = partial(_tell, done=done)
         if recorded:
             result = _again(store, session, source, before, sandbox)
-        elif goes_on:
-            run, watch = store.process(session), lambda event: _tell(event, done)
-            result = resume(run, root, source, past=before, watch=watch, limits=given, **options)
         else:
-            agent = Recursive(
-                root,
-                store.process(session),
-                depth=depth,
-                calls=given.pop("calls", None),
-                limits=msgspec.structs.replace(Limits(steps=30), **given),
-                **options,
-            )
-            result = agent.ask(question, source, past=before, watch=lambda event: _tell(event, done))
+            try:
+                if goes_on:
+                    given |= {} if calls is None else {"calls": calls}
+                    again = {"limits": given, "question": question} | options
+                    result = resume(store.process(session), root, source, past=before, watch=watch, **again)
+                else:
+                    limits = msgspec.structs.replace(Limits(steps=30), **given)
+                    agent = Recursive(root, store.process(session), depth=depth, calls=calls, limits=limits, **options)
+                    result = agent.ask(question, source, past=before, watch=watch)
+            except (ModelError, KeyboardInterrupt):
+                say("what was done so far is kept: go on with --resume")
+                raise
     _print(result, session, json)
     if result.outcome in WRONG:
         raise typer.Exit(1)
