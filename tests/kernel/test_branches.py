@@ -682,3 +682,10 @@ def test_what_was_forgotten_above_and_not_in_its_branches_is_finished(tmp_path: 
     assert CANARY.encode() not in path.read_bytes()
     with in_file(path) as store, pytest.raises(Forgotten):
         store.process("work").forget(LOST)
+
+
+def test_when_forgetting_returns_no_byte_is_left_beside_the_file_either(tmp_path: Path) -> None:
+    talked(tmp_path / "a.db")
+    with in_file(tmp_path / "a.db") as store:
+        assert store.forget(session="work/b1", address=LOST).pages.keys() == {"work", "work/b1", "work/b1/b1"}
+        assert CANARY.encode() not in b"".join(each.read_bytes() for each in tmp_path.iterdir())

@@ -61,8 +61,9 @@ def forget(store: Store, opener: Opener, roots: Roots, why: str, known: Sequence
     wanted, gone = {number: list(pages) for number, pages in roots.items()}, list[Key]()
     for left in reversed(range(TRIES)):
         try:
-            for number, some in _steps(store, known if known is not None else closure(store, opener, wanted)):
-                gone += [(number, page) for page in opener(number).drop(some, why)]
+            with store.erasing():
+                for number, some in _steps(store, known if known is not None else closure(store, opener, wanted)):
+                    gone += [(number, page) for page in opener(number).drop(some, why)]
         except StoreStale:
             if not left:
                 raise

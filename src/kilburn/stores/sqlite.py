@@ -98,6 +98,8 @@ class Sqlite:
         self._patience = busy_timeout
         # Set while the write-ahead log may still contain erased bytes.
         self._log_uncut = False
+        # Whether a thread is within `erasing`.
+        self._erasing = threading.local()
         # Commits, and how many of them `sync` has made durable.
         self._commits = self._synced = 0
         self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
@@ -627,6 +629,18 @@ class Sqlite:
             self._log_uncut = True
             self._cut_log(wait=True)
 
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """See `Store`. Other threads' commits do not wait for the end of this one's."""
+        outer, self._erasing.inside = getattr(self._erasing, "inside", False), True
+        try:
+            yield
+        finally:
+            self._erasing.inside = outer
+            if not outer:
+                with self._lock, translate_errors(self.path, "erasing"):
+                    self._cut_log(wait=True)
+
     def sync(self) -> None:
         """See `Store`. Threads that wait for the same disk share what it does."""
         wanted = self._commits
@@ -670,7 +684,7 @@ class Sqlite:
         The erasure itself is committed, and so is the flag that its bytes may still be there. If something goes wrong
         here, it is tried again at the next occasion.
         """
-        if not self._log_uncut:
+        if not self._log_uncut or getattr(self._erasing, "inside", False):
             return
         if not wait:
             self._db.set_busy_timeout(0)
