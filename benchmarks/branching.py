@@ -1,4 +1,4 @@
-"""How long it takes to begin a branch, to return from it, and to let it go, in a session of many pages, beside an append."""
+"""How long it takes to begin a branch, to return from it, to let it go, and to forget what it forked from, beside an append."""
 
 from __future__ import annotations
 
@@ -65,6 +65,18 @@ def main() -> None:
                         "p50 ms": round(1000 * median(took), 2),
                         "p95 ms": round(1000 * quantile(took, 0.95), 2),
                         "x": round(median(took) / median(times["append"]), 2),
+                    }
+                )
+            for what, address in (("forget a page", "p2"), ("forget the session", None)):
+                start = time.perf_counter()
+                store.forget(session="main", address=address)
+                took = 1000 * (time.perf_counter() - start)
+                rows.append(
+                    {
+                        "what": f"{what}, {pages:,} pages, {given.times} branches",
+                        "p50 ms": round(took, 1),
+                        "p95 ms": "-",
+                        "x": round(took / 1000 / median(times["append"]), 1),
                     }
                 )
             store.close()

@@ -7,6 +7,7 @@ in one transaction. It has few verbs, and each is all or nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -314,6 +315,11 @@ class Store(Protocol):
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.
         """
+        ...
+
+    def erasing(self) -> AbstractContextManager[None]:
+        """Within this, several commits of this thread may erase: their bytes are gone when it ends, and not after each. If the
+        program is killed before, they go when the store is next opened for writing."""
         ...
 
     def sync(self) -> None:

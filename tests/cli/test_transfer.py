@@ -427,3 +427,16 @@ def test_whatever_is_forgotten_of_a_thinking_message_the_export_comes_back(tmp_p
     assert first == second
     assert first.count(b'"kilburn"') == len(cases)
     assert kilburn("fsck", "--db", tmp_path / "other.db").status == 0
+
+
+def test_an_export_says_what_becomes_of_branches(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4") as store:
+        process = store.process("work")
+        process.append({"role": "user", "content": "hello"})
+        process.fork("look").fork("deeper")
+    assert "branches of 'work': 2" in kilburn("export", "work", "--db", db).err
+    assert "branches among them: 2" in kilburn("export", "--db", db).err
+    nested = kilburn("export", "work/b1/b1", "--db", db).err
+    assert "not exported" not in nested
+    assert "branches among them: 1" in nested

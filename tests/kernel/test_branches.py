@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -401,7 +404,7 @@ def test_what_a_crash_left_in_a_branch_is_forgotten_when_it_is_opened() -> None:
     check_laws(branch)
 
 
-def test_a_branch_opens_even_if_what_it_returned_was_made_from_what_is_gone() -> None:
+def test_what_a_branch_returned_goes_when_it_is_opened_if_it_was_made_from_what_is_gone() -> None:
     kept, first, second = two_programs()
     branch = second.process("work").fork("look")
     branch.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="line 0 it is"),), sources=(4,)))
@@ -410,7 +413,6 @@ def test_a_branch_opens_even_if_what_it_returned_was_made_from_what_is_gone() ->
     first.process("work").drop([4])
     again = Hierarchy(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock())
     assert len(again.process("work/b1").render()) > 20
-    again.process("work/b1").forget("p4")
     for name in ("work", "work/b1"):
         assert "line 0 it is" not in json.dumps(again.process(name).messages())
         check_laws(again.process(name))
@@ -590,3 +592,100 @@ def test_a_branch_without_the_ledger_that_it_forked_from_is_damaged() -> None:
     kept.erase(parent.kernel.info.number)
     with pytest.raises(StoreCorrupt, match="what session 'work/b1' forked from is gone"):
         Hierarchy(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock()).process("work/b1")
+
+
+CANARY, LOST = "heronry", "p27"
+
+
+class Dying(Sqlite):
+    """A store whose program is killed after so many commits; it counts those that are left."""
+
+    left = sys.maxsize
+
+    def commit(self, process: int, batch: Batch) -> None:
+        super().commit(process, batch)
+        self._one_less()
+
+    def erase(self, process: int) -> None:
+        super().erase(process)
+        self._one_less()
+
+    def _one_less(self) -> None:
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_file(path: Path) -> Hierarchy:
+    return Hierarchy(Dying(path), Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock())
+
+
+def talked(path: Path) -> None:
+    """A session whose p27 is made into something by two branches, one below the other, and by what they return."""
+    with in_file(path) as store:
+        parent = begun(store)
+        parent.append(user(f"the {CANARY} is at the lake"))
+        page = parent.window.last
+        branch = parent.fork("look")
+        branch.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=f"a {CANARY}, I see"),), sources=(page,)))
+        nested = branch.fork("deeper")
+        nested.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=f"the {CANARY} again"),), sources=(page,)))
+        nested.exit(f"a {CANARY} below")
+        branch.exit(f"it is a {CANARY}")
+        assert page == int(LOST.removeprefix("p"))
+
+
+def die_in(work: Callable[[Hierarchy], object], path: Path, commits: int) -> bool:
+    """Do it in a program of its own, which is killed after so many commits; whether it was."""
+    child = os.fork()
+    if not child:
+        try:
+            store = in_file(path)
+            assert isinstance(store.store, Dying)
+            store.store.left = commits
+            work(store)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("asked", ["work", "work/b1", "work/b1/b1"])
+def test_a_forgetting_that_was_killed_is_finished_when_asked_again(tmp_path: Path, asked: str) -> None:
+    for commits in range(1, 20):
+        path = tmp_path / f"{commits}.db"
+        talked(path)
+        if not die_in(lambda store: store.process(asked).forget(LOST), path, commits):
+            break
+        with in_file(path) as store:
+            with suppress(Forgotten):
+                store.forget(session=asked, address=LOST)
+            for info in store.processes():
+                check_laws(store.process(info.name))
+        assert CANARY.encode() not in b"".join(each.read_bytes() for each in tmp_path.glob(f"{commits}.db*")), commits
+    assert commits > 3
+
+
+@pytest.mark.parametrize("again", ["work", "work/b1", "work/b1/b1"])
+def test_what_was_forgotten_above_and_not_in_its_branches_is_finished(tmp_path: Path, again: str) -> None:
+    path = tmp_path / "a.db"
+    talked(path)
+
+    assert die_in(lambda store: store.process("work").drop([27]), path, 1)
+    with in_file(path) as store:
+        if again == "work":
+            with suppress(Forgotten):
+                store.forget(session="work", address=LOST)
+        else:
+            store.process(again)
+        for info in store.processes():
+            check_laws(store.process(info.name))
+    assert CANARY.encode() not in path.read_bytes()
+    with in_file(path) as store, pytest.raises(Forgotten):
+        store.process("work").forget(LOST)
+
+
+def test_when_forgetting_returns_no_byte_is_left_beside_the_file_either(tmp_path: Path) -> None:
+    talked(tmp_path / "a.db")
+    with in_file(tmp_path / "a.db") as store:
+        assert store.forget(session="work/b1", address=LOST).pages.keys() == {"work", "work/b1", "work/b1/b1"}
+        assert CANARY.encode() not in b"".join(each.read_bytes() for each in tmp_path.iterdir())

@@ -46,6 +46,9 @@ def export(
     The ledger records the export, so that `forget` can name this copy. An agent that has the session open must then
     reopen it; with --no-note it need not, and nothing is recorded.
 
+    The branches of a named session are left out. A branch that is exported has all that it saw, and an import makes it a
+    session of its own: `b1/p3` is no address there, and forgetting does not reach from one to the other.
+
     Example:
 
         kilburn export session-1 --out copy.jsonl
@@ -58,12 +61,15 @@ def export(
             session(store, name)
         with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as done:
             written = 0
-            damaged = []
+            damaged, forked = [], 0
+            left = len(store.process(name).below()) if name is not None else 0
             for info in infos:
                 try:
                     if info.damaged:
                         raise StoreCorrupt(f"session {info.name!r}: {info.damaged}", advice="run `kilburn fsck`")
-                    lines = list(write(store.process(info.name), info))
+                    process = store.process(info.name)
+                    lines = list(write(process, info))
+                    forked += process.forked is not None
                 except StoreCorrupt as error:
                     if name is not None:
                         raise
@@ -79,6 +85,10 @@ def export(
         _note(db, tenant, [info.name for info in infos], plain(str(out.absolute())) if out else "standard output")
     if out:
         say(f"{many(len(infos), 'session')}, {many(written, 'line')}: {out}")
+    if left:
+        say(f"kilburn: not exported: branches of {name!r}: {left}; without a session's name all sessions are exported")
+    if forked:
+        say(f"kilburn: branches among them: {forked}; imported, each is a session of its own with all that it saw")
     if damaged:
         raise typer.Exit(1)
 

@@ -211,10 +211,11 @@ def erase(
     Raises:
         StoreError: others keep adding to a process, or the disk fails; trying again goes on.
     """
-    forget(store, opener, roots, why, keys)
-    names = {info.number: info.name for info in store.processes()}
-    for number in whole:
-        _erase(store, opener, number, names[number], why)
+    with store.erasing():
+        forget(store, opener, roots, why, keys)
+        names = {info.number: info.name for info in store.processes()}
+        for number in whole:
+            _erase(store, opener, number, names[number], why)
 
 
 def _erase(store: Store, opener: Callable[[int], Holder], number: int, name: str, why: str) -> None:

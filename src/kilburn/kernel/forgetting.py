@@ -8,6 +8,7 @@ everything is looked at again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 from kilburn.errors import KernelError, StoreStale
@@ -60,8 +61,9 @@ def forget(store: Store, opener: Opener, roots: Roots, why: str, known: Sequence
     wanted, gone = {number: list(pages) for number, pages in roots.items()}, list[Key]()
     for left in reversed(range(TRIES)):
         try:
-            for number, some in _steps(store, known if known is not None else closure(store, opener, wanted)):
-                gone += [(number, page) for page in opener(number).drop(some, why)]
+            with store.erasing():
+                for number, some in _steps(store, known if known is not None else closure(store, opener, wanted)):
+                    gone += [(number, page) for page in opener(number).drop(some, why)]
         except StoreStale:
             if not left:
                 raise
@@ -87,7 +89,7 @@ def closure(store: Store, opener: Opener, roots: Roots) -> list[Key]:
 
     An entity is only a name, and is held by what was made from it: it goes with the last of these.
     """
-    found: set[Key] = set()
+    by_process: dict[int, set[int]] = {}
     heirs: dict[int, list[tuple[int, Fork]]] = {}
     fresh: dict[int, set[int]] = {}
     for number, pages in roots.items():
@@ -98,16 +100,18 @@ def closure(store: Store, opener: Opener, roots: Roots) -> list[Key]:
         holder = opener(number)
         if number not in heirs:
             heirs[number] = heirs_in(store, number, holder.name)
-        more = set(holder.made_from(some)) - {page for other, page in found if other == number}
-        found.update((number, page) for page in more)
+        known = by_process.setdefault(number, set())
+        more = set(holder.made_from(some)) - known
+        known |= more
         for other, page in store.citing(number, more) if more else ():
-            if (other, page) not in found:
+            if page not in by_process.get(other, ()):
                 fresh.setdefault(other, set()).add(page)
+        both = more.union(some)
         for branch, fork in heirs[number]:
-            both = more.union(some)
-            inherited = {page for page in both if fork.derived <= page <= fork.known and (branch, page) not in found}
+            inherited = {page for page in both if fork.derived <= page <= fork.known} - by_process.get(branch, set())
             if inherited:
                 fresh.setdefault(branch, set()).update(inherited)
+    found = {(number, page) for number, pages in by_process.items() for page in pages}
     sources = {(number, source) for (number, _), (page, _) in store.read(found).items() for source in page.sources} - found
     names = [key for key, (page, state) in store.read(sources).items() if _is_entity(page) and state.at is not Place.DROPPED]
     found.update(key for key in names if found.issuperset(store.citing(key[0], [key[1]])))
@@ -147,18 +151,21 @@ def _steps(store: Store, keys: Sequence[Key]) -> Iterator[tuple[int, list[int]]]
     # A page without a row here was inherited: the branch lets go of it first.
     made_from = {key: {(parents[key[0]], key[1])} & left for key in left if key[0] in parents}
     made_from |= {key: {*page.cites, *((key[0], source) for source in page.sources)} & left for key, (page, _) in rows.items()}
-    while left:
-        # What a page of another process cites stays for now, and so does what this was made from here.
-        waits = {source for key in left for source in made_from[key] if source[0] != key[0]}
-        grown = list(waits)
-        while grown:
-            key = grown.pop()
-            further = {source for source in made_from[key] if source in left} - waits
-            waits |= further
-            grown += further
-        ready = left - waits
-        if not ready:
-            raise KernelError("pages that were made from each other", advice="run `kilburn fsck`")
-        for number in sorted({number for number, _ in ready}):
-            yield number, [page for other, page in sorted(ready) if other == number]
-        left = waits
+    # What a page of another process cites goes a step after it. What it was made from here goes with it, or later.
+    citers, step = dict.fromkeys(left, 0), dict.fromkeys(left, 0)
+    for source in chain.from_iterable(made_from.values()):
+        citers[source] += 1
+    ready, steps, placed = [key for key in left if not citers[key]], dict[tuple[int, int], list[int]](), 0
+    while ready:
+        key = ready.pop()
+        steps.setdefault((step[key], key[0]), []).append(key[1])
+        placed += 1
+        for source in made_from[key]:
+            step[source] = max(step[source], step[key] + (source[0] != key[0]))
+            citers[source] -= 1
+            if not citers[source]:
+                ready.append(source)
+    if placed < len(left):
+        raise KernelError("pages that were made from each other", advice="run `kilburn fsck`")
+    for (_, number), pages in sorted(steps.items()):
+        yield number, sorted(pages)

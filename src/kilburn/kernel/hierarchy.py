@@ -93,6 +93,10 @@ class Hierarchy:
         self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
         self._processes: dict[str, Process] = {}
         self._collections: dict[str, Collection] = {}
+        # Sessions that finish a forgetting that broke off.
+        self._finishing: set[str] = set()
+        # Names of processes as they were last seen, by number.
+        self._names: dict[int, str] = {}
         self._lock = threading.RLock()
         self._closed = False
 
@@ -119,10 +123,22 @@ class Hierarchy:
                 if name not in [info.name for info in self.store.processes()]:
                     raise
             known = self._processes.get(name)
+            opened = known is None or known.kernel.stale
             if known is None or known.kernel.stale:
                 known = self._processes[name] = self._open(self._info(name, ProcessKind.SESSION, user))
             _check_user(known.kernel.info, user)
+            opened = opened and bool(known.kernel.lineage.shares) and name not in self._finishing and not self.store.readonly
+            if opened:
+                self._finishing.add(name)
+        if not opened:
             return known
+        try:
+            # Other processes are opened and locked for this, and this one is perhaps opened again.
+            known.finish()
+        finally:
+            self._finishing.discard(name)
+        with self._lock:
+            return self._processes.get(name, known)
 
     def release(self, name: str) -> None:
         """Keep a session in memory no longer: what waits is written, and `process` reads it again. Unknown names are ignored."""
@@ -189,12 +205,17 @@ class Hierarchy:
 
     def _holder(self, number: int) -> Holder:
         """The process of that number, whatever its kind."""
-        for info in self.store.processes():
-            if info.number == number:
-                if info.kind is ProcessKind.SESSION:
-                    return self.process(info.name)
-                return self._collection(info.name, info.kind, info.user)
-        raise StoreCorrupt(f"there is no process {number}", advice="run `kilburn fsck`")
+        name = self._names.get(number, "")
+        info = self.store.process(name, time=0.0, create=False) if name else None
+        if info is None or info.number != number:
+            known = {each.number: each for each in self.store.processes()}
+            self._names = {each.number: each.name for each in known.values() if not each.damaged}
+            if number not in known:
+                raise StoreCorrupt(f"there is no process {number}", advice="run `kilburn fsck`")
+            info = known[number]
+        if info.kind is ProcessKind.SESSION:
+            return self.process(info.name)
+        return self._collection(info.name, info.kind, info.user)
 
     def _open(self, info: ProcessInfo, *, new: bool = False) -> Process:
         kernel = Kernel(self.store, info, self.counter, self.budget, self.clock, self.ranking, self.vectors)
@@ -216,7 +237,7 @@ class Hierarchy:
             known = self._processes.get(name)
             if (known is None or known.kernel.stale) and self.store.process(name, time=0.0, create=False) is None:
                 return None
-            return self.process(name)
+        return self.process(name)
 
     def _new(self, name: str, user: str) -> Process | None:
         """A session that is not written yet; None if the name is taken."""
@@ -420,7 +441,7 @@ class Hierarchy:
 
     def _resolved(self, info: ProcessInfo, address: str) -> list[int]:
         if info.kind is ProcessKind.SESSION:
-            return self.process(info.name).resolve(address)
+            return self.process(info.name).forgettable(address)
         return self._collection(info.name, info.kind, info.user).resolve(address)
 
     def close(self) -> None:

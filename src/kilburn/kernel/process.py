@@ -22,6 +22,7 @@ import msgspec
 from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask
 from kilburn.errors import (
+    Forgotten,
     KernelError,
     KilburnError,
     SpecError,
@@ -34,7 +35,7 @@ from kilburn.errors import (
 from kilburn.event import STATE, Act, Event
 from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
 from kilburn.kernel.drive import answerer, arun, run
-from kilburn.kernel.forgetting import Holder, addresses, forget, named_closure
+from kilburn.kernel.forgetting import Holder, addresses, closure, forget, named_closure
 from kilburn.kernel.found import Found
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
@@ -574,9 +575,24 @@ class Process:
         with self._current() as kernel:
             if kernel.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
-            pages = kernel.resolve(address)
         number = kernel.info.number
-        return addresses(self.opener, forget(kernel.store, self.opener, {number: pages}, why), number)
+        return addresses(self.opener, forget(kernel.store, self.opener, {number: self.forgettable(address)}, why), number)
+
+    def forgettable(self, address: str) -> list[int]:
+        """The ids of the pages that an address names, for `forget`. What is forgotten here is among them: if an earlier
+        forgetting broke off, other processes may still have it.
+
+        Raises:
+            UnknownAddress. Forgotten: all of it was forgotten, in every process.
+        """
+        with self._current() as kernel:
+            first, last = parse_address(address)
+            try:
+                kernel.resolve(address)
+            except Forgotten:
+                if not closure(kernel.store, self.opener, {kernel.info.number: range(first, last + 1)}):
+                    raise
+            return list(range(first, last + 1))
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
         """These pages and all that were derived or recalled from them here, without those that are forgotten."""
@@ -733,9 +749,23 @@ class Process:
         """Forget what this branch inherited and was forgotten above it by a program that did not know of the branch."""
         window, owns = self.window, self.kernel.lineage.owns
         lost = [page.id for page in window.pages.values() if not (page.digest or owns(page.id))]
-        # What it returned of them stands in the way until they are forgotten once more; it can be read all the same.
+        # What it returned of them stands in the way until `finish`.
         with suppress(StoreError):
             self.drop(lost, "forgotten where it was inherited from")
+
+    def finish(self) -> None:
+        """Finish forgetting what this branch inherited, where that broke off: it is forgotten here and not above, or above
+        and not here. What was made from it goes too, in any process."""
+        with self.kernel.lock:
+            window, owns, number = self.window, self.kernel.lineage.owns, self.kernel.info.number
+            inherited = [page for page in window.pages.values() if not owns(page.id)]
+            begun = [page.id for page in inherited if bool(page.digest) == (window.at(page.id) is Place.DROPPED)]
+        if begun:
+            try:
+                forget(self.kernel.store, self.opener, {number: begun}, "the rest of a forgetting that broke off")
+            except KilburnError as error:
+                # The next time it is opened, or asked to forget them, goes on.
+                log.warning("session %s: forgetting broke off and could not be finished: %s", self.name, error)
 
     def _new(self) -> Process:
         """A session for a branch, not written yet, with the next name that is free."""

@@ -9,6 +9,7 @@ import math
 import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -359,6 +360,10 @@ class Memory:
         with self._lock:
             self._check_open()
             self._vectors.pop(embedder, None)
+
+    def erasing(self) -> AbstractContextManager[None]:
+        """What is erased here is gone at once."""
+        return nullcontext()
 
     def sync(self) -> None:
         """Nothing of this store is ever durable."""

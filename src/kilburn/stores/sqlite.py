@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from types import TracebackType
 from urllib.parse import quote
 
@@ -41,6 +42,9 @@ log = logging.getLogger("kilburn")
 
 CHUNK = 1000
 """Events read at a time, so that no read transaction stays open while a caller thinks."""
+
+FEW_EVENTS = 16
+"""Events that are read first: what a session was made of stands among them."""
 
 FEW = 200
 """Processes that are read one by one; of more, all of the tenant's are read at once."""
@@ -94,6 +98,8 @@ class Sqlite:
         self._patience = busy_timeout
         # Set while the write-ahead log may still contain erased bytes.
         self._log_uncut = False
+        # Whether a thread is within `erasing`.
+        self._erasing = threading.local()
         # Commits, and how many of them `sync` has made durable.
         self._commits = self._synced = 0
         self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
@@ -428,12 +434,13 @@ class Sqlite:
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
         """The ledger from event `after` + 1 on."""
-        while True:
+        # Many a caller needs only the first few.
+        for limit in chain((FEW_EVENTS,), repeat(CHUNK)):
             with self._reading("reading"):
                 session = self._session(process)
-                found = list(self._sealed.events(session, after, CHUNK)) if session is not None else []
+                found = list(self._sealed.events(session, after, limit)) if session is not None else []
             yield from found
-            if len(found) < CHUNK:
+            if len(found) < limit:
                 return
             after = found[-1].number
 
@@ -622,6 +629,18 @@ class Sqlite:
             self._log_uncut = True
             self._cut_log(wait=True)
 
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """See `Store`. Other threads' commits do not wait for the end of this one's."""
+        outer, self._erasing.inside = getattr(self._erasing, "inside", False), True
+        try:
+            yield
+        finally:
+            self._erasing.inside = outer
+            if not outer:
+                with self._lock, translate_errors(self.path, "erasing"):
+                    self._cut_log(wait=True)
+
     def sync(self) -> None:
         """See `Store`. Threads that wait for the same disk share what it does."""
         wanted = self._commits
@@ -665,7 +684,7 @@ class Sqlite:
         The erasure itself is committed, and so is the flag that its bytes may still be there. If something goes wrong
         here, it is tried again at the next occasion.
         """
-        if not self._log_uncut:
+        if not self._log_uncut or getattr(self._erasing, "inside", False):
             return
         if not wait:
             self._db.set_busy_timeout(0)
