@@ -738,10 +738,18 @@ class Process:
             )
             first = [Message(role=Role.SYSTEM, parts=(Part(kind=Kind.TEXT, text=system),))] if system else []
             said = [*first, *self._first_of(fork, prompt)]
-            child = self._new()
-            child.kernel.fork(kernel, fork)
-            # The branch is created by the transaction that writes its first messages.
-            child._begin(said)
+            while True:
+                child = self._new()
+                child.kernel.fork(kernel, fork)
+                try:
+                    # The branch is created by the transaction that writes its first messages.
+                    child._begin(said)
+                except StoreStale:
+                    # Another program may have taken the name meanwhile: then the next one is tried, however often.
+                    if kernel.store.process(child.name, time=0.0, create=False) is None:
+                        raise
+                else:
+                    break
             self._forks += 1
             return self.keep(child)
 
