@@ -722,3 +722,21 @@ def test_when_forgetting_returns_no_byte_is_left_beside_the_file_either(tmp_path
     with in_file(tmp_path / "a.db") as store:
         assert store.forget(session="work/b1", address=LOST).pages.keys() == {"work", "work/b1", "work/b1/b1"}
         assert CANARY.encode() not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
+
+
+def test_the_model_finds_what_another_program_has_just_added_to_a_branch(opener: Opener) -> None:
+    process = begun(opener())
+    process.fork("look")
+    opener().process("work/b1").append(user("a zebra crossing"))
+    said = memory_tools.call(process, "search_memory", json.dumps({"query": "zebra crossing"}))
+    assert "a zebra crossing" in said.text
+    assert said.cites
+
+
+def test_a_branch_finds_what_it_inherited_whatever_its_parent_says_later(opener: Opener) -> None:
+    process = opener(2000, "fifo").process("work")
+    process.append(user("nginx took port 8471"))
+    branch = process.fork("look")
+    process.append(*[user("nginx took port 8471")] * 150)
+    assert branch.search("which port did nginx take?")[0].address == "p1"
+    assert {hit.address for hit in branch.search("nginx", 5000, 200)} <= {"p1", "p2"}

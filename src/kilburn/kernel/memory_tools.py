@@ -354,7 +354,11 @@ def _search(process: Process, arguments: str, call_id: str | None, reach: Reach)
     for hit in hits:
         below = _below(process, hit.session)
         where = process.branch(below[:-1]) if below else process
-        page = where.window.pages[parse_address(hit.address)[0]]
+        number = parse_address(hit.address)[0]
+        if number not in where.window.pages:
+            # Another program has just added it to the branch.
+            where.refresh()
+        page = where.window.pages[number]
         start, end = hit.span
         pieces.append((f"{below}{hit.address} characters {start}-{end}, {origin_of(where, page)}", hit.text))
         found.append((where, page.id))

@@ -495,13 +495,9 @@ class Process:
             among: processes of the tenant to search instead; None for this one and its branches.
         """
         with self._current() as kernel:
-            others = self.below() if among is None else among
-            search = kernel.searching(others, alone=among is not None)
+            search = kernel.searching(self.below() if among is None else among, alone=among is not None)
             now = kernel.clock()
-            ranked = search.ranked(query, now, tokens)
-            if unseen:
-                away = {info.number for info in others}
-                ranked.sort(key=lambda one: one.candidate.state.at is Place.IN and one.candidate.process not in away)
+            ranked = search.ranked(query, now, tokens, unseen=unseen)
             hits = search.found(ranked, kernel.counter, tokens, now, limit, apart=True)
             if record and not kernel.store.readonly:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
