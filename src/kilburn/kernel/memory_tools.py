@@ -24,6 +24,9 @@ from kilburn.wire.quotation import nonce_of
 
 __all__ = ["BEYOND", "NAMES", "OFFERED", "OURS", "SPECS", "MemoryReply", "Reach", "call", "named"]
 
+TOKENS = 1000
+"""What a search brings at most if its call does not say."""
+
 EVERYWHERE = "*"
 """In place of a session's name: everything that may be read."""
 
@@ -143,7 +146,7 @@ class _Recall(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Search(msgspec.Struct, forbid_unknown_fields=True):
     query: str
-    tokens: int = 1000
+    tokens: int = TOKENS
     session: str | None = None
 
 
