@@ -12,9 +12,11 @@ import pytest
 import kilburn
 from gateway.talk import TALK, TOPICS, Talk, said, user, work
 from kilburn.gateway.chat import Chat
+from kilburn.gateway.faults import answered
 from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import Messages
 from kilburn.gateway.sessions import Session
+from kilburn.message import Kind, Part
 from kilburn.wire.form import parse
 
 CHAT, MESSAGES = Chat(), Messages()
@@ -175,3 +177,32 @@ def test_a_window_that_slides_stays_linked_and_the_list_of_earlier_sessions_boun
     held = [gateway.histories.hierarchy.processes()[number - 1] for number in session.earlier]
     texts = {message["content"] for info in held for message in gateway.store.process(info.name).messages()}
     assert {message["content"] for message in talk[-60:-12]} <= texts, "what the client left out is in a linked session"
+
+
+def test_all_earlier_sessions_together_bring_half_of_the_window(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=1000, policy="hybrid", tokenizer="chars/4") as store:
+        now, *others = [store.process(f"s{number}") for number in range(6)]
+        for process in (now, *others):
+            for number in range(20):
+                process.append(user(f"{process.name}: the zebra number {number} has {number * 7} stripes\n" * 4))
+        session = Session(now, "s", [process.kernel.info.number for process in others])
+        call = Part(kind=Kind.CALL, name="search_memory", text='{"query": "zebra stripes"}', call="c")
+        (found,) = answered(store, session, [call], over=False)
+        assert {number for number, _ in found.cites} == {session.earlier[0]}, "the newest first"
+        assert found.sources
+        # The passages take half; their headings come on top.
+        assert now.counter.count(found.parts[0].text) < 600
+
+
+def test_what_a_search_brings_from_branches_is_forgotten_with_them(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=4000, policy="hybrid", tokenizer="chars/4") as store:
+        now, old = store.process("now"), store.process("old")
+        for process in (now, old):
+            process.append(user("Hello."))
+            process.fork("look").append(user(f"{process.name}: a canary"))
+        call = {"id": "c", "type": "function", "function": {"name": "search_memory", "arguments": "{}"}}
+        now.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        part = Part(kind=Kind.CALL, name="search_memory", text='{"query": "canary"}', call="c")
+        (found,) = answered(store, Session(now, "now", [old.kernel.info.number]), [part], over=False)
+        assert found.parts[0].text.count("a canary") == 2
+        assert {number for number, _ in found.cites} >= {process.branch("b1").kernel.info.number for process in (now, old)}

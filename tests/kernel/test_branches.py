@@ -425,6 +425,39 @@ def test_a_branch_takes_the_next_name_if_another_program_took_its_own() -> None:
     assert [info.name for info, _ in second.process("work").branches()] == ["work/b2"]
 
 
+def test_a_branch_begins_however_often_other_programs_take_its_name() -> None:
+    kept, first, second = two_programs()
+
+    def fork_first() -> None:
+        taken = len(second.process("work").branches())
+        second.process("work").fork("mine")
+        kept.before_commit = fork_first if taken < 9 else None
+
+    kept.before_commit = fork_first
+    assert first.process("work").fork("look").name == "work/b11"
+    assert len(second.process("work").branches()) == 11
+
+
+def test_no_cache_keeps_what_was_forgotten() -> None:
+    _, first, second = two_programs()
+    parent = first.process("work")
+    branch = parent.fork("look")
+    digests = []
+    for text in ("forgotten here", "forgotten by another program"):
+        parent.append(user(text))
+        digests.append(parent.window.pages[parent.window.last].digest)
+    # The cache is full: another table takes its place.
+    parent.kernel.contents._limit = 0
+    parent.append(user("and now?"))
+    parent.forget(f"p{parent.window.last - 2}")
+    second.process("work").forget(f"p{parent.window.last - 1}")
+    parent.refresh()
+    for process in (branch, parent):
+        for digest in digests:
+            with pytest.raises(StoreCorrupt):
+                process.kernel.contents.get(digest)
+
+
 def test_a_fork_that_is_interrupted_leaves_nothing() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -689,3 +722,21 @@ def test_when_forgetting_returns_no_byte_is_left_beside_the_file_either(tmp_path
     with in_file(tmp_path / "a.db") as store:
         assert store.forget(session="work/b1", address=LOST).pages.keys() == {"work", "work/b1", "work/b1/b1"}
         assert CANARY.encode() not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
+
+
+def test_the_model_finds_what_another_program_has_just_added_to_a_branch(opener: Opener) -> None:
+    process = begun(opener())
+    process.fork("look")
+    opener().process("work/b1").append(user("a zebra crossing"))
+    said = memory_tools.call(process, "search_memory", json.dumps({"query": "zebra crossing"}))
+    assert "a zebra crossing" in said.text
+    assert said.cites
+
+
+def test_a_branch_finds_what_it_inherited_whatever_its_parent_says_later(opener: Opener) -> None:
+    process = opener(2000, "fifo").process("work")
+    process.append(user("nginx took port 8471"))
+    branch = process.fork("look")
+    process.append(*[user("nginx took port 8471")] * 150)
+    assert branch.search("which port did nginx take?")[0].address == "p1"
+    assert {hit.address for hit in branch.search("nginx", 5000, 200)} <= {"p1", "p2"}

@@ -13,6 +13,7 @@ from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
 from kilburn.message import Message, Trust
 from kilburn.model import ToolSpec
+from kilburn.page import Place
 from kilburn.testing import check_laws
 from kilburn.wire import chat, messages
 
@@ -157,6 +158,17 @@ def test_search_tells_what_left_before_what_the_window_shows() -> None:
     assert process.search(question)[0].address == newest, "a person is told the most like first"
     named = memory_tools.call(process, "search_memory", json.dumps({"query": question, "session": process.name})).text
     assert named.index(f" {newest} characters") < named.index(" p2 characters"), "nor is its window what a caller by name reads"
+
+
+def test_search_tells_what_left_however_much_of_the_window_matches() -> None:
+    process = opened(4000)
+    process.append(assistant("Yes?"), user("nginx took port 8471 on the first host"))
+    for _ in range(40):
+        process.append(user("filler words " * 100))
+    process.append(*[user("nginx took port 80")] * 200)
+    assert process.window.at(3) is not Place.IN
+    said = memory_tools.call(process, "search_memory", json.dumps({"query": "nginx took port"}))
+    assert said.sources[0] == 3
 
 
 def test_a_recalled_copy_keeps_the_trust_of_its_source() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.kernel import memory_tools
 from kilburn.kernel.process import Process
 from kilburn.kernel.resolve import resolve
 from kilburn.message import Kind
@@ -121,3 +123,20 @@ def test_a_bad_parameter_is_refused_with_advice(spec: str) -> None:
 def test_a_table_without_a_price_of_input_is_refused() -> None:
     with pytest.raises(ValueError, match="no price of input"):
         Cost(prices=Prices(cached=1.0))
+
+
+@pytest.mark.parametrize("policy", ["cost", "hybrid", "summarize"])
+def test_what_memory_brought_from_another_session_stays_whole(policy: str) -> None:
+    with kilburn.open(":memory:", window=1000, policy=policy, tokenizer="chars/4") as store:
+        process, other = store.process("a"), store.process("b")
+        for number in range(12):
+            other.append({"role": "user", "content": f"the zebra number {number} has {number * 7} stripes\n" * 4})
+        for message in work(1, 8):
+            process.append(message)
+        asked = json.dumps({"query": "zebra stripes", "session": "b"})
+        call = {"id": "c", "type": "function", "function": {"name": "search_memory", "arguments": asked}}
+        process.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        found = memory_tools.call(process, "search_memory", asked, "c", lambda kind, name: name == "b")
+        process.append(found.message("c"))
+        assert process.counter.count(found.text) > process.capacity // 2
+        assert process.render()[-1]["content"] == found.text

@@ -58,15 +58,29 @@ def test_a_whole_name_outranks_its_parts_elsewhere() -> None:
         assert store.search("src/kilburn/stores/sqlite.py")[0].page == 3
 
 
-def test_a_rare_name_outranks_a_message_that_only_names_the_path() -> None:
-    opening = "Let me open /repo/django/contrib/syndication/views.py to look at it."
+@pytest.mark.parametrize(
+    "path", ["/repo/django/contrib/syndication/views.py", "/repo/größe/beiträge/ansichten.py", "/проект/вклад/синдикация/виды.py"]
+)
+def test_a_rare_name_outranks_a_message_that_only_names_the_path(path: str) -> None:
+    opening = f"Let me open {path} to look at it."
     code = (
         "    def get_feed(self, obj, request):\n        current_site = get_current_site(request)\n"
         + "        feed.add(item)\n" * 20
     )
     with store_of(opening, opening.replace("open", "read"), code, "nothing of the kind") as store:
-        hits = store.search("the last argument of `get_feed` in /repo/django/contrib/syndication/views.py")
+        hits = store.search(f"the last argument of `get_feed` in {path}")
         assert hits[0].page == 3
+
+
+def test_a_long_path_leaves_room_for_the_other_words() -> None:
+    long = "/".join(f"part{number}" for number in range(200))
+    with store_of("zebra crossing", "nothing of the kind") as store:
+        assert [hit.page for hit in store.search(f"zebra in {long}")] == [1]
+
+
+def test_a_sentence_without_blanks_is_no_part_of_the_path_in_it() -> None:
+    with store_of("登录错误的修复方法", "see src/kilburn/store.py", "nothing of the kind") as store:
+        assert store.search("在src/kilburn/other.py中修复登录错误")[0].page == 1
 
 
 def test_of_equal_passages_the_newer_comes_first() -> None:

@@ -16,9 +16,6 @@ from kilburn.wire.digests import HIDDEN
 
 __all__ = ["answered"]
 
-Cites = tuple[tuple[int, int], ...]
-"""Pages of other processes: (number of the process, page id)."""
-
 ENOUGH = "error: no more recalls in this turn; answer with what you have, or go on"
 
 
@@ -33,42 +30,46 @@ def answered(hierarchy: Hierarchy, session: Session, calls: Sequence[Part], *, o
         # A session that was forgotten since has its number no longer.
         names = {info.number: info.name for info in hierarchy.processes() if not info.damaged}
         earlier = [hierarchy.process(names[number]) for number in session.earlier if number in names]
-    out = []
-    for part in calls:
-        said, cites = (MemoryReply(text=ENOUGH), ()) if over else _called(session.process, earlier, part)
-        out.append(msgspec.structs.replace(said.message(HIDDEN + (part.call or "")), cites=cites))
-    return out
+    done = [MemoryReply(text=ENOUGH) if over else _called(session.process, earlier, part) for part in calls]
+    return [said.message(HIDDEN + (part.call or "")) for part, said in zip(calls, done, strict=True)]
 
 
-def _called(process: Process, earlier: Sequence[Process], part: Part) -> tuple[MemoryReply, Cites]:
+def _called(process: Process, earlier: Sequence[Process], part: Part) -> MemoryReply:
     name, arguments = part.name or "", part.text
     if name == "recall":
         for other in earlier:
             own = _address_in(other, arguments)
             if own is not None:
                 said = memory_tools.call(other, name, own)
-                return MemoryReply(text=said.text), _cites(other, said)
-        return memory_tools.call(process, name, arguments), ()
-    found = memory_tools.call(process, name, arguments)
-    cites: Cites = ()
+                return MemoryReply(text=said.text, cites=_cites(other, said))
+        return memory_tools.call(process, name, arguments)
+    room = process.capacity // 2
+    found = memory_tools.call(process, name, _within(arguments, room // 2) if earlier else arguments)
     for other in earlier:
+        left = room - process.counter.count(found.text)
+        if left <= 0:
+            break
         # By its name: the window of an earlier session is not what the client's model reads.
-        more = memory_tools.call(other, name, _within(other, arguments))
-        if more.sources:
+        more = memory_tools.call(other, name, _within(arguments, left, session=other.name))
+        if cites := _cites(other, more):
             head = f'[from the earlier session {other.name}; recall its pages as "{other.name} p1"]'
-            text = "\n".join([*([found.text] if found.sources or cites else []), head, more.text])
-            found, cites = MemoryReply(text=text, sources=found.sources), (*cites, *_cites(other, more))
-    return found, cites
+            text = "\n".join([*([found.text] if found.sources or found.cites else []), head, more.text])
+            found = MemoryReply(text=text, sources=found.sources, cites=(*found.cites, *cites))
+    return found
 
 
-def _cites(process: Process, said: MemoryReply) -> Cites:
-    return tuple((process.kernel.info.number, page) for page in said.sources)
+def _cites(process: Process, said: MemoryReply) -> tuple[tuple[int, int], ...]:
+    """What a reply from another session is from: pages of that one, and of its branches."""
+    owner = process.kernel.lineage.owner
+    return (*((owner(page), page) for page in said.sources), *said.cites)
 
 
-def _within(process: Process, arguments: str) -> str:
-    """The arguments of a search with the name of the session to search; what is not JSON as it is."""
+def _within(arguments: str, tokens: int, **more: str) -> str:
+    """The arguments of a search that brings so many tokens at most, with more of them; what is not valid as it is."""
     try:
-        return msgspec.json.encode({**msgspec.json.decode(arguments, type=dict[str, object]), "session": process.name}).decode()
+        given = msgspec.json.decode(arguments, type=dict[str, object])
+        asked = msgspec.convert(given.get("tokens", memory_tools.TOKENS), int, strict=False)
+        return msgspec.json.encode({**given, **more, "tokens": min(asked, tokens)}).decode()
     except msgspec.DecodeError:
         return arguments
 

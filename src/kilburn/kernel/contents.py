@@ -6,7 +6,7 @@ The store verifies what it reads. Texts in the window stay cached; all others ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 from kilburn.store import Store
 
@@ -27,7 +27,7 @@ class Contents:
         # A session that nobody holds any more is freed at once, with its tables, and not when the garbage collector runs.
         self._store, self._needed = store, WeakMethod(needed)
         self._texts: dict[str, str] = {}
-        self._shared: dict[str, str] = {}
+        self._shared: Callable[[], Contents | None] = lambda: None
         self._held = 0
         self._limit = CACHE
 
@@ -46,7 +46,9 @@ class Contents:
     def fetch(self, digests: Iterable[str]) -> None:
         """Read texts into the cache in one query."""
         missing = {digest for digest in digests if digest and digest not in self._texts}
-        found = {digest: text for digest in missing if (text := self._shared.get(digest)) is not None}
+        other = self._shared()
+        shared = {} if other is None else other._texts
+        found = {digest: text for digest in missing if (text := shared.get(digest)) is not None}
         missing.difference_update(found)
         if missing:
             found |= self._store.texts(missing)
@@ -65,13 +67,13 @@ class Contents:
                 self._trim({digest})
 
     def share(self, other: Contents) -> None:
-        """Look for texts in another cache of this store, before the store is asked."""
-        self._shared = other._texts
+        """Look for texts in another cache of this store, before the store is asked. What that one removes is not kept here."""
+        self._shared = ref(other)
 
     def clear(self) -> None:
         """Empty the cache."""
         self._texts.clear()
-        self._shared, self._held = {}, 0
+        self._shared, self._held = lambda: None, 0
 
     def _trim(self, latest: set[str]) -> None:
         needed_by = self._needed()

@@ -99,6 +99,7 @@ class Kernel:
         # The budget of the last batch that was written.
         self._settled = budget
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
+        self.contents = Contents(store, self._needed)
         self._load()
 
     def _load(self) -> None:
@@ -111,7 +112,8 @@ class Kernel:
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
         self.lineage = rebuilt.lineage
         self.pending = Pending(rebuilt.head)
-        self.contents = Contents(self.store, self._needed)
+        # A branch may look into this cache.
+        self.contents.clear()
 
     def searching(self, branches: Sequence[ProcessInfo] = (), *, alone: bool = False) -> Search:
         """A search of this process, in the state that it has in memory, with what it inherited, and of its branches.

@@ -24,6 +24,9 @@ from kilburn.wire.quotation import nonce_of
 
 __all__ = ["BEYOND", "NAMES", "OFFERED", "OURS", "SPECS", "MemoryReply", "Reach", "call", "named"]
 
+TOKENS = 1000
+"""What a search brings at most if its call does not say."""
+
 EVERYWHERE = "*"
 """In place of a session's name: everything that may be read."""
 
@@ -143,7 +146,7 @@ class _Recall(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Search(msgspec.Struct, forbid_unknown_fields=True):
     query: str
-    tokens: int = 1000
+    tokens: int = TOKENS
     session: str | None = None
 
 
@@ -354,7 +357,11 @@ def _search(process: Process, arguments: str, call_id: str | None, reach: Reach)
     for hit in hits:
         below = _below(process, hit.session)
         where = process.branch(below[:-1]) if below else process
-        page = where.window.pages[parse_address(hit.address)[0]]
+        number = parse_address(hit.address)[0]
+        if number not in where.window.pages:
+            # Another program has just added it to the branch.
+            where.refresh()
+        page = where.window.pages[number]
         start, end = hit.span
         pieces.append((f"{below}{hit.address} characters {start}-{end}, {origin_of(where, page)}", hit.text))
         found.append((where, page.id))

@@ -495,13 +495,9 @@ class Process:
             among: processes of the tenant to search instead; None for this one and its branches.
         """
         with self._current() as kernel:
-            others = self.below() if among is None else among
-            search = kernel.searching(others, alone=among is not None)
+            search = kernel.searching(self.below() if among is None else among, alone=among is not None)
             now = kernel.clock()
-            ranked = search.ranked(query, now, tokens)
-            if unseen:
-                away = {info.number for info in others}
-                ranked.sort(key=lambda one: one.candidate.state.at is Place.IN and one.candidate.process not in away)
+            ranked = search.ranked(query, now, tokens, unseen=unseen)
             hits = search.found(ranked, kernel.counter, tokens, now, limit, apart=True)
             if record and not kernel.store.readonly:
                 own = [parse_address(hit.address)[0] for hit in hits if hit.session == self.name]
@@ -738,10 +734,18 @@ class Process:
             )
             first = [Message(role=Role.SYSTEM, parts=(Part(kind=Kind.TEXT, text=system),))] if system else []
             said = [*first, *self._first_of(fork, prompt)]
-            child = self._new()
-            child.kernel.fork(kernel, fork)
-            # The branch is created by the transaction that writes its first messages.
-            child._begin(said)
+            while True:
+                child = self._new()
+                child.kernel.fork(kernel, fork)
+                try:
+                    # The branch is created by the transaction that writes its first messages.
+                    child._begin(said)
+                except StoreStale:
+                    # Another program may have taken the name meanwhile: then the next one is tried, however often.
+                    if kernel.store.process(child.name, time=0.0, create=False) is None:
+                        raise
+                else:
+                    break
             self._forks += 1
             return self.keep(child)
 

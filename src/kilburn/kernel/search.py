@@ -44,6 +44,9 @@ RANKING = "blend"
 FEWEST, MOST = 60, 400
 """Passages that each arm of a search brings, depending on the budget."""
 
+DEEPEST = 4000
+"""Passages of the arm of words from which on it looks for no further ones."""
+
 BESIDE = 24
 """Candidates whose neighbours are candidates too, at least; more for a larger budget."""
 
@@ -135,6 +138,7 @@ class Search:
         wanted: Callable[[Page, State], bool] | None = None,
         *,
         beside: bool = False,
+        unseen: bool = False,
     ) -> list[Ranked]:
         """Pages that match, best first.
 
@@ -144,6 +148,7 @@ class Search:
             at: only what was known and valid then; None for now.
             wanted: leaves out other pages.
             beside: whether pages that do not match themselves may be among them, because they stand beside ones that do.
+            unseen: whether pages that the windows show come last.
 
         Raises:
             StoreError: the store cannot be read. If the embedder fails, words alone are searched for.
@@ -159,12 +164,12 @@ class Search:
             return _is_valid(page, state, kind, time, as_of=at is not None) and (wanted is None or wanted(page, state))
 
         text, speakers = query, frozenset[str]()
-        hits = self._by_words(query, depth)
+        hits = self._by_words(query, depth, unseen=unseen)
         self._read(hit_key(hit) for hit in hits)
         named = _named(query, {page.speaker for page, _ in self._rows.values() if page.speaker})
         if named:
             text, speakers = _without(query, named), named
-            hits = self._by_words(text, depth) or hits
+            hits = self._by_words(text, depth, unseen=unseen) or hits
         self.text = text
         seen: dict[Key, _Seen] = {}
         top = hits[0].score if hits else 1.0
@@ -185,11 +190,30 @@ class Search:
         candidates = [self._candidate(key, seen[key]) for key in keys]
         scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
         best = [Ranked(candidates[one.index], one) for one in scored]
+        if unseen:
+            best.sort(key=lambda one: self._is_shown(one.key))
         return best if beside else [one for one in best if one.key in matching]
 
-    def _by_words(self, text: str, depth: int) -> list[Passage]:
-        hits = self._store.search(text, processes=self._numbers, limit=depth)
-        return [hit for hit in hits if hit.process in self._infos]
+    def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
+        """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
+        window where `unseen` is asked for."""
+        limit = depth
+        while True:
+            found = self._store.search(text, processes=self._numbers, limit=limit)
+            hits = [hit for hit in found if hit.process in self._infos and self._is_there(hit_key(hit))]
+            wanted = sum(not self._is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
+            if len(found) < limit or wanted >= depth // 2 or limit >= DEEPEST:
+                return hits
+            limit *= 8
+
+    def _is_there(self, key: Key) -> bool:
+        """Whether a page can be seen from here: not one that an ancestor has made since this branch forked."""
+        window = self._windows.get(key[0])
+        return window is None or (key[1] in window.pages and (self._owner is None or self._owner(key[1]) == key[0]))
+
+    def _is_shown(self, key: Key) -> bool:
+        window = self._windows.get(key[0])
+        return window is not None and window.at(key[1]) is Place.IN
 
     def _by_meaning(self, text: str, depth: int, seen: dict[Key, _Seen]) -> None:
         assert self._vectors is not None
@@ -238,7 +262,7 @@ class Search:
             window = self._windows.get(key[0])
             if window is None:
                 missing.append(key)
-            elif key[1] in window.pages and (self._owner is None or self._owner(key[1]) == key[0]):
+            elif self._is_there(key):
                 self._rows[key] = window.pages[key[1]], window.states[key[1]]
         if not missing:
             return

@@ -37,11 +37,14 @@ _COMPOUND = re.compile(
     r"\b[A-Za-z0-9_]*(?:_[A-Za-z0-9]|[a-z0-9][A-Z]|[A-Za-z][0-9]|[A-Za-z0-9_][./\\:-]{1,2}[A-Za-z0-9_])[A-Za-z0-9_./\\:-]*",
     re.ASCII,
 )
-RUN = re.compile(r"[A-Za-z0-9_./\\:-]{2,}")
+_RUN = re.compile(r"[A-Za-z0-9_./\\:-]{2,}")
 _JOINTS = "./\\:-"
 JOINT = re.compile(r"[./\\:-]+")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
-_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]{2,}")
+_WITHOUT_BLANKS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+_UNSPACED = re.compile(f"[{_WITHOUT_BLANKS}]{{2,}}")
+# In a query, of any letters: but not of those that are written without blanks, or the whole sentence would be a path.
+PATH = re.compile(rf"(?:[^\W{_WITHOUT_BLANKS}]|[./\\:-]){{2,}}")
 
 
 def passages(text: str, size: int = SIZE) -> list[Span]:
@@ -67,7 +70,7 @@ def searchable(text: str) -> str:
     """The text with the further words by which it can be found."""
     more: list[str] = []
     # A compound lies within a run of such characters, and most runs were seen before.
-    for run in dict.fromkeys(RUN.findall(text)):
+    for run in dict.fromkeys(_RUN.findall(text)):
         word = run.strip(_JOINTS)
         if word.isalpha() and word[1:].islower():
             # Most are plain words, which have no parts.

@@ -27,7 +27,7 @@ import msgspec
 from kilburn.page import Span
 from kilburn.retrieval import STOP
 from kilburn.stores.connection import rows, rows_of_each
-from kilburn.stores.passages import JOINT, RUN, TOKENIZER, passages, searchable, shorten
+from kilburn.stores.passages import JOINT, PATH, TOKENIZER, passages, searchable, shorten
 
 __all__ = ["Extents", "TextIndex", "entry_of", "length_class", "number_of"]
 
@@ -214,14 +214,16 @@ class TextIndex:
         such as a path, or else itself."""
         text = shorten(query)
         wholes: dict[str, str] = {}
-        runs = {run: self._words(run) for run in RUN.findall(text) if len(JOINT.split(run)) > 2}
+        runs = {run: self._words(run) for run in dict.fromkeys(PATH.findall(text)) if len(JOINT.split(run)) > 2}
         for run in sorted(runs, key=lambda run: len(runs[run]), reverse=True):
             wholes.update(dict.fromkeys(runs[run], run))
         found = dict.fromkeys(self._words(text))
         words = [word for word in found if word not in STOP] or list(found)
         if len(words) > TERMS:
             words.sort(key=_oddness, reverse=True)
-            del words[TERMS:]
+            # The parts of paths leave half of the room to other words.
+            others = [word for word in words if word not in wholes][: TERMS // 2]
+            words = [*others, *(word for word in words if word not in others)][:TERMS]
         return {word: wholes.get(word, word) for word in words}
 
     def _words(self, text: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from itertools import islice, takewhile
 
+from kilburn.kernel.pending import NOT_INDEXED
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts, Span
@@ -121,7 +122,7 @@ def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
     folds: list[Move] = []
     saved = 0
     for page in view.latest():
-        if page.tokens <= whole or page.sources or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT):
+        if page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT) or _is_brought(view, page):
             continue
         text = view.text(page.id)
         # Of a user's message head and tail stay, because the request is usually there.
@@ -134,6 +135,11 @@ def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
             folds.append(Fold(pages=(page.id,), keep=keep, why=f"{page.tokens} tokens, too long to stay whole"))
             saved += page.tokens - view.handle - view.count(join(text, keep))
     return folds, saved
+
+
+def _is_brought(view: View, page: Page) -> bool:
+    """Whether memory brought it, of this session or of others; what a branch returned is not that."""
+    return bool(page.sources) or (bool(page.cites and page.answers) and view.page(page.answers).name in NOT_INDEXED)
 
 
 def _ends(text: str, size: int) -> tuple[Span, ...]:
