@@ -295,9 +295,16 @@ def unreadable(error: Exception) -> Unavailable:
 
 
 def options(asked: Mapping[str, Any], into: str) -> dict[str, Any]:
-    """The settings of a reply that both forms have, as one of them names them."""
-    stop = asked.get("stop") or asked.get("stop_sequences")
-    given = {"stop_sequences" if into == "messages" else "stop": [stop] if isinstance(stop, str) else stop} if stop else {}
+    """The settings of a reply that both forms have, as one of them names them.
+
+    Raises:
+        InvalidMessage: what ends a reply is no text, and no list of texts.
+    """
+    stop = asked.get("stop") or asked.get("stop_sequences") or []
+    ends = [stop] if isinstance(stop, str) else stop
+    if not isinstance(ends, list) or not all(isinstance(end, str) for end in ends):
+        raise InvalidMessage("stop: neither a string nor a list of strings", advice="send one of these, or leave it out")
+    given = {"stop_sequences" if into == "messages" else "stop": ends} if ends else {}
     return {**given, "top_p": asked["top_p"]} if asked.get("top_p") is not None else given
 
 
