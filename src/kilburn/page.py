@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import chain
 
 import msgspec
 
@@ -24,8 +27,10 @@ __all__ = [
     "Span",
     "address_of",
     "digest_of",
+    "expanded",
     "parse_address",
     "span_of",
+    "stretches",
     "tombstone_of",
 ]
 
@@ -178,6 +183,27 @@ def address_of(page: int) -> str:
 def span_of(first: int, last: int) -> str:
     """The address of a stretch of originals: `p17`, or `p17-p42`."""
     return f"p{first}" if first == last else f"p{first}-p{last}"
+
+
+def stretches(ids: Sequence[int], most: int | None = None) -> list[int]:
+    """First and last of each stretch of consecutive ids, one after the other. The ids ascend.
+
+    Args:
+        most: numbers that the result may have; with more it is cut off.
+    """
+    runs: list[int] = []
+    start = 0
+    while start < len(ids) and (most is None or len(runs) <= most):
+        offset = ids[start] - start
+        end = bisect_right(range(len(ids)), offset, lo=start, key=lambda at: ids[at] - at)
+        runs += (ids[start], ids[end - 1])
+        start = end
+    return runs
+
+
+def expanded(runs: Sequence[int]) -> tuple[int, ...]:
+    """The ids of `stretches`."""
+    return tuple(chain.from_iterable(range(first, last + 1) for first, last in zip(runs[::2], runs[1::2], strict=True)))
 
 
 _ADDRESS = re.compile(

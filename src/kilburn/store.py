@@ -17,7 +17,7 @@ from kilburn.errors import SpecError, StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, Place, Span
 
-__all__ = ["Batch", "Passage", "ProcessInfo", "ProcessKind", "State", "Store", "Vector", "check_name", "root_of"]
+__all__ = ["Batch", "Passage", "Pieces", "ProcessInfo", "ProcessKind", "State", "Store", "Vector", "check_name", "root_of"]
 
 LONGEST_NAME = 500
 """Characters of a session's or a tenant's name."""
@@ -112,6 +112,10 @@ class Vector(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
+Pieces = Sequence[str | tuple[str, int, int]]
+"""A text as pieces: words, and spans of other texts as (digest, start, stop), in characters."""
+
+
 class Batch(msgspec.Struct, kw_only=True):
     """One transaction of one process.
 
@@ -122,11 +126,15 @@ class Batch(msgspec.Struct, kw_only=True):
         events: to append, numbered head + 1 onwards.
         pages: new pages.
         texts: digest -> text, for every digest of `pages` (extras too); known ones are not rewritten.
+        pieces: digest -> the pieces that make this text, of excerpts. A store may keep these in place of the text. They are
+            spans of originals' texts, which are in the store or in this batch.
         states: page id -> state after the batch.
         index: ids of new pages whose text becomes searchable.
         unindex: ids that search must no longer find.
         erase: ids to forget: row scrubbed, index entry gone, content gone unless another page of
             the tenant has the same.
+        checkpoint: the window of the process after this batch, as its kernel writes it: with it, the ledger need not be replayed
+            from the beginning. It has no words of pages.
         inherited: pages of other processes that are forgotten here: no event of this one may quote them any more.
         wait: whether to wait for another writer; without, `StoreBusy` comes at once.
     """
@@ -136,11 +144,13 @@ class Batch(msgspec.Struct, kw_only=True):
     events: Sequence[Event] = ()
     pages: Sequence[Page] = ()
     texts: Mapping[str, str] = {}
+    pieces: Mapping[str, Pieces] = {}
     states: Mapping[int, State] = {}
     index: Sequence[int] = ()
     unindex: Sequence[int] = ()
     erase: Sequence[int] = ()
     inherited: Sequence[Page] = ()
+    checkpoint: bytes | None = None
     wait: bool = True
 
     def check_continues(self, process: int, head: int) -> None:
@@ -239,8 +249,22 @@ class Store(Protocol):
 
     def citing(self, process: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """The pages that directly cite any of these pages of a process, as (number of the process, page id), in order:
-        those of any process of the tenant that have it among their `cites`, and those of a collection that have it among
-        their `sources`. Forgotten pages cite nothing."""
+        those of any process of the tenant that have it among their `cites`, and those of the process itself that have it
+        among their `sources`. Forgotten pages cite nothing."""
+        ...
+
+    def calls(self, process: int, among: Iterable[str] | None = None) -> dict[str, int]:
+        """The calls of a process by their ids, with the ids of their pages: all, or those with these ids. Forgotten ones are
+        left out."""
+        ...
+
+    def forgotten(self, process: int) -> list[int]:
+        """The ids of the pages of a process that are forgotten, in order."""
+        ...
+
+    def checkpoint(self, process: int, until: int | None = None) -> tuple[int, bytes] | None:
+        """The newest checkpoint of a process, at event `until` or before it, with the number of its last event. None where there
+        is none that is as it was written."""
         ...
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:

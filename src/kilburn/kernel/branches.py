@@ -22,7 +22,6 @@ import msgspec
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Event
 from kilburn.kernel.found import DamageWarning
-from kilburn.kernel.window import Window
 from kilburn.store import ProcessInfo, ProcessKind, Store
 
 __all__ = [
@@ -90,9 +89,9 @@ class Lineage(NamedTuple):
     process: int
     shares: tuple[Share, ...] = ()
 
-    def child(self, process: int, window: Window) -> Lineage:
-        """The lineage of a process that forks from this one now."""
-        return Lineage(process, (*self.shares, Share(self.process, window.last, window.last_derived)))
+    def child(self, process: int, last: int, last_derived: int) -> Lineage:
+        """The lineage of a process that forks from this one, with the last original and the last derived page that it sees."""
+        return Lineage(process, (*self.shares, Share(self.process, last, last_derived)))
 
     def owner(self, page: int) -> int:
         """The number of the process in whose ledger a page was made."""

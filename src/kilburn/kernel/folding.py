@@ -24,10 +24,13 @@ from kilburn.wire.quotation import nonce_of
 from kilburn.wire.sent import form_of
 from kilburn.wire.turns import safe_name
 
-__all__ = ["arguments_of", "cut", "derived_page", "keeps_its_spans", "leftovers_of", "runs_of", "shown_part"]
+__all__ = ["arguments_of", "cut", "derived_page", "keeps_its_spans", "leftovers_of", "pieces_of", "runs_of", "shown_part"]
 
 
 LOWEST = min(Trust)
+
+WORTHWHILE = 32
+"""Characters of a span; a shorter one is no smaller where it stands as a piece of its source."""
 
 
 def cut(text: str, keep: Sequence[Span]) -> str:
@@ -178,6 +181,33 @@ def _body(move: Fold, text_of: Callable[[int], str]) -> str:
     if move.text is not None:
         return move.text
     return cut(text_of(move.pages[0]), move.keep or move.parts[0][1])
+
+
+def pieces_of(
+    page: Page, text: str, digest_of_page: Callable[[int], str], text_of: Callable[[int], str]
+) -> list[str | tuple[str, int, int]] | None:
+    """The text of an excerpt as pieces: words of its own, and spans of originals' texts as (digest, start, stop); None where
+    its text is not made so.
+
+    Args:
+        text_of: the exact text of an original.
+    """
+    pieces: list[str | tuple[str, int, int]] = []
+    at = 0
+    for source, spans in page.parts or ((page.sources[0], page.spans),):
+        if source < 0:
+            return None
+        original, digest = text_of(source), digest_of_page(source)
+        for start, stop in spans:
+            if stop - start < WORTHWHILE:
+                continue
+            found = text.find(original[start:stop], at)
+            if found < 0:
+                return None
+            pieces += [text[at:found]] if found > at else []
+            pieces.append((digest, start, stop))
+            at = found + stop - start
+    return [*pieces, text[at:]] if pieces else None
 
 
 def keeps_its_spans(page: Page, text: str, text_of: Callable[[int], str]) -> bool:

@@ -58,6 +58,13 @@ class Gaps:
         made._costs, made._sum, made._unpriced = self._costs.copy(), self._sum, self._unpriced.copy()
         return made
 
+    def adopt(self, out: dict[int, int], gaps: Sequence[Gap]) -> None:
+        """Take pages that are out, with their tokens, and the stretches that they make, in place of none."""
+        self._out = out
+        self._gaps = {gap[0]: gap for gap in gaps}
+        self._starts = sorted(self._gaps)
+        self._unpriced = set(self._gaps)
+
     @property
     def cost(self) -> int:
         """What the handles of all gaps cost, in tokens."""

@@ -465,7 +465,7 @@ class Hierarchy:
     def _flush(process: Process) -> None:
         process.abandon()
         try:
-            process.kernel.flush()
+            process.kernel.flush(closing=True)
         except StoreStale:
             # Another writer continued this session; only observations are left here.
             process.kernel.undo()

@@ -8,7 +8,7 @@ before the batch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from kilburn.errors import (
     KilburnError,
     LawBroken,
     PinsExceedWindow,
+    StoreCorrupt,
     StoreError,
     StoreReadOnly,
     StoreStale,
@@ -28,10 +29,11 @@ from kilburn.errors import (
 )
 from kilburn.event import STATE, Act, Event, writable
 from kilburn.kernel.admission import pages_of, pins_on_arrival
-from kilburn.kernel.branches import Fork
+from kilburn.kernel.branches import Fork, Lineage
+from kilburn.kernel.checkpoint import checkpoint_of
 from kilburn.kernel.collecting import LARGEST
 from kilburn.kernel.contents import Contents
-from kilburn.kernel.folding import derived_page
+from kilburn.kernel.folding import derived_page, pieces_of
 from kilburn.kernel.laws import (
     Change,
     as_move,
@@ -41,14 +43,15 @@ from kilburn.kernel.laws import (
     check_held,
     check_load,
     check_retire,
-    closure_of_drop,
+    known,
 )
+from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import START, Pending, Savepoint
-from kilburn.kernel.replay import rebuild
+from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.search import RANKING, Search
 from kilburn.kernel.window import PATIENCE, PENDING
-from kilburn.message import Message
+from kilburn.message import Kind, Message
 from kilburn.move import Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, Span, address_of, parse_address
 from kilburn.retrieval import Meanings, Ranking
@@ -62,6 +65,13 @@ ENDS = 120
 LEAST = 1
 """Messages of the user and the assistant after which the kernel may evict a call without a result, if nothing else makes
 room: then it is not in the latest message."""
+
+LONG, SHARE = 512, 32
+"""Work of a replay (see `work_of`) after which there is a checkpoint: so much, or in a long session this share of its pages, so
+that what checkpoints cost does not grow with the session."""
+
+SHORT = 64
+"""The same when the session is released, or a branch begins from it."""
 
 GATHERED = 256
 """Observations that wait for a commit at most."""
@@ -110,7 +120,7 @@ class Kernel:
         """
         rebuilt = rebuild(self.store, self.info, self.counter)
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
-        self.lineage = rebuilt.lineage
+        self.lineage, self._work = rebuilt.lineage, rebuilt.work
         self.pending = Pending(rebuilt.head)
         # A branch may look into this cache.
         self.contents.clear()
@@ -133,11 +143,16 @@ class Kernel:
         """Begin as a branch, in a process that is not written yet; the parent's pages are shared, not copied."""
         if fork.at:
             self.window, self.usage = parent.window.copy(), parent.usage.copy()
-            self.lineage = parent.lineage.child(self.info.number, self.window)
+            self._descend(parent.lineage.child(self.info.number, fork.known, fork.derived))
             self.contents.share(parent.contents)
         self.budget = self._settled = parent.budget
         self.pending.above = (parent.info.number, parent.pending.head)
         self.observe(Act.NOTE, policy="kernel", tokenizer=self.counter.name, **msgspec.structs.asdict(fork))
+
+    def _descend(self, lineage: Lineage) -> None:
+        """See the pages of this lineage."""
+        self.lineage = lineage
+        self.window.pages.read, self.window.calls.find = reader_of(self.store, lineage), finder_of(self.store, lineage)
 
     # What other writers did
 
@@ -224,8 +239,24 @@ class Kernel:
         return found
 
     def closure(self, pages: Sequence[int]) -> list[int]:
-        """All pages that forgetting these would forget, in order."""
-        return sorted(closure_of_drop(self.window, pages), key=abs)
+        """All pages that forgetting these would forget, in order: these, and all that was derived or recalled from them (law 1).
+
+        Raises:
+            UnknownAddress, Forgotten, KernelError: no such page, a forgotten one, none or one twice.
+        """
+        gone = fresh = {page.id for page in known(self.window, pages)}
+        while fresh:
+            fresh = self._made_from(fresh) - gone
+            gone = gone | fresh
+        return sorted(gone, key=abs)
+
+    def _made_from(self, pages: Set[int]) -> set[int]:
+        """The pages here that have any of these among their sources."""
+        found = {page.id for page in self.pending.new if not pages.isdisjoint(page.sources)}
+        for owner in (*(share.process for share in self.lineage.shares), self.info.number):
+            cited = self.store.citing(owner, pages) if owner else ()
+            found.update(page for by, page in cited if by == owner == self.lineage.owner(page))
+        return {page for page in found if page in self.window.pages and self.window.at(page) != Place.DROPPED}
 
     def text(self, page: int) -> str:
         """The exact text of a page.
@@ -240,7 +271,17 @@ class Kernel:
             )
         if self.window.at(page) == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
-        return self.contents.get(known.digest)
+        return self.text_of(known)
+
+    def text_of(self, page: Page) -> str:
+        """The exact text of a page that is not forgotten here.
+
+        Raises:
+            StoreCorrupt: altered; or another program has forgotten it since.
+        """
+        if not page.digest:
+            raise StoreCorrupt(f"another program has just forgotten {page.address}", advice="read the session again")
+        return self.contents.get(page.digest)
 
     def forget_texts(self, gone: Sequence[int]) -> None:
         """Empty the cache of texts, and remove what is known of forgotten pages; texts are read again when needed."""
@@ -385,6 +426,9 @@ class Kernel:
         """The page that a checked fold makes, and the texts of its digests."""
         extra = self.contents.get(self.window.pages[move.pages[0]].extra) if len(move.pages) == 1 else ""
         page, text, kept = derived_page(move, change, self.window, self.counter, self.clock(), self.text, extra)
+        if page.kind is Kind.EXCERPT:
+            pieces = pieces_of(page, text, lambda source: self.window.pages[source].digest, self.text)
+            self.pending.pieces |= {page.digest: pieces} if pieces is not None else {}
         return page, {page.digest: text, page.extra: kept} if page.extra else {page.digest: text}
 
     def pin(self, pages: Sequence[int], why: str = "") -> None:
@@ -514,29 +558,51 @@ class Kernel:
         """Drop a batch that was set aside; its observations are kept."""
         self.pending.add(event for event in batch.events if event.act not in STATE)
 
-    def flush(self, *, wait: bool = True) -> None:
-        """Write the batch in one transaction; without `wait` it does not wait for another writer."""
+    def flush(self, *, wait: bool = True, closing: bool = False) -> None:
+        """Write the batch in one transaction; without `wait` it does not wait for another writer.
+
+        Args:
+            closing: whether this is the last for now; then also a short rest of the ledger gets a checkpoint.
+        """
         pending, window = self.pending, self.window
-        if pending.events:
+        work = self._work + work_of(pending.events)
+        due = work >= (SHORT if closing else max(LONG, (window.last - window.last_derived) // SHARE))
+        if pending.events or (due and self.info.number and not self.store.readonly):
             if self.store.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
-            batch = pending.batch(window.pages, window.states, self.lineage.owns, wait=wait)
+            changed = window.changed()
+            ledger = self.ledger.copy() if due else self.ledger
+            batch = pending.batch(window.pages, changed, self.lineage.owns, wait=wait)
+            if due:
+                for event in pending.events:
+                    ledger.count(event, window)
+                batch.checkpoint = checkpoint_of(window, ledger, self.usage)
             try:
                 if self.info.number:
                     self.store.commit(self.info.number, batch)
                 else:
                     self.info = self.store.begin(self.info.name, batch, time=self.info.created, user=self.info.user)
-                    self.lineage = self.lineage._replace(process=self.info.number)
+                    self._descend(self.lineage._replace(process=self.info.number))
             except StoreStale:
                 self.stale = True
                 raise
             pending.head += len(pending.events)
-            for event in pending.events:
-                self.ledger.count(event, window)
+            if not due:
+                for event in pending.events:
+                    ledger.count(event, window)
+            self.ledger, self._work = ledger, 0 if due else work
             pending.clear()
+            window.pages.settle(window.last_derived, window.last)
+            # An excerpt that another one has replaced is hardly ever asked for again.
+            window.pages.drop(page for page in changed if page < 0 and page not in window.shown)
         self.changes += window.journal_position > 0
         self._settled = self.budget
         window.keep()
+
+    @property
+    def is_long(self) -> bool:
+        """Whether reading this process again would replay more than a little."""
+        return self._work >= SHORT
 
     # The ledger
 

@@ -26,7 +26,7 @@ __all__ = [
     "check_held",
     "check_load",
     "check_retire",
-    "closure_of_drop",
+    "known",
 ]
 
 DERIVED = (Kind.FOLD, Kind.EXCERPT)
@@ -341,21 +341,6 @@ def check_retire(window: Window, move: Retire) -> Change:
             leaving |= partners
     at = _departures(window, leaving) | dict.fromkeys(chosen, Place.RETIRED)
     return Change(at={page: where for page, where in at.items() if window.at(page) != where}, uncover=_uncovered(window, leaving))
-
-
-def closure_of_drop(window: Window, pages: Sequence[int]) -> set[int]:
-    """These pages and all that was derived or recalled from them, transitively (law 1)."""
-    gone = {page.id for page in known(window, pages)}
-    grown = True
-    while grown:
-        more = {
-            page.id
-            for page in window.pages.values()
-            if page.id not in gone and gone & set(page.sources) and window.at(page.id) != Place.DROPPED
-        }
-        gone |= more
-        grown = bool(more)
-    return gone
 
 
 def check_drop(window: Window, gone: set[int]) -> Change:

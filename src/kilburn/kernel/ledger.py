@@ -88,6 +88,21 @@ class Ledger:
         self._evicted: dict[int, int] = {}
         self._filled = 0.0
 
+    def copy(self) -> Ledger:
+        """The same figures, to be continued by themselves."""
+        made = Ledger()
+        made.stats, made._evicted, made._filled = copy.copy(self.stats), self._evicted.copy(), self._filled
+        return made
+
+    def state(self, turn: int) -> dict[str, Any]:
+        """What `adopt` takes, as plain numbers; `turn` is the current one."""
+        recent = {page: left for page, left in self._evicted.items() if turn - left <= REFAULT}
+        return {"stats": self.stats, "filled": self._filled, "evicted": recent}
+
+    def adopt(self, stats: Stats, filled: float, evicted: dict[int, int]) -> None:
+        """Go on from another one's figures."""
+        self.stats, self._filled, self._evicted = stats, filled, evicted
+
     def count(self, event: Event, window: Window) -> None:
         """Count one event; `window` gives the pages' costs."""
         stats = self.stats

@@ -14,7 +14,7 @@ from kilburn.budget import Budget
 from kilburn.event import STATE, Act, Event
 from kilburn.message import Kind
 from kilburn.page import Page
-from kilburn.store import Batch, State
+from kilburn.store import Batch, Pieces, State
 
 __all__ = ["START", "Pending", "Savepoint"]
 
@@ -46,6 +46,8 @@ class Pending:
         self.events: list[Event] = []
         self.new: list[Page] = []
         self.texts: dict[str, str] = {}
+        # Of texts that are excerpts, the pieces that they are made from.
+        self.pieces: dict[str, Pieces] = {}
         self.budget: Budget | None = None
         # Of a branch that begins: the process that it forks from, and that one's last event.
         self.above: tuple[int, int] | None = None
@@ -85,7 +87,7 @@ class Pending:
         """Remove and return the whole batch; an empty one stays."""
         taken = Pending()
         taken.events, taken.new, taken.texts, taken.budget = self.events, self.new, self.texts, self.budget
-        taken.above = self.above
+        taken.pieces, taken.above = self.pieces, self.above
         self.clear()
         return taken
 
@@ -94,26 +96,28 @@ class Pending:
         self.add(taken.events)
         self.new += taken.new
         self.texts |= taken.texts
+        self.pieces |= taken.pieces
         self.above = taken.above
 
     def batch(
-        self, pages: Mapping[int, Page], states: Mapping[int, State], owns: Callable[[int], bool], *, wait: bool = True
+        self, pages: Mapping[int, Page], changed: Mapping[int, State], owns: Callable[[int], bool], *, wait: bool = True
     ) -> Batch:
         """The transaction, with the states of all pages that were moved.
 
         Args:
             pages: those of the window.
+            changed: the states of those that the batch has moved.
             owns: whether a page has its row in this process. What became of an inherited page only the ledger says.
         """
         digests = {digest for page in self.new for digest in (page.digest, page.extra) if digest}
-        moved = {page for event in self.events if event.act in STATE for page in _moved(event)}
         return Batch(
             head=self.head,
             above=self.above,
             events=self.events,
             pages=self.new,
             texts={digest: self.texts[digest] for digest in digests},
-            states={page: states[page] for page in moved if owns(page)},
+            pieces={page.digest: self.pieces[page.digest] for page in self.new if page.digest in self.pieces},
+            states={page: state for page, state in changed.items() if owns(page)},
             index=[page.id for page in self.new if _is_indexed(page)],
             unindex=sorted({page for page in self._in(Act.RETIRE) if page > 0 and owns(page)}),
             erase=[page for page in self._in(Act.DROP) if owns(page)],
@@ -123,16 +127,6 @@ class Pending:
 
     def _in(self, act: Act) -> Iterator[int]:
         return (page for event in self.events if event.act is act for page in event.pages)
-
-
-def _moved(event: Event) -> Iterator[int]:
-    """The pages whose state an event may have changed."""
-    if event.act in (Act.PIN, Act.UNPIN, Act.REMEMBER):
-        yield from event.pages
-    for members in event.data.get("to", {}).values():
-        yield from members
-    if "fold" in event.data:
-        yield event.data["fold"]
 
 
 def _is_indexed(page: Page) -> bool:

@@ -417,9 +417,10 @@ class Process:
     def _read(self, address: str) -> tuple[list[int], Recalled]:
         kernel = self.kernel
         numbers = kernel.resolve(address)
+        kernel.window.pages.fetch(numbers)
         pages = tuple(kernel.window.pages[number] for number in numbers)
         kernel.contents.fetch(page.digest for page in pages)
-        return numbers, Recalled(pages, tuple(kernel.contents.get(page.digest) for page in pages), self)
+        return numbers, Recalled(pages, tuple(map(kernel.text_of, pages)), self)
 
     def resolve(self, address: str) -> list[int]:
         """The ids of the pages that an address names, those that were retired included.
@@ -722,8 +723,8 @@ class Process:
             asked = window.calls.get(call or "", 0)
             if call is not None and asked not in window.open:
                 raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
-            if any(event.act is not Act.SHIP for event in kernel.pending.events):
-                kernel.flush()
+            if any(event.act is not Act.SHIP for event in kernel.pending.events) or kernel.is_long:
+                kernel.flush(closing=True)
             fork = Fork(
                 forked=kernel.info.number,
                 inherit=inherit,
@@ -751,8 +752,8 @@ class Process:
 
     def catch_up(self) -> None:
         """Forget what this branch inherited and was forgotten above it by a program that did not know of the branch."""
-        window, owns = self.window, self.kernel.lineage.owns
-        lost = [page.id for page in window.pages.values() if not (page.digest or owns(page.id))]
+        window = self.window
+        lost = [page for page in self._gone_above() if window.at(page) is not Place.DROPPED]
         # What it returned of them stands in the way until `finish`.
         with suppress(StoreError):
             self.drop(lost, "forgotten where it was inherited from")
@@ -762,14 +763,20 @@ class Process:
         and not here. What was made from it goes too, in any process."""
         with self.kernel.lock:
             window, owns, number = self.window, self.kernel.lineage.owns, self.kernel.info.number
-            inherited = [page for page in window.pages.values() if not owns(page.id)]
-            begun = [page.id for page in inherited if bool(page.digest) == (window.at(page.id) is Place.DROPPED)]
+            here = {page for page in window.gone if window.at(page) is Place.DROPPED and not owns(page)}
+            begun = sorted(here ^ self._gone_above())
         if begun:
             try:
                 forget(self.kernel.store, self.opener, {number: begun}, "the rest of a forgetting that broke off")
             except KilburnError as error:
                 # The next time it is opened, or asked to forget them, goes on.
                 log.warning("session %s: forgetting broke off and could not be finished: %s", self.name, error)
+
+    def _gone_above(self) -> set[int]:
+        """The pages that this branch inherited and that are forgotten where they were made."""
+        lineage = self.kernel.lineage
+        owners = [share.process for share in lineage.shares]
+        return {page for owner in owners for page in self.kernel.store.forgotten(owner) if lineage.owner(page) == owner}
 
     def _new(self) -> Process:
         """A session for a branch, not written yet, with the next name that is free."""

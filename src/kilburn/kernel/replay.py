@@ -2,70 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kilburn.budget import Counter
 from kilburn.errors import KilburnError, StoreCorrupt
-from kilburn.event import Act, Event
+from kilburn.event import STATE, Act, Event
 from kilburn.kernel.admission import cost_of
 from kilburn.kernel.branches import Lineage, fork_of, origin_in
+from kilburn.kernel.checkpoint import restore
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.ledger import Ledger, Usage
+from kilburn.kernel.pages import Calls, Pages, finder_of, reader_of
 from kilburn.kernel.render import part_of
 from kilburn.kernel.window import Window
 from kilburn.page import Page
 from kilburn.store import ProcessInfo, Store
 
-__all__ = ["Rebuilt", "rebuild"]
+__all__ = ["Rebuilt", "lineage_of", "rebuild", "work_of"]
 
 READ = 500
 """Pages whose texts are read at a time."""
+
+MANY = 256
+"""Pages that one event moves in the time of an event that moves none."""
 
 SENSELESS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError)
 """Errors of replaying an event that does not fit the pages, or has wrong data."""
 
 
 class Rebuilt(NamedTuple):
-    """The state of a process up to event `head`, and whose pages these are."""
+    """The state of a process up to event `head`, and whose pages these are.
+
+    Args:
+        work: what it took to replay it, beside what a checkpoint gave; see `work_of`.
+    """
 
     window: Window
     ledger: Ledger
     usage: Usage
     head: int
     lineage: Lineage
+    work: int = 0
 
 
-def rebuild(store: Store, info: ProcessInfo, counter: Counter, *, recount: bool = True, until: int | None = None) -> Rebuilt:
-    """Rebuild a process from its store; its pages get the costs of this counter. A branch with its parent's history begins
-    where the parent stood when it forked.
+def work_of(events: Iterable[Event]) -> int:
+    """What it takes to replay events, in events that move no page."""
+    moved = (sum(map(len, event.data["to"].values())) if "to" in event.data and event.act in STATE else 0 for event in events)
+    return sum(1 + many // MANY for many in moved)
+
+
+def lineage_of(store: Store, number: int) -> Lineage:
+    """Whose pages a process sees."""
+    fork = fork_of(origin_in(store.events(number)))
+    if fork is None or not fork.at:
+        return Lineage(number)
+    return lineage_of(store, fork.forked).child(number, fork.known, fork.derived)
+
+
+def rebuild(
+    store: Store,
+    info: ProcessInfo,
+    counter: Counter,
+    *,
+    recount: bool = True,
+    until: int | None = None,
+    whole: bool = False,
+) -> Rebuilt:
+    """Rebuild a process from its last checkpoint and its ledger; its pages get the costs of this counter. A branch with its
+    parent's history begins where the parent stood when it forked.
 
     Args:
         info: with the number 0 where the store has no such process yet.
         recount: whether pages that were made under another counter get their costs by this one, for which their texts
             are read.
         until: the last event that counts; None for all.
+        whole: whether everything is replayed, as if there were no checkpoint.
 
     Raises:
         StoreCorrupt: the ledger has a hole, or an event that does not fit the state before it.
     """
-    window, ledger, usage, lineage = Window(counter), Ledger(), Usage(counter), Lineage(info.number)
     if not info.number:
-        return Rebuilt(window, ledger, usage, 0, lineage)
-    events = list(islice(store.events(info.number), until))
-    fork = fork_of(origin_in(events))
-    if fork is not None and fork.at:
-        parent = ProcessInfo(number=fork.forked, name=f"process {fork.forked}", created=0.0)
-        base = rebuild(store, parent, counter, recount=recount, until=fork.at)
-        if base.head < fork.at:
-            raise StoreCorrupt(f"what session {info.name!r} forked from is gone", advice="run `kilburn fsck --repair`")
-        window, usage, lineage = base.window, base.usage, base.lineage.child(info.number, base.window)
-    # Read after the events: another process may be appending, and a page that no event names yet does no harm.
-    pages = window.pages | {page.id: page for page, _ in store.pages(info.number)}
+        return Rebuilt(Window(counter), Ledger(), Usage(counter), 0, Lineage(0))
+    lineage = lineage_of(store, info.number)
+    made = Window(counter, Pages(reader_of(store, lineage)), Calls(finder_of(store, lineage)))
+    base = None if whole else _restored(store, made, lineage, until)
+    if base is not None:
+        events = list(islice(store.events(info.number, base.head), None if until is None else until - base.head))
+        # Those that came since, in one query; other pages when they are needed.
+        named = {page for event in events for page in _made_by(event)}
+        pages: Mapping[int, Page] = {page: row[0] for (_, page), row in store.read((info.number, page) for page in named).items()}
+    else:
+        events = list(islice(store.events(info.number), until))
+        base = _inherited(store, info, counter, lineage, origin_in(events), recount=recount, whole=whole) or Rebuilt(
+            made, Ledger(), Usage(counter), 0, lineage
+        )
+        # Read after the events: another process may be appending, and a page that no event names yet does no harm.
+        pages = {page.id: page for page, _ in store.pages(info.number)}
+    window, ledger, usage = base.window, base.ledger, base.usage
     if recount:
-        window.costs |= _costs(store, pages, _foreign(events, counter), counter)
-    for number, event in enumerate(events, 1):
+        foreign = _foreign(events, counter, usage.tokenizer if base.head else "")
+        window.costs |= _costs(store, ChainMap(dict(pages), window.pages), foreign, counter) if foreign else {}
+    for number, event in enumerate(events, base.head + 1):
         where = f"event {number} of session {info.name!r}"
         if event.number != number:
             raise StoreCorrupt(f"{where} is missing", advice="run `kilburn fsck`")
@@ -78,12 +118,53 @@ def rebuild(store: Store, info: ProcessInfo, counter: Counter, *, recount: bool 
             raise StoreCorrupt(f"{where} ({event.act}) makes no sense: {why}", advice="run `kilburn fsck`") from error
         # A replay is never undone; its whole journal would take hundreds of megabytes.
         window.keep()
-    return Rebuilt(window, ledger, usage, len(events), lineage)
+    window.pages.settle(window.last_derived, window.last)
+    window.pages.drop(page for page in range(window.last_derived, 0) if page not in window.shown)
+    return Rebuilt(window, ledger, usage, base.head + len(events), lineage, base.work + work_of(events))
 
 
-def _foreign(events: Sequence[Event], counter: Counter) -> set[int]:
-    """The pages that were made while the session had another counter: their own costs are by that one."""
-    tokenizer, found = "", set[int]()
+def _restored(store: Store, window: Window, lineage: Lineage, until: int | None) -> Rebuilt | None:
+    """The state of the last checkpoint; None where there is none that can be used."""
+    found = store.checkpoint(lineage.process, until)
+    if found is None:
+        return None
+    ledger, usage = Ledger(), Usage(window.counter)
+    return Rebuilt(window, ledger, usage, found[0], lineage) if restore(found[1], window, ledger, usage) else None
+
+
+def _inherited(
+    store: Store, info: ProcessInfo, counter: Counter, lineage: Lineage, origin: Mapping[str, Any], *, recount: bool, whole: bool
+) -> Rebuilt | None:
+    """The state that a branch begins with; None of any other process.
+
+    Raises:
+        StoreCorrupt: what it inherited is gone.
+    """
+    fork = fork_of(origin)
+    if fork is None or not fork.at:
+        return None
+    parent = ProcessInfo(number=fork.forked, name=f"process {fork.forked}", created=0.0)
+    base = rebuild(store, parent, counter, recount=recount, until=fork.at, whole=whole)
+    if base.head < fork.at:
+        raise StoreCorrupt(f"what session {info.name!r} forked from is gone", advice="run `kilburn fsck --repair`")
+    base.window.pages.read, base.window.calls.find = reader_of(store, lineage), finder_of(store, lineage)
+    return Rebuilt(base.window, Ledger(), base.usage, 0, lineage, base.work)
+
+
+def _made_by(event: Event) -> Iterable[int]:
+    """The pages that came with an event."""
+    if event.act is Act.ADMIT:
+        return event.pages
+    return (event.data["fold"],) if event.act is Act.FOLD and "fold" in event.data else ()
+
+
+def _foreign(events: Sequence[Event], counter: Counter, tokenizer: str) -> set[int]:
+    """The pages that were made while the session had another counter: their own costs are by that one.
+
+    Args:
+        tokenizer: the name of the counter before these events; "" for none.
+    """
+    found = set[int]()
     for event in events:
         if event.act is Act.NOTE:
             tokenizer = str(event.data.get("tokenizer", tokenizer))
@@ -95,7 +176,7 @@ def _foreign(events: Sequence[Event], counter: Counter) -> set[int]:
 def _costs(store: Store, pages: Mapping[int, Page], foreign: Set[int], counter: Counter) -> dict[int, int]:
     """What pages cost by another counter than the one under which they were made; forgotten pages have no text."""
     costs: dict[int, int] = {}
-    kept = [page for page in pages.values() if page.id in foreign and page.digest]
+    kept = [pages[number] for number in sorted(foreign) if number in pages and pages[number].digest]
     for some in (kept[at : at + READ] for at in range(0, len(kept), READ)):
         texts = {"": ""} | store.texts({digest for page in some for digest in (page.digest, page.extra) if digest})
         for page in some:

@@ -49,6 +49,10 @@ class StandIns(Mapping[int, int]):
     def __len__(self) -> int:
         return len(self._bundles)
 
+    def folds(self) -> Set[int]:
+        """The folds that stand for pages."""
+        return self._folds.keys()
+
     def of(self, fold: int) -> Set[int]:
         """The pages that a fold stands for."""
         bundle = self._folds.get(fold)

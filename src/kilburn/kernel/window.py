@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from kilburn.budget import Counter, text_cost
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Event
-from kilburn.kernel.gaps import Gaps, Key
+from kilburn.kernel.gaps import Gap, Gaps, Key
+from kilburn.kernel.pages import Calls, Pages
 from kilburn.kernel.stand_ins import StandIns
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Place, tombstone_of
@@ -50,13 +51,15 @@ class Window:
 
     Args:
         counter: counts handles and stubs.
+        pages: its pages; for a new process, none.
+        calls: the calls among them.
     """
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: Counter, pages: Pages | None = None, calls: Calls | None = None) -> None:
         self.counter = counter
-        self.pages: dict[int, Page] = {}
+        self.pages = Pages() if pages is None else pages
         self.states: dict[int, State] = {}
-        # Costs by another counter than the pages' own; see `cost`.
+        # By the counter of this process, which need not be that of the pages' own tokens; see `cost`.
         self.costs: dict[int, int] = {}
         self.stand_ins = StandIns()
         # The same as `states`, by place: a fold of thousands of pages is checked set against set.
@@ -68,7 +71,7 @@ class Window:
         self.importance: dict[int, float] = {}
         # Calls without a result, each with the number of messages before it.
         self.open: dict[int, int] = {}
-        self.calls: dict[str, int] = {}
+        self.calls = Calls() if calls is None else calls
         # The ids of the last original and the last derived page, and the number of the last message.
         self.last = self.last_derived = self.turn = 0
         self.said = 0
@@ -83,6 +86,8 @@ class Window:
         self._resident: list[Page] | None = None
         self._use: int | None = None
         self._journal: list[Callable[[], object]] = []
+        # The states before the batch of what it has moved so far; None of what is new.
+        self._before: dict[int, State | None] = {}
 
     def copy(self) -> Window:
         """The same window, to be changed by itself. The pages are shared; nothing may be waiting in the journal."""
@@ -90,9 +95,38 @@ class Window:
         for name in ("pages", "states", "costs", "shown", "folded", "gone", "groups", "pins", "importance", "open", "calls"):
             setattr(made, name, getattr(self, name).copy())
         made.stand_ins, made.stubs, made._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
-        made.gaps, made._journal = self.gaps.copy(made._order), []
+        made.gaps, made._journal, made._before = self.gaps.copy(made._order), [], {}
         made._resident = self._resident and self._resident.copy()
         return made
+
+    def adopt(self, states: dict[int, State], folds: Mapping[int, set[int]], stubs: dict[int, int], gaps: Sequence[Gap]) -> None:
+        """Take the states of all pages, and what follows from them, in place of none.
+
+        Args:
+            folds: what each fold stands for.
+            gaps: the stretches that are out.
+        """
+        self.states, self.stubs = states, stubs
+        out = []
+        for page, state in states.items():
+            if state.at in VISIBLE:
+                self.shown.add(page)
+            elif state.at is Place.OUT:
+                out.append(page)
+            elif state.at is Place.FOLDED:
+                self.folded.add(page)
+            elif state.at in GONE:
+                self.gone.add(page)
+            if state.pinned:
+                self.pins.add(page)
+            if state.importance:
+                self.importance[page] = state.importance
+        for fold, pages in folds.items():
+            self.stand_ins.put(pages, fold)
+        self.pages.fetch([*self.shown, *self.open, *self.request])
+        self._order[:] = sorted((*self.pages[page].order, page) for page in self.shown)
+        self._taken = sum(stubs[page] if page in stubs else self.cost(page) for page in self.shown)
+        self.gaps.adopt({page: self.costs[page] for page in out if page > 0}, gaps)
 
     # What is where
 
@@ -113,12 +147,12 @@ class Window:
 
     def cost(self, page: int) -> int:
         """What a page costs when it is resident and whole, in tokens of this process's counter."""
-        return self.costs.get(page) or self.pages[page].tokens
+        known = self.costs.get(page)
+        return self.pages[page].tokens if known is None else known
 
     def priced(self, page: int) -> Page:
         """A page with its cost in this window."""
-        known = self.pages[page]
-        cost = self.costs.get(page) or known.tokens
+        known, cost = self.pages[page], self.cost(page)
         return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)
 
     def resident(self) -> tuple[Page, ...]:
@@ -239,6 +273,7 @@ class Window:
         """Add a new page in its state."""
         before = (self.last, self.last_derived, self.turn, self.said, self.request, self.seen)
         self.pages[page.id] = page
+        self.costs.setdefault(page.id, page.tokens)
         if page.id > 0:
             self._take_note_of(page)
         else:
@@ -271,7 +306,7 @@ class Window:
             call = page.call
             if call is not None:
                 self.calls[call] = page.id
-                self._journal.append(lambda: self.calls.pop(call, None))
+                self._journal.append(lambda: self.calls.pop(call))
         elif page.answers in self.open:
             said = self.open.pop(page.answers)
             self._journal.append(lambda: self.open.__setitem__(page.answers, said))
@@ -283,7 +318,7 @@ class Window:
                 self.groups[page.group] = members
             else:
                 self.groups.pop(page.group, None)
-        del self.pages[page.id]
+        del self.pages[page.id], self.costs[page.id]
         self.last, self.last_derived, self.turn, self.said, self.request, self.seen = before
 
     def _set(self, page: int, state: State) -> None:
@@ -295,6 +330,7 @@ class Window:
     def _put(self, page: int, before: State | None, after: State | None) -> None:
         """Set a page's state, or remove the page if it is None, and update the order, the gaps and the use."""
         was, now = before.at if before else None, after.at if after else None
+        self._before.setdefault(page, before)
         if after is None:
             del self.states[page]
         else:
@@ -362,18 +398,26 @@ class Window:
         """Undo, back to a position in the journal."""
         while len(self._journal) > position:
             self._journal.pop()()
+        if not position:
+            self._before.clear()
         self._use = None
 
     def keep(self) -> None:
         """Keep all changes, and begin a new journal."""
         self._journal.clear()
+        self._before.clear()
+
+    def changed(self) -> dict[int, State]:
+        """The pages whose states the batch has changed so far, with the states that they have now."""
+        states = self.states
+        return {page: states[page] for page, before in self._before.items() if page in states and states[page] != before}
 
     def scrub(self, pages: Iterable[int]) -> None:
         """Remove every word of forgotten pages, outside of any batch."""
         for page in pages:
             call = self.pages[page].call
             if call is not None and self.calls.get(call) == page:
-                del self.calls[call]
+                self.calls.pop(call)
             self.pages[page] = tombstone_of(self.pages[page])
         self._resident = self._use = None
 

@@ -1,4 +1,4 @@
-"""How the bytes of a text are stored: as they are, or as one zstd frame if that is smaller.
+"""How the bytes of a text are stored: as they are, as one zstd frame if that is smaller, or as pieces of other texts.
 
 What is read is not trusted: its length is bounded by the recorded size, and its SHA-256 is checked on every read.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError
 
@@ -15,10 +18,32 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["PLAIN", "ZSTD", "digest_of_stored", "encode_text", "key_of", "pack", "unpack"]
+__all__ = [
+    "PLAIN",
+    "SPLICED",
+    "ZSTD",
+    "Piece",
+    "digest_of_stored",
+    "encode_text",
+    "inflate",
+    "key_of",
+    "pack",
+    "pack_pieces",
+    "pieces_of",
+    "spliced",
+    "unpack",
+]
 
 PLAIN = 0
 ZSTD = 1
+SPLICED = 2
+"""The text of an excerpt: a zstd frame of its pieces, which are words of its own and spans of other texts."""
+
+Piece = str | tuple[int, int, int]
+"""Words, or the row of another text and a half-open range of its characters."""
+
+MOST_PIECES = 64 << 20
+"""Bytes of the pieces of one text, unpacked: a damaged row must not fill the memory."""
 
 WORTHWHILE = 200
 """Bytes; in a shorter text the header of a frame takes more than the compression saves."""
@@ -28,6 +53,8 @@ KEPT = 65_536
 not: a compressor that has compressed fifty megabytes keeps their memory."""
 
 _compressor = zstd.ZstdCompressor(level=3)
+
+_pieces = msgspec.msgpack.Decoder(tuple[Piece, ...])
 
 
 def encode_text(text: str, digest: str) -> bytes:
@@ -70,13 +97,44 @@ def pack(data: bytes) -> tuple[int, bytes]:
     return PLAIN, data
 
 
-def unpack(codec: int, stored: bytes, size: int, digest: bytes) -> str:
+def pack_pieces(pieces: Sequence[Piece]) -> tuple[int, bytes]:
+    """Codec and bytes to store of a text that is made from pieces."""
+    return SPLICED, _compressor.compress(msgspec.msgpack.encode(pieces), zstd.ZstdCompressor.FLUSH_FRAME)
+
+
+def pieces_of(stored: object, digest: bytes) -> tuple[Piece, ...]:
+    """The pieces of a stored text.
+
+    Raises:
+        StoreCorrupt: there are none that can be read.
+    """
+    if not isinstance(stored, bytes):
+        raise _corrupt(digest, "its row makes no sense")
+    try:
+        return _pieces.decode(zstd.ZstdDecompressor().decompress(stored, max_length=MOST_PIECES))
+    except (zstd.ZstdError, msgspec.MsgspecError, UnicodeError) as error:
+        raise _corrupt(digest, "its pieces cannot be read") from error
+
+
+def spliced(pieces: Sequence[Piece], text_of: Callable[[int], str]) -> str:
+    """The text that pieces make.
+
+    Args:
+        text_of: the text of a row.
+    """
+    return "".join([piece if isinstance(piece, str) else text_of(piece[0])[piece[1] : piece[2]] for piece in pieces])
+
+
+def unpack(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> str:
     """The text of a stored content, verified.
+
+    Args:
+        text_of: the text of another row, for a text that is made from pieces of others.
 
     Raises:
         StoreCorrupt: not what was stored under this digest.
     """
-    data = _inflate(codec, stored, size, digest)
+    data = inflate(codec, stored, size, digest, text_of)
     if hashlib.sha256(data).digest() != digest:
         raise _corrupt(digest, "its SHA-256 is another")
     try:
@@ -85,16 +143,21 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes) -> str:
         raise _corrupt(digest, "it is not UTF-8") from error
 
 
-def digest_of_stored(codec: int, stored: bytes, size: int) -> bytes:
+def digest_of_stored(codec: int, stored: bytes, size: int, text_of: Callable[[int], str] | None = None) -> bytes:
     """The real digest of a stored text, which may differ from the digest that it is stored under.
 
     Raises:
         StoreCorrupt: it holds nothing that can be read.
     """
-    return hashlib.sha256(_inflate(codec, stored, size, b"")).digest()
+    return hashlib.sha256(inflate(codec, stored, size, b"", text_of)).digest()
 
 
-def _inflate(codec: int, stored: bytes, size: int, digest: bytes) -> bytes:
+def inflate(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> bytes:
+    """What is stored under a digest, in the recorded length; its digest is not checked.
+
+    Raises:
+        StoreCorrupt: it cannot be read, or has another length.
+    """
     if not isinstance(stored, bytes) or not isinstance(size, int) or not 0 <= size < 1 << 60:
         raise _corrupt(digest, "its row makes no sense")
     data = stored
@@ -105,6 +168,8 @@ def _inflate(codec: int, stored: bytes, size: int, digest: bytes) -> bytes:
             data = unpacker.decompress(stored, max_length=size + 1)
         except zstd.ZstdError as error:
             raise _corrupt(digest, "its compressed form is broken") from error
+    elif codec == SPLICED and text_of is not None:
+        data = spliced(pieces_of(stored, digest), text_of).encode("utf-8", "replace")
     elif codec != PLAIN:
         raise _corrupt(digest, f"its codec {codec} is unknown")
     if len(data) != size:

@@ -16,13 +16,14 @@ from kilburn.event import STATE, Act, Event
 from kilburn.page import Page, Place
 from kilburn.store import ProcessKind, State
 from kilburn.stores import citations
-from kilburn.stores.codec import digest_of_stored, unpack
+from kilburn.stores.codec import SPLICED, digest_of_stored, unpack
 from kilburn.stores.connection import row, rows, rows_of_each
+from kilburn.stores.contenttable import Wholes, content_of
 from kilburn.stores.passages import passages
 from kilburn.stores.records import UNREADABLE, event_of, seal_of
 from kilburn.stores.sealed import TALLY, Sealed, Session, seal_of_process, shown
 from kilburn.stores.textindex import TextIndex, entry_of, length_class, number_of
-from kilburn.stores.transaction import content_of, sealed_event, set_stand, set_tally
+from kilburn.stores.transaction import sealed_event, set_stand, set_tally
 from kilburn.stores.vectortable import VectorTable
 
 __all__ = ["Finding", "erase_session", "inspect", "quarantine_session", "rebuild"]
@@ -125,7 +126,7 @@ def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
     select = "SELECT digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?"
     for digest, size, codec, data in rows_of_each(db, select, [(tenant,)]):
         try:
-            unpack(codec, data, size, digest)
+            unpack(codec, data, size, digest, Wholes(db).text)
         except StoreCorrupt as error:
             yield Finding(kind="content", what=error.what)
     for (digest,) in rows(db, f"SELECT CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
@@ -335,7 +336,7 @@ def _redigest(db: apsw.Connection, tenant: int) -> None:
         db, "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?", tenant
     ):
         try:
-            own = digest_of_stored(codec, data, size)
+            own = digest_of_stored(codec, data, size, Wholes(db).text)
         except StoreCorrupt:
             continue
         if own != digest:

@@ -15,6 +15,7 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
+from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of, tombstone_of
 from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
 from kilburn.stores.codec import encode_text, key_of
@@ -34,6 +35,7 @@ class _Process(msgspec.Struct):
     first: dict[int, int] = {}
     """The first passage of each page that is indexed, counted as they were made."""
     passages: int = 0
+    checkpoints: dict[int, bytes] = {}
 
 
 class Memory:
@@ -118,6 +120,8 @@ class Memory:
         for number in batch.unindex:
             self._unindex(known, number)
         self._erase(known, batch)
+        if batch.checkpoint is not None:
+            known.checkpoints[batch.head + len(batch.events)] = batch.checkpoint
         known.info = msgspec.structs.replace(
             known.info,
             head=batch.head + len(batch.events),
@@ -246,9 +250,31 @@ class Memory:
             if page.digest
             and (
                 any(other == process and one in cited for other, one in page.cites)
-                or (number == process and known.info.kind is not ProcessKind.SESSION and not cited.isdisjoint(page.sources))
+                or (number == process and not cited.isdisjoint(page.sources))
             )
         )
+
+    def calls(self, process: int, among: Iterable[str] | None = None) -> dict[str, int]:
+        """The calls of a process by their ids, with the ids of their pages: all, or those with these ids."""
+        with self._lock:
+            self._check_open()
+            pages = sorted(self._pages_of(process).items())
+            known = {page.call: number for number, page in pages if page.kind is Kind.CALL and page.call is not None}
+            return known if among is None else {call: known[call] for call in among if call in known}
+
+    def forgotten(self, process: int) -> list[int]:
+        """The ids of the pages of a process that are forgotten, in order."""
+        with self._lock:
+            self._check_open()
+            return sorted(number for number, page in self._pages_of(process).items() if not page.digest)
+
+    def checkpoint(self, process: int, until: int | None = None) -> tuple[int, bytes] | None:
+        """The newest checkpoint of a process, at event `until` or before it, with the number of its last event."""
+        with self._lock:
+            self._check_open()
+            known = self._processes[process].checkpoints if process in self._processes else {}
+            heads = [head for head in known if until is None or head <= until]
+            return (max(heads), known[max(heads)]) if heads else None
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
         """The ledger from event `after` + 1 on."""

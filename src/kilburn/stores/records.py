@@ -11,18 +11,16 @@ again is not written.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from hashlib import blake2b
-from itertools import chain
 from typing import Any
 
 import msgspec
 
 from kilburn.errors import StoreError
 from kilburn.event import STATE, Act, Event
-from kilburn.page import Page
+from kilburn.page import Page, expanded, stretches
 
 __all__ = [
     "UNREADABLE",
@@ -41,6 +39,12 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, LookupE
 
 LONG = 32
 """A list of up to this many ids is written as it is."""
+
+LISTS = frozenset({"to", "cover", "uncover"})
+"""Data of an event that may be long lists of page ids."""
+
+RUNS = "runs"
+"""The key of the stretches that stand in place of such a list."""
 
 MOST = 10_000_000
 """Bound on the ids in a record: a damaged record must not fill the memory."""
@@ -106,8 +110,11 @@ def record_of_event(event: Event, memo: Memo | None = None) -> bytes:
         StoreError: it could not be read again.
     """
     try:
-        runs = _stretches(event.pages, memo)
-        record = _encode(_Event(**{**_fields(event), "pages": (), "runs": runs}) if runs else event)
+        runs, data = _stretches(event.pages, memo), _shortened(event.data) if event.act in STATE else event.data
+        if runs:
+            record = _encode(_Event(**{**_fields(event), "pages": (), "runs": runs, "data": data}))
+        else:
+            record = _encode(event if data is event.data else msgspec.structs.replace(event, data=data))
         again = _events.decode(record)
     except UNREADABLE as error:
         raise StoreError(
@@ -137,9 +144,9 @@ def event_of(record: bytes) -> Event:
         msgspec.DecodeError: it is none.
     """
     event = _events.decode(record)
-    if event.act in STATE and not event.pages:
-        return msgspec.structs.replace(event, pages=_ids(record))
-    return event
+    if event.act not in STATE or (event.pages and event.data.keys().isdisjoint(LISTS)):
+        return event
+    return msgspec.structs.replace(event, pages=event.pages or _ids(record), data=_lengthened(event.data))
 
 
 def _fields(record: Page | Event) -> dict[str, Any]:
@@ -158,30 +165,52 @@ def _stretches(ids: tuple[int, ...], memo: Memo | None) -> tuple[int, ...]:
     return known[1]
 
 
-def _find_stretches(ids: tuple[int, ...]) -> tuple[int, ...]:
-    runs: list[int] = []
-    start = 0
-    while start < len(ids):
-        offset = ids[start] - start
-        end = bisect_right(range(len(ids)), offset, lo=start, key=lambda at: ids[at] - at)
-        runs += (ids[start], ids[end - 1])
-        start = end
-        if 2 * len(runs) > len(ids):
-            return ()
-    # The search above assumes that the ids ascend.
-    return tuple(runs) if _expand(runs) == ids else ()
+def _find_stretches(ids: Sequence[int]) -> tuple[int, ...]:
+    runs = stretches(ids, len(ids) // 2)
+    # The search assumes that the ids ascend.
+    return tuple(runs) if 2 * len(runs) <= len(ids) and expanded(runs) == tuple(ids) else ()
 
 
 def _ids(record: bytes) -> tuple[int, ...]:
-    runs = _runs.decode(record).runs
+    return _checked(_runs.decode(record).runs)
+
+
+def _checked(runs: Sequence[int]) -> tuple[int, ...]:
+    """The ids of stored stretches.
+
+    Raises:
+        msgspec.ValidationError: they make no sense.
+    """
     lengths = [last - first + 1 for first, last in zip(runs[::2], runs[1::2], strict=False)]
     if len(runs) % 2 or min(lengths, default=1) < 1 or sum(lengths) > MOST:
         raise msgspec.ValidationError("the stretches of page ids make no sense")
-    return _expand(runs)
+    return expanded(runs)
 
 
-def _expand(runs: Sequence[int]) -> tuple[int, ...]:
-    return tuple(chain.from_iterable(range(first, last + 1) for first, last in zip(runs[::2], runs[1::2], strict=True)))
+def _shortened(data: dict[str, Any]) -> dict[str, Any]:
+    """An event's data with stretches in place of its long lists of page ids."""
+    if data.keys().isdisjoint(LISTS):
+        return data
+    return {key: _as_stretches(value) if key in LISTS else value for key, value in data.items()}
+
+
+def _as_stretches(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_stretches(ids) for key, ids in value.items()}
+    if not isinstance(value, list | tuple) or len(value) <= LONG or not all(type(one) is int for one in value):
+        return value
+    runs = _find_stretches(value)
+    return {RUNS: runs} if runs else value
+
+
+def _lengthened(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: _as_ids(value) if key in LISTS else value for key, value in data.items()}
+
+
+def _as_ids(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return list(_checked(value[RUNS])) if RUNS in value else {key: _as_ids(ids) for key, ids in value.items()}
 
 
 def telling_words(page: Page) -> set[str]:

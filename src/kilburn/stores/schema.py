@@ -7,15 +7,22 @@ Kilburn's, are refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import apsw
 
 from kilburn.errors import StoreCorrupt, StoreVersion
-from kilburn.stores.connection import transaction_scope, write_transaction
-from kilburn.stores.records import seal_of
+from kilburn.message import Kind
+from kilburn.stores import mentions
+from kilburn.stores.connection import rows, transaction_scope, write_transaction
+from kilburn.stores.contenttable import splice_excerpts
+from kilburn.stores.records import UNREADABLE, page_of, seal_of
+
+T = TypeVar("T")
 
 __all__ = [
     "APPLICATION",
+    "INDEXED",
     "MIGRATIONS",
     "NEWER",
     "OLDEST",
@@ -148,10 +155,11 @@ UPDATE page SET seal = seal_of('page', process, id, meta),
 UPDATE event SET seal = seal_of('event', process, number, CAST(act AS BLOB), body);
 """
 
-NEWER = "needs_a_kilburn_of_format_4"
+NEWER = "needs_a_kilburn_of_format_5"
 """An SQL function that a Kilburn of an older format does not have. Such a Kilburn may still have the file open. One of
-format 1 would write rows without seals, one of format 3 would forget pages and leave their vectors. Each of its commits
-writes to `process`, and now fails there, because the function does not exist."""
+format 1 would write rows without seals, one of format 3 would forget pages and leave their vectors, one of format 4 would not
+know what an excerpt is made of. Each of its commits writes to `process`, and now fails there, because the function does not
+exist."""
 
 GUARDS = """
 CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_newer_kilburn(); END;
@@ -208,17 +216,57 @@ CREATE TRIGGER process_made BEFORE INSERT ON process BEGIN SELECT needs_a_kilbur
 CREATE TRIGGER process_written BEFORE UPDATE ON process BEGIN SELECT needs_a_kilburn_of_format_4(); END;
 """
 
+FLAT = """
+DROP TRIGGER tenant_made;
+DROP TRIGGER process_made;
+DROP TRIGGER process_written;
+
+-- call: of a call, its id; derived from the record.
+ALTER TABLE page ADD COLUMN call TEXT;
+CREATE INDEX page_call ON page(process, call) WHERE call IS NOT NULL;
+
+-- The window of a process after event `head`, so that it need not be replayed from the beginning. It has no words.
+-- kept: a branch forked from there.
+CREATE TABLE checkpoint(
+    id INTEGER PRIMARY KEY,
+    process INTEGER NOT NULL,
+    head INTEGER NOT NULL,
+    kept INTEGER NOT NULL DEFAULT 0,
+    size INTEGER NOT NULL,
+    codec INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    seal BLOB NOT NULL,
+    UNIQUE(process, head)
+) STRICT;
+
+-- Which events may name the pages of a block; derived from the ledger.
+CREATE TABLE mention(
+    process INTEGER NOT NULL,
+    node INTEGER NOT NULL,
+    event INTEGER NOT NULL,
+    PRIMARY KEY(process, node, event)
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER tenant_made BEFORE INSERT ON tenant BEGIN SELECT needs_a_kilburn_of_format_5(); END;
+CREATE TRIGGER process_made BEFORE INSERT ON process BEGIN SELECT needs_a_kilburn_of_format_5(); END;
+CREATE TRIGGER process_written BEFORE UPDATE ON process BEGIN SELECT needs_a_kilburn_of_format_5(); END;
+"""
+
 UNSEALED = """
 CREATE TEMP VIEW tenant AS SELECT *, NULL AS sessions, NULL AS seal FROM main.tenant;
 CREATE TEMP VIEW process AS
     SELECT *, 0 AS aside, NULL AS seal, NULL AS tally, 'session' AS kind, '' AS user FROM main.process;
-CREATE TEMP VIEW page AS SELECT *, NULL AS seal, NULL AS stand, NULL AS until FROM main.page;
+CREATE TEMP VIEW page AS SELECT *, NULL AS seal, NULL AS stand, NULL AS until, NULL AS call FROM main.page;
 CREATE TEMP VIEW event AS SELECT *, NULL AS seal FROM main.event;
 """
 
 UNREMEMBERING = """
 CREATE TEMP VIEW process AS SELECT *, 'session' AS kind, '' AS user FROM main.process;
-CREATE TEMP VIEW page AS SELECT *, NULL AS until FROM main.page;
+CREATE TEMP VIEW page AS SELECT *, NULL AS until, NULL AS call FROM main.page;
+"""
+
+UNCALLED = """
+CREATE TEMP VIEW page AS SELECT *, NULL AS call FROM main.page;
 """
 
 EMPTY = """
@@ -226,6 +274,11 @@ CREATE TEMP VIEW citation AS SELECT 0 AS process, 0 AS page, 0 AS by_process, 0 
 CREATE TEMP VIEW embedder AS SELECT 0 AS id, 0 AS tenant, '' AS name WHERE 0;
 CREATE TEMP VIEW vector AS SELECT 0 AS id, 0 AS embedder, 0 AS entry, x'' AS data, x'' AS seal WHERE 0;
 CREATE TEMP VIEW embedded AS SELECT 0 AS embedder, 0 AS process, 0 AS done WHERE 0;
+"""
+
+UNINDEXED = """
+CREATE TEMP VIEW checkpoint AS SELECT 0 AS process, 0 AS head, 0 AS size, 0 AS codec, x'' AS data, x'' AS seal WHERE 0;
+CREATE TEMP VIEW mention AS SELECT 0 AS process, 0 AS node, 0 AS event WHERE 0;
 """
 
 
@@ -251,6 +304,25 @@ def _remembering(db: apsw.Connection) -> None:
     db.execute(MEMORY)
 
 
+def _flat(db: apsw.Connection) -> None:
+    """Add what keeps opening and forgetting flat, fill it from what is there, and store excerpts as pieces."""
+    db.execute(FLAT)
+    for process, number, record in rows(db, "SELECT process, id, meta FROM page WHERE content NOT NULL"):
+        page = _decoded(page_of, record)
+        if page is not None and page.kind is Kind.CALL and page.call is not None:
+            db.execute("UPDATE page SET call = ? WHERE process = ? AND id = ?", (page.call, process, number))
+    mentions.fill(db)
+    splice_excerpts(db)
+
+
+def _decoded(decode: Callable[[bytes], T], record: bytes) -> T | None:
+    """A record that is read, or None: what is damaged stays as it is, and `fsck` reports it."""
+    try:
+        return decode(record)
+    except UNREADABLE:
+        return None
+
+
 def admit(db: apsw.Connection) -> None:
     """Allow this connection to write to a file of the current format."""
     db.create_scalar_function(NEWER, _nothing, 0, flags=apsw.SQLITE_INNOCUOUS)
@@ -263,14 +335,20 @@ def _nothing(*_: object) -> None:
 def as_current(db: apsw.Connection, version: int) -> None:
     """Show an older file, opened for reading, with the tables of the current format; missing seals are NULL."""
     if version < len(MIGRATIONS):
-        db.execute(UNSEALED if version < SEALED else UNREMEMBERING)
-        db.execute(EMPTY)
+        db.execute(UNSEALED if version < SEALED else UNREMEMBERING if version < REMEMBERING else UNCALLED)
+        db.execute(UNINDEXED if version >= REMEMBERING else EMPTY + UNINDEXED)
 
 
 SEALED = 2
 """The first format with seals."""
 
-MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded, _remembering)
+INDEXED = 5
+"""The first format with the index of mentions."""
+
+REMEMBERING = 4
+"""The first format with long-term memory."""
+
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (_first, _sealed, _guarded, _remembering, _flat)
 
 
 def migrate(db: apsw.Connection, path: str) -> None:

@@ -13,6 +13,7 @@ from kilburn.errors import StoreCorrupt
 from kilburn.event import Event
 from kilburn.page import Page, Place, address_of
 from kilburn.store import ProcessInfo, ProcessKind, State
+from kilburn.stores.codec import inflate
 from kilburn.stores.connection import Row, row, rows, rows_of_each
 from kilburn.stores.records import UNREADABLE, event_of, page_of, seal_of
 
@@ -103,11 +104,12 @@ class Sealed:
     Args:
         seals: False for a file of format 1 that is opened for reading. It has no seals, so damage is only detected if
             decoding fails.
+        indexed: False for a file of format 4 or older that is opened for reading: it has no index of mentions.
     """
 
-    def __init__(self, db: apsw.Connection, *, seals: bool) -> None:
+    def __init__(self, db: apsw.Connection, *, seals: bool, indexed: bool = True) -> None:
         self._db = db
-        self.seals = seals
+        self.seals, self.indexed = seals, indexed
         # What was last read of each session, so that a row that is still the same is not verified again.
         self._read_before: dict[int, tuple[Row, Session]] = {}
 
@@ -287,6 +289,33 @@ class Sealed:
             yield event
         if len(found) < limit and after < session.head:
             raise StoreCorrupt(f"event {after + 1} of session {session.name!r} is missing", advice=ADVICE)
+
+    def numbered(self, session: Session, numbers: Sequence[int]) -> Iterator[Event]:
+        """The events with these numbers.
+
+        Raises:
+            StoreCorrupt: one is missing, or not what was written.
+        """
+        select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? AND number = ?"
+        wanted = [(session.number, number) for number in numbers if number <= session.head]
+        there = 0
+        for there, (number, act, body, seal) in enumerate(rows_of_each(self._db, select, wanted), 1):
+            event = self.event(session.number, number, act, body, seal)
+            if isinstance(event, str):
+                raise StoreCorrupt(f"event {number} of session {session.name!r}: {event}", advice=ADVICE)
+            yield event
+        if there < len(wanted):
+            raise StoreCorrupt(f"an event of session {session.name!r} is missing", advice=ADVICE)
+
+    def checkpoint(self, session: Session, until: int) -> tuple[int, bytes] | None:
+        """The newest checkpoint of a session at or before an event, with the number of its event; None if there is none, or it
+        is not what was written: it is derived from the ledger."""
+        select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ? AND head <= ? ORDER BY head DESC LIMIT 1"
+        found = row(self._db, select, session.number, until)
+        if found is None or found[-1] != seal_of("checkpoint", session.number, *found[:-1]):
+            return None
+        head, size, codec, data, _ = found
+        return head, inflate(codec, data, size, b"")
 
     def event(self, process: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
         """One event, or what is wrong with it."""

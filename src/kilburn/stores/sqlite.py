@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from itertools import chain, repeat
 from types import TracebackType
@@ -22,18 +22,19 @@ from urllib.parse import quote
 import apsw
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale
-from kilburn.event import Event
+from kilburn.event import Act, Event
 from kilburn.page import Page, Span
 from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
-from kilburn.stores import citations
-from kilburn.stores.codec import key_of, unpack
+from kilburn.stores import citations, mentions
+from kilburn.stores.codec import key_of
+from kilburn.stores.contenttable import ContentTable, content_of
 from kilburn.stores.connection import row, rows, rows_of_each, transaction_scope, translate_errors, write_transaction
 from kilburn.stores.inspection import Finding, erase_process, erase_session, inspect, quarantine_session, rebuild
 from kilburn.stores.records import UNREADABLE, seal_of
-from kilburn.stores.schema import SEALED, admit, as_current, check_identity, check_library, migrate
+from kilburn.stores.schema import INDEXED, SEALED, admit, as_current, check_identity, check_library, migrate
 from kilburn.stores.sealed import Sealed, Session, seal_of_process
 from kilburn.stores.textindex import Extents, TextIndex
-from kilburn.stores.transaction import Transaction, content_of
+from kilburn.stores.transaction import Transaction
 from kilburn.stores.vectortable import VectorTable
 
 __all__ = ["Sqlite"]
@@ -216,7 +217,7 @@ class Sqlite:
             if version == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
             as_current(self._db, version)
-            self._sealed = Sealed(self._db, seals=version >= SEALED)
+            self._sealed = Sealed(self._db, seals=version >= SEALED, indexed=version >= INDEXED)
         else:
             migrate(self._db, self.path)
             self._sealed = Sealed(self._db, seals=True)
@@ -428,9 +429,51 @@ class Sqlite:
     def citing(self, process: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """The pages that directly cite any of these pages of a process."""
         with self._reading("reading"):
-            if self._sealed.session(self._number, process) is None:
+            session = self._sealed.session(self._number, process)
+            if session is None:
                 return []
-            return sorted(citations.citing(self._db, process, pages))
+            wanted = set(pages)
+            found = citations.citing(self._db, process, wanted)
+            if session.kind is ProcessKind.SESSION and not session.damaged:
+                found.update((process, page) for page in self._made_from(session, wanted))
+            return sorted(found)
+
+    def _made_from(self, session: Session, pages: Set[int]) -> Iterator[int]:
+        """The pages of a session that have any of these among their sources."""
+        if self._sealed.indexed:
+            events = self._sealed.numbered(session, mentions.events_of(self._db, session.number, pages))
+            made = {page for event in events for page in _made_by(event)}
+            read = (page for _, (page, _) in self._sealed.read([(session.number, page) for page in sorted(made)]))
+        else:
+            read = (page for page, _ in self._sealed.pages(session))
+        return (page.id for page in read if page.digest and not pages.isdisjoint(page.sources))
+
+    def calls(self, process: int, among: Iterable[str] | None = None) -> dict[str, int]:
+        """The calls of a process by their ids, with the ids of their pages: all, or those with these ids."""
+        select = "SELECT call, id FROM page WHERE process = ? AND call "
+        with self._reading("reading"):
+            if among is None:
+                return dict(rows(self._db, f"{select} IS NOT NULL ORDER BY id", process)) if self._owns(process) else {}
+            wanted = [(process, call) for call in among]
+            return dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", wanted)) if self._owns(process) else {}
+
+    def forgotten(self, process: int) -> list[int]:
+        """The ids of the pages of a process that are forgotten, in order."""
+        select = "SELECT id FROM page WHERE process = ? AND content IS NULL ORDER BY id"
+        with self._reading("reading"):
+            return [page for (page,) in rows(self._db, select, process)] if self._owns(process) else []
+
+    def checkpoint(self, process: int, until: int | None = None) -> tuple[int, bytes] | None:
+        """The newest checkpoint of a process, at event `until` or before it, with the number of its last event."""
+        with self._reading("reading"):
+            session = self._session(process)
+            if session is None:
+                return None
+            return self._sealed.checkpoint(session, session.head if until is None else min(until, session.head))
+
+    def _owns(self, process: int) -> bool:
+        """Whether this is a process of this tenant."""
+        return self._sealed.session(self._number, process) is not None
 
     def events(self, process: int, after: int = 0) -> Iterator[Event]:
         """The ledger from event `after` + 1 on."""
@@ -450,12 +493,9 @@ class Sqlite:
         Raises:
             StoreCorrupt: a text does not match its digest, or is missing.
         """
-        found: dict[str, str] = {}
-        select = "SELECT digest, size, codec, data FROM content WHERE tenant = ? AND digest = ?"
-        with self._lock, translate_errors(self.path, "reading"):
+        with self._reading("reading"):
             wanted = {key_of(digest): digest for digest in digests}
-            for key, size, codec, data in rows_of_each(self._db, select, [(self._number, key) for key in wanted]):
-                found[wanted[key]] = unpack(codec, data, size, key)
+            found = {wanted[key]: text for key, text in ContentTable(self._db, self._number).texts(wanted)}
         if len(found) < len(wanted):
             missing = next(digest for digest in wanted.values() if digest not in found)
             raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")
@@ -700,6 +740,14 @@ class Sqlite:
             log.warning("%s: erased bytes may still lie in its log: %s", self.path, error)
         finally:
             self._be_patient(self._db)
+
+
+def _made_by(event: Event) -> Iterable[int]:
+    """The pages that came with an event."""
+    if event.act is Act.ADMIT:
+        return event.pages
+    made = event.data.get("fold") if event.act is Act.FOLD else None
+    return (made,) if isinstance(made, int) else ()
 
 
 def _passage(entry: int, page: int, span: Span, score: float = 0.0) -> Passage:

@@ -12,21 +12,19 @@ import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
+from kilburn.message import Kind
 from kilburn.page import Page, Place, tombstone_of
 from kilburn.store import Batch, ProcessKind, State
-from kilburn.stores import citations
-from kilburn.stores.codec import encode_text, key_of, pack, unpack
+from kilburn.stores import citations, mentions
+from kilburn.stores.codec import pack
 from kilburn.stores.connection import row, rows_of_each
+from kilburn.stores.contenttable import ContentTable, content_of
 from kilburn.stores.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.stores.sealed import Sealed, Session, seal_of_state
 from kilburn.stores.textindex import TextIndex
 from kilburn.stores.vectortable import VectorTable
 
-__all__ = ["Transaction", "content_of", "sealed_event", "set_stand", "set_tally"]
-
-CHUNK = 10_000
-"""Events read at a time: the ledger of a collection may be long."""
-
+__all__ = ["Transaction", "sealed_event", "set_stand", "set_tally"]
 
 class Transaction:
     """The steps of writing one batch to one process."""
@@ -60,7 +58,8 @@ class Transaction:
         added, characters = self._add_entries(batch, known.passages)
         self._remove_entries({*batch.unindex, *batch.erase})
         self._set_states(batch)
-        self._add_events(batch.events)
+        self._add_events(batch)
+        self._keep_checkpoint(batch)
         if batch.erase or batch.inherited:
             self._erase(batch, msgspec.structs.replace(known, head=known.head + len(batch.events)))
         tally = (
@@ -74,18 +73,18 @@ class Transaction:
         set_tally(self._db, self._process, tally)
 
     def _add_pages(self, batch: Batch) -> None:
-        known = self._contents(batch)
+        known = ContentTable(self._db, self._tenant).add(batch)
         made = []
         for page in batch.pages:
             state = batch.states.get(page.id) or State()
             content, extra = known[page.digest], known[page.extra] if page.extra else None
-            made.append(
-                (self._process, page.id, content, extra, *_stand(self._process, page.id, state), *self._sealed_record(page))
-            )
+            call = page.call if page.kind is Kind.CALL else None
+            stand = _stand(self._process, page.id, state)
+            made.append((self._process, page.id, content, extra, call, *stand, *self._sealed_record(page)))
         try:
             self._db.executemany(
-                "INSERT INTO page(process, id, content, extra, at, pinned, mark, until, stand, meta, seal)"
-                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO page(process, id, content, extra, call, at, pinned, mark, until, stand, meta, seal)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 made,
             )
         except apsw.ConstraintError as error:
@@ -96,32 +95,6 @@ class Transaction:
     def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
         record = record_of_page(page, self._memo)
         return record, seal_of("page", self._process, page.id, record)
-
-    def _contents(self, batch: Batch) -> dict[str, int]:
-        """The rows of the texts of all new pages, by digest; they are written where they are not there."""
-        keys = {
-            digest: key_of(digest)
-            for page in batch.pages
-            for digest in ((page.digest, page.extra) if page.extra else (page.digest,))
-        }
-        made = []
-        for digest, key in keys.items():
-            if digest in batch.texts:
-                data = encode_text(batch.texts[digest], digest)
-                made.append((self._tenant, key, len(data), *pack(data)))
-        # Most texts are new, so writing comes before looking.
-        insert = (
-            "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?)"
-            " ON CONFLICT DO NOTHING RETURNING digest, id"
-        )
-        found: dict[bytes, int] = dict(rows_of_each(self._db, insert, made))
-        for digest, key in keys.items():
-            if key not in found:
-                there = row(self._db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", self._tenant, key)
-                if there is None:
-                    raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
-                found[key] = there[0]
-        return {digest: found[key] for digest, key in keys.items()}
 
     def _add_entries(self, batch: Batch, used: int) -> tuple[int, int]:
         if not batch.index:
@@ -167,10 +140,32 @@ class Transaction:
         if self._db.total_changes() - before != len(moved):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
-    def _add_events(self, events: Sequence[Event]) -> None:
+    def _add_events(self, batch: Batch) -> None:
         self._db.executemany(
             "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)",
-            [sealed_event(self._process, event, self._memo) for event in events],
+            [sealed_event(self._process, event, self._memo) for event in batch.events],
+        )
+        quoting = {page.id: page for page in batch.pages if page.sources}
+        named = [(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)]
+        mentions.add(self._db, self._process, named)
+
+    def _keep_checkpoint(self, batch: Batch) -> None:
+        if batch.above is not None:
+            # This process is read from its parent's last one before the fork.
+            keep = (
+                "UPDATE checkpoint SET kept = 1 WHERE process = ?1 AND head ="
+                " (SELECT max(head) FROM checkpoint WHERE process = ?1 AND head <= ?2)"
+            )
+            self._db.execute(keep, batch.above)
+        if batch.checkpoint is None:
+            return
+        head = batch.head + len(batch.events)
+        codec, data = pack(batch.checkpoint)
+        seal = seal_of("checkpoint", self._process, head, len(batch.checkpoint), codec, data)
+        self._db.execute("DELETE FROM checkpoint WHERE process = ? AND (NOT kept OR head = ?)", (self._process, head))
+        self._db.execute(
+            "INSERT INTO checkpoint(process, head, size, codec, data, seal) VALUES(?, ?, ?, ?, ?, ?)",
+            (self._process, head, len(batch.checkpoint), codec, data, seal),
         )
 
     def _erase(self, batch: Batch, session: Session) -> None:
@@ -189,7 +184,7 @@ class Transaction:
             blank.append((*stand, *self._sealed_record(tombstone_of(page)), self._process, number))
         citations.remove(self._db, cited)
         self._db.executemany(
-            "UPDATE page SET content = NULL, extra = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?, meta = ?, seal = ?"
+            "UPDATE page SET content = NULL, extra = NULL, call = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?, meta = ?, seal = ?"
             " WHERE process = ? AND id = ?",
             blank,
         )
@@ -200,11 +195,10 @@ class Transaction:
         )
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
         blanked = []
-        for after in range(0, session.head, CHUNK):
-            for event in self._sealed.events(session, after, min(CHUNK, session.head - after)):
-                if concerns(event, erased):
-                    *_, body, seal = sealed_event(self._process, scrub(event, words))
-                    blanked.append((body, seal, self._process, event.number))
+        for event in self._sealed.numbered(session, mentions.events_of(self._db, self._process, erased)):
+            if concerns(event, erased):
+                *_, body, seal = sealed_event(self._process, scrub(event, words))
+                blanked.append((body, seal, self._process, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
         # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
         self._db.execute("DELETE FROM quarantine WHERE process = ?", (self._process,))
@@ -239,21 +233,3 @@ def set_tally(db: apsw.Connection, process: int, tally: tuple[float, int, int, i
         "UPDATE process SET used = ?, head = ?, pages = ?, tokens = ?, passages = ?, characters = ?, tally = ? WHERE id = ?",
         (*tally, seal_of("tally", process, *tally), process),
     )
-
-
-def content_of(db: apsw.Connection, process: int, page: int) -> str:
-    """A page's text, verified.
-
-    Raises:
-        StoreCorrupt: altered or missing.
-    """
-    found = row(
-        db,
-        "SELECT size, codec, data, digest FROM page JOIN content ON content.id = page.content WHERE process = ? AND page.id = ?",
-        process,
-        page,
-    )
-    if found is None:
-        raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
-    size, codec, data, digest = found
-    return unpack(codec, data, size, digest)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Iterable
+from typing import Any
 
 from kilburn.budget import Counter
 
@@ -61,6 +63,15 @@ class Calibrated:
         made = copy.copy(self)
         made._ratios = self._ratios.copy()
         return made
+
+    def state(self) -> dict[str, Any]:
+        """What `adopt` takes, as plain numbers."""
+        return {"factor": self.factor, "ratios": list(self._ratios)}
+
+    def adopt(self, factor: float, ratios: Iterable[float]) -> None:
+        """Go on from another one's state."""
+        self.factor = factor
+        self._ratios = deque(ratios, maxlen=KEEP)
 
     def count(self, text: str) -> int:
         """The inner counter's tokens, uncorrected."""

@@ -1,0 +1,158 @@
+"""Checkpoints: the state of a process at one event, so that its ledger need not be replayed from the beginning.
+
+A checkpoint is derived from the ledger: with none, or one that cannot be used, everything is replayed. `kilburn fsck` replays
+everything and compares (law 8). It has numbers only, no word of a page, so that forgetting need not search it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from kilburn.kernel.gaps import Gap
+from kilburn.kernel.ledger import Ledger, Stats, Usage
+from kilburn.kernel.window import IN, Window
+from kilburn.page import Place, expanded, stretches
+from kilburn.policy import Use
+from kilburn.store import State
+
+__all__ = ["checkpoint_of", "restore"]
+
+FORM = 1
+"""Of another form, everything is replayed."""
+
+Runs = list[int]
+
+
+class _Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The state of a process. Lists of pages are stretches: first and last of each.
+
+    Args:
+        counter: whose tokens these are.
+        places: the pages at each place.
+        marked: pages that are pinned or important: (id, pinned, importance).
+        costs: of the originals, in order; `others` are those of derived pages in the window.
+        folds: what each fold stands for, by its id.
+        groups: the members of each group, the group's own number first.
+        uses: how pages in the window, in folds, and of those that were recalled, were used.
+        ratios, factor: of the calibration.
+    """
+
+    form: int
+    counter: str
+    last: int
+    last_derived: int
+    turn: int
+    said: int
+    seen: int
+    request: tuple[int, ...]
+    open: dict[int, int]
+    places: dict[str, Runs]
+    marked: list[tuple[int, bool, float]]
+    costs: list[int]
+    others: dict[int, int]
+    folds: dict[int, Runs]
+    groups: list[tuple[int, ...]]
+    stubs: dict[int, int]
+    gaps: list[Gap]
+    uses: list[tuple[int, int, float, Runs]]
+    tokenizer: str
+    factor: float
+    ratios: list[float]
+    stats: Stats
+    filled: float
+    evicted: dict[int, int]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(_Checkpoint)
+
+
+def checkpoint_of(window: Window, ledger: Ledger, usage: Usage) -> bytes:
+    """The state of a process between two batches."""
+    places: dict[str, list[int]] = {}
+    marked = []
+    for page, state in window.states.items():
+        places.setdefault(state.at.value, []).append(page)
+        if state.pinned or state.importance:
+            marked.append((page, state.pinned, state.importance))
+    shown = [page for page in window.shown if page < 0]
+    return _encode(
+        _Checkpoint(
+            form=FORM,
+            counter=window.counter.name,
+            last=window.last,
+            last_derived=window.last_derived,
+            turn=window.turn,
+            said=window.said,
+            seen=window.seen,
+            request=window.request,
+            open=window.open,
+            places={at: _runs(pages) for at, pages in places.items()},
+            marked=marked,
+            costs=[window.cost(page) for page in range(1, window.last + 1)],
+            others={page: window.cost(page) for page in shown},
+            folds={fold: _runs(window.stand_ins.of(fold)) for fold in window.stand_ins.folds()},
+            groups=[(group, *members) for group, members in window.groups.items()],
+            stubs=window.stubs,
+            gaps=list(window.gaps),
+            uses=_uses(window, usage.pages),
+            tokenizer=usage.tokenizer,
+            **usage.calibrated.state(),
+            **ledger.state(window.turn),
+        )
+    )
+
+
+def _runs(pages: Iterable[int]) -> Runs:
+    return stretches(sorted(pages))
+
+
+def _uses(window: Window, uses: Mapping[int, Use]) -> list[tuple[int, int, float, Runs]]:
+    """How pages were used, those with the same use together. Whatever else comes back into the window is used by that."""
+    kept: dict[Use, list[int]] = {}
+    for page, use in uses.items():
+        if use.count or page in window.shown or page in window.folded:
+            kept.setdefault(use, []).append(page)
+    return [(use.count, use.turn, use.time, _runs(pages)) for use, pages in kept.items()]
+
+
+def restore(data: bytes, window: Window, ledger: Ledger, usage: Usage) -> bool:
+    """Give an empty window, with its pages and calls, the state of a checkpoint; and the ledger's figures, and how pages were
+    used. False where it cannot be used: another counter's, or of another form; then nothing has changed.
+
+    Raises:
+        StoreCorrupt: a page that is in the window cannot be read.
+    """
+    try:
+        found = _decoder.decode(data)
+        states = _states(found)
+        folds = {fold: set(expanded(runs)) for fold, runs in found.folds.items()}
+        uses = {page: use for *used, runs in found.uses for use in (Use(*used),) for page in expanded(runs)}
+        sound = found.form == FORM and len(found.costs) == found.last and len(states) == found.last - found.last_derived
+    except (msgspec.MsgspecError, ValueError, LookupError):
+        return False
+    if not sound or found.counter != window.counter.name:
+        return False
+    window.last, window.last_derived, window.turn = found.last, found.last_derived, found.turn
+    window.said, window.seen, window.request, window.open = found.said, found.seen, found.request, found.open
+    window.pages.settle(found.last_derived, found.last)
+    window.costs = dict(enumerate(found.costs, 1)) | found.others
+    window.groups = {group: members for group, *rest in found.groups for members in (tuple(rest),)}
+    window.adopt(states, folds, found.stubs, found.gaps)
+    usage.pages.update(uses)
+    usage.tokenizer = found.tokenizer
+    usage.calibrated.adopt(found.factor, found.ratios)
+    ledger.adopt(found.stats, found.filled, found.evicted)
+    return True
+
+
+def _states(found: _Checkpoint) -> dict[int, State]:
+    states: dict[int, State] = {}
+    for at, runs in found.places.items():
+        state = IN if at == Place.IN else State(at=Place(at))
+        states.update(dict.fromkeys(expanded(runs), state))
+    for page, pinned, importance in found.marked:
+        states[page] = State(at=states[page].at, pinned=pinned, importance=importance)
+    return states

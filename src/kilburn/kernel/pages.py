@@ -1,0 +1,175 @@
+"""The pages of a process, which are read from the store when they are needed.
+
+A session of a million pages is opened as fast as an empty one: what is in the window is read, and anything else when somebody
+asks for it. Nothing changes a page, but forgetting it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+
+from kilburn.errors import StoreCorrupt
+from kilburn.kernel.branches import Lineage
+from kilburn.page import Page, address_of
+from kilburn.store import Store
+
+__all__ = ["Calls", "Pages", "finder_of", "reader_of"]
+
+Reader = Callable[[Iterable[int]], Mapping[int, Page]]
+Finder = Callable[[Iterable[str] | None], Mapping[str, int]]
+
+
+def reader_of(store: Store, lineage: Lineage) -> Reader:
+    """Reads pages of a process by their ids, also those that it inherited."""
+
+    def read(pages: Iterable[int]) -> dict[int, Page]:
+        rows = store.read([(lineage.owner(page), page) for page in pages])
+        return {page.id: page for page, _ in rows.values()}
+
+    return read
+
+
+def finder_of(store: Store, lineage: Lineage) -> Finder:
+    """Finds the calls of a process in the store, also those that it inherited."""
+
+    def find(among: Iterable[str] | None) -> dict[str, int]:
+        wanted = None if among is None else list(among)
+        found: dict[str, int] = {}
+        for owner in (*(share.process for share in lineage.shares), lineage.process):
+            known = store.calls(owner, wanted) if owner else {}
+            # A parent goes on after the fork: what it has called since is not seen here.
+            found.update((call, page) for call, page in known.items() if lineage.owner(page) == owner)
+        return found
+
+    return find
+
+
+class Pages(MutableMapping[int, Page]):
+    """Pages by their ids.
+
+    Args:
+        read: reads pages that are not here; None if all of them are.
+    """
+
+    def __init__(self, read: Reader | None = None) -> None:
+        self.read = read
+        self._here: dict[int, Page] = {}
+        # The ids that the store has: all from the one to the other, but 0.
+        self._first = self._last = 0
+        # How many of those that are here are not among them.
+        self._more = 0
+
+    def copy(self) -> Pages:
+        """The same, to be changed by itself."""
+        made = Pages(self.read)
+        made._here, made._first, made._last, made._more = self._here.copy(), self._first, self._last, self._more
+        return made
+
+    def settle(self, first: int, last: int) -> None:
+        """The store has all pages by now: those from one id to the other."""
+        self._first, self._last, self._more = first, last, 0
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """Keep these in memory no longer, where the store has them."""
+        for page in pages:
+            if self.read is not None and self._is_stored(page):
+                self._here.pop(page, None)
+
+    def fetch(self, pages: Iterable[int]) -> None:
+        """Read those of these pages that are not here, in one query.
+
+        Raises:
+            StoreCorrupt: one is missing, or not what was written.
+        """
+        missing = [page for page in dict.fromkeys(pages) if page not in self._here]
+        if missing:
+            found = self.read(missing) if self.read is not None else {}
+            self._here.update(found)
+            lost = next((page for page in missing if page not in found), None)
+            if lost is not None:
+                raise StoreCorrupt(f"{address_of(lost)} is missing", advice="run `kilburn fsck`")
+
+    def _is_stored(self, page: object) -> bool:
+        return isinstance(page, int) and self._first <= page <= self._last and page != 0
+
+    def __contains__(self, page: object) -> bool:
+        return page in self._here or self._is_stored(page)
+
+    def __getitem__(self, page: int) -> Page:
+        known = self._here.get(page)
+        if known is None:
+            if not self._is_stored(page):
+                raise KeyError(page)
+            self.fetch([page])
+            known = self._here[page]
+        return known
+
+    def __setitem__(self, number: int, page: Page) -> None:
+        if number not in self._here and not self._is_stored(number):
+            self._more += 1
+        self._here[number] = page
+
+    def __delitem__(self, page: int) -> None:
+        del self._here[page]
+        if not self._is_stored(page):
+            self._more -= 1
+
+    def __len__(self) -> int:
+        return self._last - self._first + self._more
+
+    def __iter__(self) -> Iterator[int]:
+        more = [page for page in self._here if not self._is_stored(page)] if self._more else []
+        return iter([*range(1, self._last + 1), *range(-1, self._first - 1, -1), *more])
+
+    def values(self) -> ValuesView[Page]:
+        """All pages, read in one query where they are not here."""
+        self.fetch(self)
+        return super().values()
+
+    def items(self) -> ItemsView[int, Page]:
+        """All pages with their ids, read in one query where they are not here."""
+        self.fetch(self)
+        return super().items()
+
+
+class Calls(Mapping[str, int]):
+    """The pages of tool calls, by the ids of the calls. Those that were made since the session was opened are here, and the
+    store knows the others.
+
+    Args:
+        find: the calls that the store has, all or those with these ids; None if all of them are here.
+    """
+
+    def __init__(self, find: Finder | None = None) -> None:
+        self.find = find
+        self._here: dict[str, int] = {}
+
+    def copy(self) -> Calls:
+        """The same, to be changed by itself."""
+        made = Calls(self.find)
+        made._here = self._here.copy()
+        return made
+
+    def __getitem__(self, call: str) -> int:
+        known = self._here.get(call)
+        if known is None and self.find is not None and call:
+            known = self.find([call]).get(call)
+        if known is None:
+            raise KeyError(call)
+        return known
+
+    def __setitem__(self, call: str, page: int) -> None:
+        self._here[call] = page
+
+    def pop(self, call: str) -> None:
+        """Remove a call that was made since the session was opened, if it is there."""
+        self._here.pop(call, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, int]:
+        return {**(self.find(None) if self.find is not None else {}), **self._here}
