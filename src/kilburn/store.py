@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from kilburn.errors import SpecError, StoreError, StoreStale
-from kilburn.event import Event
+from kilburn.event import Act, Event
 from kilburn.page import Page, Place, Span
 
 __all__ = ["Batch", "Passage", "Pieces", "ProcessInfo", "ProcessKind", "State", "Store", "Vector", "check_name", "root_of"]
@@ -267,8 +267,8 @@ class Store(Protocol):
         is none that is as it was written."""
         ...
 
-    def events(self, process: int, after: int = 0) -> Iterator[Event]:
-        """The ledger from event `after` + 1 on.
+    def events(self, process: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
+        """The ledger from event `after` + 1 on; only the events of one act, if it is given.
 
         Raises:
             StoreCorrupt: an event is missing, or not what was written.

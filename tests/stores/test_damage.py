@@ -217,7 +217,7 @@ def test_a_file_of_the_first_format_is_read_as_it_is_and_sealed_when_it_is_writt
     db = apsw.Connection(str(old))
     admit(db)
     db.execute("DROP TRIGGER tenant_made; DROP TRIGGER process_made; DROP TRIGGER process_written")
-    db.execute("DROP TABLE mention; DROP TABLE checkpoint; DROP INDEX page_call")
+    db.execute("DROP TABLE mention; DROP TABLE checkpoint; DROP INDEX page_call; DROP INDEX event_note")
     for table, column in (
         ("tenant", "sessions"),
         ("tenant", "seal"),

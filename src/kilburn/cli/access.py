@@ -14,7 +14,6 @@ from typing import Any
 from kilburn.budget import Budget
 from kilburn.cli.screen import progress
 from kilburn.errors import KilburnError, SpecError
-from kilburn.event import Act
 from kilburn.kernel.hierarchy import DOCUMENT, MEMORY, Hierarchy
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.process import Process
@@ -132,11 +131,7 @@ def _counting(store: Hierarchy, number: int) -> Hierarchy:
 
 def window_of(process: Process) -> int | None:
     """Tokens that the last prompt of a session might take; None before the first prompt."""
-    window = None
-    for event in process.events():
-        if event.act is Act.SHIP:
-            window = int(event.data["window"])
-    return window
+    return process.shipped
 
 
 def model_of(spec: str | None, fetch: Progress | None = None) -> Any:

@@ -56,7 +56,7 @@ def fsck(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Check a store: every seal and hash, every fold's sources, index against pages, ledger against states.
+    """Check a store: every seal and hash, every fold's sources, index against pages, ledger against states and checkpoints.
 
     --repair rebuilds the text index, counters and states, replaces an observation that cannot be read by a note, and
     quarantines a session that cannot be opened, under another name. It deletes nothing that was said. An altered text
@@ -137,8 +137,7 @@ def _replayed(store: Sqlite, info: ProcessInfo) -> Window:
     Raises:
         StoreCorrupt: it cannot be read.
     """
-    ruler = Ruler(counter_of(store, info.number))
-    return rebuild(store, info, ruler, recount=False).window
+    return rebuild(store, info, Ruler(counter_of(store, info.number)), recount=False, whole=True).window
 
 
 def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Iterator[Finding]:
@@ -149,6 +148,9 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
             yield Finding(kind="ledger", what=f"it cannot be replayed: {error.what}", process=info.number)
         return
     states = window.states
+    if not mendable and _differs(store, info, window):
+        what = "its checkpoint is not what the ledger says"
+        yield Finding(kind="checkpoint", what=what, derived=True, process=info.number)
     for page, state in rows:
         again = states.get(page.id)
         if again is None:
@@ -161,12 +163,24 @@ def _check_session(store: Sqlite, info: ProcessInfo, *, mendable: bool) -> Itera
                 yield Finding(kind="fold", what=what, process=info.number, page=page.id)
 
 
+def _differs(store: Sqlite, info: ProcessInfo, window: Window) -> bool:
+    """Whether a session that is read from its checkpoint is another than from its whole ledger (law 8)."""
+    try:
+        short = rebuild(store, info, Ruler(counter_of(store, info.number)), recount=False).window
+    except StoreCorrupt:
+        return True
+    return any(
+        getattr(short, name) != getattr(window, name)
+        for name in ("states", "groups", "open", "request", "turn", "said", "seen", "last", "last_derived", "stubs", "stand_ins")
+    ) or [page.id for page in short.visible()] != [page.id for page in window.visible()]
+
+
 def _described(state: State) -> str:
     until = f", until {state.until:.0f}" if state.until is not None else ""
     return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.importance:g}' if state.importance else ''}{until}"
 
 
-def _wrong_with(store: Sqlite, fold: Page, pages: dict[int, Page], at: Callable[[int], str]) -> Iterator[str]:
+def _wrong_with(store: Sqlite, fold: Page, pages: Mapping[int, Page], at: Callable[[int], str]) -> Iterator[str]:
     """What is wrong with a derived page: missing sources, a trust above that of its sources, or an inexact quotation."""
     sources = [pages[source] for source in fold.sources if source in pages]
     if not (fold.sources or fold.cites) or len(sources) != len(fold.sources):

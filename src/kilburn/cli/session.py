@@ -83,8 +83,8 @@ def jobs_of(process: Process) -> dict[str, Any] | None:
     finished ones waited and ran, in seconds."""
     last, since = None, 0.0
     finished: list[JobNote] = []
-    for event in process.events():
-        if event.act is not Act.NOTE or "job" not in event.data:
+    for event in process.events(act=Act.NOTE):
+        if "job" not in event.data:
             continue
         try:
             last, since = msgspec.convert(event.data["job"], JobNote), event.time

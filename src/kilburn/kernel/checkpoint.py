@@ -129,7 +129,9 @@ def restore(data: bytes, window: Window, ledger: Ledger, usage: Usage) -> bool:
         found = _decoder.decode(data)
         states = _states(found)
         folds = {fold: set(expanded(runs)) for fold, runs in found.folds.items()}
-        uses = {page: use for *used, runs in found.uses for use in (Use(*used),) for page in expanded(runs)}
+        uses: dict[int, Use] = {}
+        for count, turn, time, runs in found.uses:
+            uses.update(dict.fromkeys(expanded(runs), Use(count, turn, time)))
         sound = found.form == FORM and len(found.costs) == found.last and len(states) == found.last - found.last_derived
     except (msgspec.MsgspecError, ValueError, LookupError):
         return False

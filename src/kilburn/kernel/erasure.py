@@ -193,8 +193,8 @@ def _place_of(page: Page, kind: ProcessKind) -> str:
 def _exports(store: Store, number: int, name: str, pages: list[int]) -> Iterable[Export]:
     """Exports of a process that were made when these pages existed."""
     first = min((page for page in pages if page > 0), default=0)
-    for event in store.events(number):
-        if event.act is Act.NOTE and "export" in event.data and 0 < first <= int(event.data.get("last", 0)):
+    for event in store.events(number, act=Act.NOTE):
+        if "export" in event.data and 0 < first <= int(event.data.get("last", 0)):
             yield Export(session=name, to=str(event.data["export"]), time=event.time)
 
 

@@ -153,6 +153,7 @@ class Ledger:
     def _ship(self, event: Event) -> None:
         stats = self.stats
         tokens, window = event.tokens, int(event.data["window"])
+        stats.window = window
         stats.prompts += 1
         stats.hits += 1
         stats.tokens_shipped += tokens
@@ -220,5 +221,5 @@ class Usage:
 
 def counter_of(store: Store, number: int) -> str:
     """The name of the counter that a session's tokens were counted by last."""
-    named = [event.data["tokenizer"] for event in store.events(number) if event.act is Act.NOTE and "tokenizer" in event.data]
+    named = [event.data["tokenizer"] for event in store.events(number, act=Act.NOTE) if "tokenizer" in event.data]
     return str(named[-1]) if named else "auto"

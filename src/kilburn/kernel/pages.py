@@ -7,6 +7,7 @@ asks for it. Nothing changes a page, but forgetting it.
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+from typing import TypeVar, overload
 
 from kilburn.errors import StoreCorrupt
 from kilburn.kernel.branches import Lineage
@@ -14,6 +15,8 @@ from kilburn.page import Page, address_of
 from kilburn.store import Store
 
 __all__ = ["Calls", "Pages", "finder_of", "reader_of"]
+
+T = TypeVar("T")
 
 Reader = Callable[[Iterable[int]], Mapping[int, Page]]
 Finder = Callable[[Iterable[str] | None], Mapping[str, int]]
@@ -103,6 +106,15 @@ class Pages(MutableMapping[int, Page]):
             self.fetch([page])
             known = self._here[page]
         return known
+
+    @overload
+    def get(self, page: int, /) -> Page | None: ...
+    @overload
+    def get(self, page: int, /, default: T) -> Page | T: ...
+    def get(self, page: int, /, default: T | None = None) -> Page | T | None:
+        """The page of an id, or the default where there is none."""
+        known = self._here.get(page)
+        return known if known is not None else self[page] if self._is_stored(page) else default
 
     def __setitem__(self, number: int, page: Page) -> None:
         if number not in self._here and not self._is_stored(number):

@@ -150,6 +150,12 @@ class Process:
             return self.kernel.use
 
     @property
+    def shipped(self) -> int | None:
+        """Tokens that the last prompt might take; None before the first prompt."""
+        with self.lock:
+            return self.kernel.ledger.stats.window or None
+
+    @property
     def turn(self) -> int:
         """Number of the message that was admitted last; 0 before the first."""
         return self.kernel.window.turn
@@ -664,13 +670,17 @@ class Process:
             if not self.readonly:
                 self.kernel.observe(act, tuple(pages), policy=policy, cause=cause, **data)
 
-    def events(self, after: int = 0) -> Iterator[Event]:
-        """The ledger after event `after`, oldest first; at its end, observations that are not written yet."""
+    def events(self, after: int = 0, act: Act | None = None) -> Iterator[Event]:
+        """The ledger after event `after`, oldest first; at its end, observations that are not written yet.
+
+        Args:
+            act: only the events of this act; None for all.
+        """
         with self._current() as kernel:
             if not kernel.store.readonly:
                 kernel.flush_observed()
-            waiting = [event for event in kernel.pending.events if event.number > after]
-            written = kernel.store.events(kernel.info.number, after)
+            waiting = [event for event in kernel.pending.events if event.number > after and act in (None, event.act)]
+            written = kernel.store.events(kernel.info.number, after, act)
         return (event for events in (written, waiting) for event in events)
 
     def origin(self) -> dict[str, Any]:

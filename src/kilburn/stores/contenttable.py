@@ -145,7 +145,9 @@ def content_of(db: apsw.Connection, process: int, page: int) -> str:
 
 def splice_excerpts(db: apsw.Connection) -> None:
     """Store the texts of all excerpts as pieces that an older version stored whole. One that cannot be read stays as it is."""
-    for process, number, content, meta in rows(db, "SELECT process, id, content, meta FROM page WHERE id < 0 AND content NOT NULL"):
+    for process, number, content, meta in rows(
+        db, "SELECT process, id, content, meta FROM page WHERE id < 0 AND content NOT NULL"
+    ):
         try:
             page = page_of(meta)
             if page.kind is Kind.EXCERPT and page.id == number:

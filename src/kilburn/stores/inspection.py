@@ -13,10 +13,11 @@ import msgspec
 
 from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import STATE, Act, Event
+from kilburn.message import Kind
 from kilburn.page import Page, Place
 from kilburn.store import ProcessKind, State
-from kilburn.stores import citations
-from kilburn.stores.codec import SPLICED, digest_of_stored, unpack
+from kilburn.stores import citations, mentions
+from kilburn.stores.codec import digest_of_stored, unpack
 from kilburn.stores.connection import row, rows, rows_of_each
 from kilburn.stores.contenttable import Wholes, content_of
 from kilburn.stores.passages import passages
@@ -44,7 +45,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
             and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
-            "index" (search would find too much or too little; who cites a page is not known), "citation" (of a page that
+            "index" (search would find too much or too little; who cites a page is not known; nor what names it), "checkpoint" (it
+            is not what was written, or not what the ledger says), "citation" (of a page that
             is not there), "vector" (damaged, or of no passage), or "orphan" (stored but used by nothing).
         what: in words, with the digest or address.
         derived: whether `repair` can put it right.
@@ -72,6 +74,9 @@ def inspect(db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: Vect
     _gather(found, "orphan", _strays(db))
     _gather(found, "index", _entries(db, index, tenant, whole))
     _gather(found, "index", _citations(db, sealed, tenant, whole))
+    for session in whole if sealed.indexed else ():
+        _gather(found, "index", _mentions(db, sealed, session), session.number)
+        _gather(found, "checkpoint", _checkpoints(db, session), session.number)
     _gather(found, "vector", _vectors(vectors))
     return found
 
@@ -277,6 +282,32 @@ def _citations(db: apsw.Connection, sealed: Sealed, tenant: int, sessions: list[
             yield Finding(kind="citation", what=what, process=by, page=citer)
 
 
+def _mentions(db: apsw.Connection, sealed: Sealed, session: Session) -> Iterator[Finding]:
+    """Compares the index of mentions, and that of calls, with ledger and pages."""
+    wanted = mentions.mentions_in(db, session.number)
+    there = set(rows(db, mentions.SELECT, session.number))
+    for number in sorted({event for _, event in wanted ^ there}, key=repr):
+        what = f"the index of mentions and event {number} disagree"
+        yield Finding(kind="index", what=what, derived=True, process=session.number)
+    calls: dict[object, object] = dict(rows(db, "SELECT id, call FROM page NOT INDEXED WHERE process = ?", session.number))
+    for number, page, _ in sealed.each_page(session):
+        if isinstance(page, Page) and calls.get(number) != _call_of(page):
+            what = "the index of calls does not have it as it is"
+            yield Finding(kind="index", what=what, derived=True, process=session.number, page=_id(number))
+
+
+def _call_of(page: Page) -> str | None:
+    return page.call if page.kind is Kind.CALL else None
+
+
+def _checkpoints(db: apsw.Connection, session: Session) -> Iterator[Finding]:
+    select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ?"
+    for head, size, codec, data, seal in rows(db, select, session.number):
+        if seal != seal_of("checkpoint", session.number, head, size, codec, data):
+            what = f"the checkpoint of event {head} is not what was written"
+            yield Finding(kind="checkpoint", what=what, derived=True, process=session.number)
+
+
 def _cited(sealed: Sealed, sessions: Iterable[Session]) -> set[citations.Citation]:
     """What the pages of these sessions cite."""
     return {
@@ -307,6 +338,7 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: Vect
     # No session has these; those of a session are made again below.
     db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM process NOT INDEXED)")
     named: set[str] | None = set()
+    db.execute("DELETE FROM checkpoint WHERE process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)", (tenant,))
     for session in sealed.sessions(tenant):
         named = _relink(db, sealed, tenant, session, named)
         if session.quarantined:
@@ -320,6 +352,10 @@ def rebuild(db: apsw.Connection, sealed: Sealed, index: TextIndex, vectors: Vect
     sessions = [one for one in sealed.sessions(tenant) if not one.damaged]
     db.executemany("DELETE FROM citation WHERE by_process = ?", [(one.number,) for one in sessions])
     citations.add(db, _cited(sealed, sessions))
+    mentions.fill(db, [one.number for one in sessions])
+    for one in sessions:
+        calls = [(_call_of(page), one.number, number) for number, page, _ in sealed.each_page(one) if isinstance(page, Page)]
+        db.executemany("UPDATE page SET call = ?1 WHERE process = ?2 AND id = ?3 AND call IS NOT ?1", calls)
     vectors.clean()
     # If a page cannot be read, its text is not known either.
     for number, digest in rows(db, f"SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
@@ -490,6 +526,8 @@ def erase_session(db: apsw.Connection, process: int) -> None:
     for statement in (
         "DELETE FROM page WHERE process = ?",
         "DELETE FROM event WHERE process = ?",
+        "DELETE FROM mention WHERE process = ?",
+        "DELETE FROM checkpoint WHERE process = ?",
         "DELETE FROM quarantine WHERE process = ?",
         "DELETE FROM passage WHERE id >> 32 = ?",
         "DELETE FROM vector WHERE entry >> 32 = ?",
@@ -515,6 +553,8 @@ def erase_process(db: apsw.Connection, session: Session, tenant: int) -> None:
     for statement in (
         "DELETE FROM page WHERE process = ?",
         "DELETE FROM event WHERE process = ?",
+        "DELETE FROM mention WHERE process = ?",
+        "DELETE FROM checkpoint WHERE process = ?",
         "DELETE FROM embedded WHERE process = ?",
         "DELETE FROM quarantine WHERE process = ?",
     ):

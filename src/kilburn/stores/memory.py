@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import msgspec
 
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
-from kilburn.event import Event
+from kilburn.event import Act, Event
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of, tombstone_of
 from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
@@ -276,13 +276,13 @@ class Memory:
             heads = [head for head in known if until is None or head <= until]
             return (max(heads), known[max(heads)]) if heads else None
 
-    def events(self, process: int, after: int = 0) -> Iterator[Event]:
-        """The ledger from event `after` + 1 on."""
+    def events(self, process: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
+        """The ledger from event `after` + 1 on; only the events of one act, if it is given."""
         with self._lock:
             self._check_open()
             known = self._processes.get(process)
             rows = known.events[after:] if known else []
-        yield from rows
+        yield from (event for event in rows if act is None or event.act is act)
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
         """The texts of these digests.

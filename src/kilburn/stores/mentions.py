@@ -77,7 +77,7 @@ def add(db: apsw.Connection, process: int, mentions: Iterable[tuple[int, int]]) 
 
 def mentions_in(db: apsw.Connection, process: int) -> set[tuple[int, int]]:
     """What a process's ledger and pages say that the index has to have; records that cannot be read say nothing."""
-    found = set()
+    found: set[tuple[int, int]] = set()
     for number, body in rows(db, "SELECT number, body FROM event WHERE process = ?", process):
         try:
             event = event_of(body)

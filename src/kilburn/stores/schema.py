@@ -224,6 +224,7 @@ DROP TRIGGER process_written;
 -- call: of a call, its id; derived from the record.
 ALTER TABLE page ADD COLUMN call TEXT;
 CREATE INDEX page_call ON page(process, call) WHERE call IS NOT NULL;
+CREATE INDEX event_note ON event(process, number) WHERE act = 'note';
 
 -- The window of a process after event `head`, so that it need not be replayed from the beginning. It has no words.
 -- kept: a branch forked from there.

@@ -299,7 +299,8 @@ class Sealed:
         select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? AND number = ?"
         wanted = [(session.number, number) for number in numbers if number <= session.head]
         there = 0
-        for there, (number, act, body, seal) in enumerate(rows_of_each(self._db, select, wanted), 1):
+        for number, act, body, seal in rows_of_each(self._db, select, wanted):
+            there += 1
             event = self.event(session.number, number, act, body, seal)
             if isinstance(event, str):
                 raise StoreCorrupt(f"event {number} of session {session.name!r}: {event}", advice=ADVICE)

@@ -27,8 +27,8 @@ from kilburn.page import Page, Span
 from kilburn.store import Batch, Passage, ProcessInfo, ProcessKind, State, Vector, check_name
 from kilburn.stores import citations, mentions
 from kilburn.stores.codec import key_of
-from kilburn.stores.contenttable import ContentTable, content_of
 from kilburn.stores.connection import row, rows, rows_of_each, transaction_scope, translate_errors, write_transaction
+from kilburn.stores.contenttable import ContentTable, content_of
 from kilburn.stores.inspection import Finding, erase_process, erase_session, inspect, quarantine_session, rebuild
 from kilburn.stores.records import UNREADABLE, seal_of
 from kilburn.stores.schema import INDEXED, SEALED, admit, as_current, check_identity, check_library, migrate
@@ -475,17 +475,30 @@ class Sqlite:
         """Whether this is a process of this tenant."""
         return self._sealed.session(self._number, process) is not None
 
-    def events(self, process: int, after: int = 0) -> Iterator[Event]:
-        """The ledger from event `after` + 1 on."""
+    def events(self, process: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
+        """The ledger from event `after` + 1 on; only the events of one act, if it is given."""
         # Many a caller needs only the first few.
         for limit in chain((FEW_EVENTS,), repeat(CHUNK)):
             with self._reading("reading"):
                 session = self._session(process)
-                found = list(self._sealed.events(session, after, limit)) if session is not None else []
+                if session is None:
+                    return
+                if act is None:
+                    found = list(self._sealed.events(session, after, limit))
+                else:
+                    found = list(self._sealed.numbered(session, self._numbers(process, after, act, limit)))
             yield from found
             if len(found) < limit:
                 return
             after = found[-1].number
+
+    def _numbers(self, process: int, after: int, act: Act, limit: int) -> list[int]:
+        """The numbers of at most so many events of one act; of notes they are in an index."""
+        notes = "SELECT number FROM event WHERE process = ? AND number > ? AND act = 'note' ORDER BY number LIMIT ?"
+        others = "SELECT number FROM event WHERE process = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
+        if act is Act.NOTE:
+            return [number for (number,) in rows(self._db, notes, process, after, limit)]
+        return [number for (number,) in rows(self._db, others, process, after, act.value, limit)]
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
         """The texts of these digests, verified.

@@ -5,12 +5,12 @@ Nothing is caught here: any error rolls the whole batch back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import apsw
 import msgspec
 
-from kilburn.errors import StoreCorrupt, StoreError, StoreStale
+from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.message import Kind
 from kilburn.page import Page, Place, tombstone_of
@@ -25,6 +25,7 @@ from kilburn.stores.textindex import TextIndex
 from kilburn.stores.vectortable import VectorTable
 
 __all__ = ["Transaction", "sealed_event", "set_stand", "set_tally"]
+
 
 class Transaction:
     """The steps of writing one batch to one process."""
@@ -184,7 +185,8 @@ class Transaction:
             blank.append((*stand, *self._sealed_record(tombstone_of(page)), self._process, number))
         citations.remove(self._db, cited)
         self._db.executemany(
-            "UPDATE page SET content = NULL, extra = NULL, call = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?, meta = ?, seal = ?"
+            "UPDATE page SET content = NULL, extra = NULL, call = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?,"
+            " meta = ?, seal = ?"
             " WHERE process = ? AND id = ?",
             blank,
         )

@@ -169,10 +169,20 @@ def _check_replay(process: Process) -> None:
     if not kernel.store.readonly:
         kernel.flush()
     stored = {page.id: state for page, state in kernel.store.pages(kernel.info.number)}
+    _check_rebuilt(process, rebuild(kernel.store, kernel.info, kernel.counter, whole=True).window)
+    # From the last checkpoint it must be the same.
     again = rebuild(kernel.store, kernel.info, kernel.counter).window
-    assert again.states == window.states, "law 8: replaying the ledger gives other states"
+    _check_rebuilt(process, again)
+    assert again.groups == window.groups, "law 8: the checkpoint has other groups"
+    assert again.request == window.request, "law 8: the checkpoint has another request"
+    assert (again.open, again.said, again.seen) == (window.open, window.said, window.seen), "law 8: the checkpoint differs"
     own = {page: state for page, state in window.states.items() if kernel.lineage.owns(page)}
     assert stored == own, "law 8: the stored states differ"
+
+
+def _check_rebuilt(process: Process, again: Window) -> None:
+    window = process.window
+    assert again.states == window.states, "law 8: replaying the ledger gives other states"
     assert again.use == window.use, f"law 8: replaying the ledger gives another use ({again.use}, not {window.use})"
     assert list(again.gaps) == list(window.gaps), "law 8: replaying the ledger gives other gaps"
     assert again.stand_ins == window.stand_ins, "law 8: replaying the ledger gives other folds"
